@@ -1,0 +1,170 @@
+"""`with relevance_rules(net, method):` the rules hold inside the forward pass of this one model, and nowhere else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.utils.checkpoint import checkpoint
+from transformers.activations import ACT2CLS
+
+from concepts.lrp import rules
+from concepts.lrp.method import ATTNLRP, AttnLRP
+from concepts.lrp.operations import RelevanceMode, is_activation
+
+_TORCH_ACTIVATIONS = (
+    "SiLU GELU ReLU ReLU6 LeakyReLU ELU SELU CELU Mish Softplus Softsign Hardswish Hardsigmoid Hardtanh "
+    "LogSigmoid Tanh Sigmoid Tanhshrink"
+).split()
+
+# Some are written as a formula (NewGELU), whose parts the table would treat as products: the whole is one Eq. 9.
+ACTIVATION_MODULES: tuple[type, ...] = tuple(
+    {getattr(nn, name) for name in _TORCH_ACTIVATIONS}
+    | {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
+)
+
+
+@contextmanager
+def relevance_rules(
+    net: nn.Module,
+    method: AttnLRP = ATTNLRP,
+    *,
+    ledger: dict[str, Tensor] | None = None,
+    strict: bool = True,
+    checkpoint_layers: Iterable[nn.Module] = (),
+) -> Iterator[RelevanceMode]:
+    """Inside, a call of `net` and a backward pass from its output give activation x gradient = relevance.
+
+    The values of the forward pass stay the model's own. Parameters are frozen, this instance's forward
+    methods are wrapped, and all of it is undone on exit, also after an exception. Other models, and code
+    outside `net`'s forward pass, are not touched.
+
+    ledger: name -> zeros (B,); books relevance kept by "biases", "positions" and the "softmax" bias term.
+    strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
+    checkpoint_layers: modules whose inner activations are recomputed in the backward pass instead of kept.
+    """
+    mode = RelevanceMode(net, method, ledger, strict)
+    with ExitStack() as undo:
+        undo.enter_context(_frozen(net))
+        for module in net.modules():
+            if isinstance(module, ACTIVATION_MODULES):
+                undo.enter_context(_wrapped(module, _identity_rule))
+        for layer in checkpoint_layers:
+            undo.enter_context(_wrapped(layer, functools.partial(_checkpointed, mode)))
+        undo.enter_context(_wrapped(net, functools.partial(_with_mode, mode)))
+        yield mode
+
+
+def _with_mode(mode: RelevanceMode, forward: Callable) -> Callable:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            output = forward(*args, **kwargs)
+        for name in _custom_functions(output):
+            mode.refuse(name, _locate(mode, name, forward, args, kwargs))
+        return output
+
+    return wrapper
+
+
+def _identity_rule(forward: Callable) -> Callable:
+    """Eq. 9 for an activation module as a whole."""
+
+    def wrapper(x: Tensor) -> Tensor:
+        if not is_activation(x):
+            return forward(x)
+        with torch.no_grad():
+            y = forward(x)
+        return rules.Identity.apply(x, y)
+
+    return wrapper
+
+
+def _checkpointed(mode: RelevanceMode, forward: Callable) -> Callable:
+    # The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(
+            forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs
+        )
+
+    return wrapper
+
+
+@contextmanager
+def _wrapped(module: nn.Module, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
+    """Replace the forward method of this instance by wrap(forward)."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = wrap(module.forward)
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
+
+
+@contextmanager
+def _frozen(net: nn.Module) -> Iterator[None]:
+    trainable = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+
+
+# A custom autograd.Function is the one operation that a TorchFunctionMode does not see: look for it in the graph.
+
+
+def _custom_functions(output: Any) -> list[str]:
+    """The names of autograd Functions other than ours in the graph behind `output`."""
+    seen: set[Any] = set()
+    stack = [value.grad_fn for value in _tensors(output) if value.grad_fn is not None]
+    found = {}
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ != rules.__name__:  # type: ignore[attr-defined]
+            found[node.name().removesuffix("Backward")] = True
+        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return list(found)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _locate(mode: RelevanceMode, name: str, forward: Callable, args: tuple, kwargs: dict) -> str:
+    """Run again, only to say which module holds the custom function `name`."""
+    places: list[str] = []
+    handles = [
+        module.register_forward_hook(
+            lambda m, i, o, path=path: places.append(f"{path or 'the model itself'} ({type(m).__name__})")
+            if name in _custom_functions(o)
+            else None
+        )
+        for path, module in mode.net.named_modules()
+    ]
+    try:
+        with mode:
+            forward(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return places[0] if places else "the model itself"

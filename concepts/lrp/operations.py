@@ -1,0 +1,282 @@
+"""The table: torch operation -> relevance rule (AttnLRP, Achtibat et al. 2024; DESIGN section 4.1).
+
+`RelevanceMode` sees every torch operation of an unmodified forward pass and looks it up in `TABLE`.
+An operation that carries an activation (a tensor that requires a gradient: parameters are frozen) and
+is not in the table raises `MissingRule`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from concepts.lrp import rules
+from concepts.lrp.method import AttnLRP
+from db.errors import MissingRule
+
+Rule = Callable[..., Any]
+
+
+def is_activation(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+# --- the rules, as the mode calls them: rule(mode, func, args, kwargs) ---------------------------------
+
+
+def keep_gradient(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Epsilon rule with eps -> 0 (Eq. 8) for whatever is linear in its activations: the gradient as it is."""
+    return func(*args, **kwargs)
+
+
+def add(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Eq. 8 for a sum; what a constant summand keeps goes to the ledger."""
+    y = func(*args, **kwargs)
+    if mode.ledger is not None and is_activation(y):
+        for constant in args[:2]:
+            if isinstance(constant, Tensor) and constant.is_floating_point() and not constant.requires_grad:
+                is_bias = isinstance(constant, nn.Parameter) or constant.dim() < 2
+                mode.book_constant(y, constant, "biases" if is_bias else "positions")
+    return y
+
+
+def linear(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Eq. 8 for a linear map or a convolution; the bias keeps its share."""
+    if is_activation(args[1]):
+        raise MissingRule(f"{func.__name__} with a weight that depends on the input has no relevance rule.")
+    y = func(*args, **kwargs)
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    if mode.ledger is not None and bias is not None and is_activation(y):
+        channels_last = func is F.linear
+        mode.book_constant(y, bias if channels_last else bias.view(-1, *[1] * (y.dim() - 2)), "biases")
+    return y
+
+
+def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """summand + a @ b: Eq. 8 and, when both factors are activations, Eq. 14."""
+    summand, a, b = args[:3]
+    y = func(*args, **kwargs)
+    if is_activation(a) and is_activation(b):
+        if is_activation(summand):
+            raise MissingRule(f"{func.__name__} of three activations has no relevance rule.")
+        y = mode.halve(y)
+    if mode.ledger is not None and is_activation(y) and not is_activation(summand):
+        mode.book_constant(y, summand * kwargs.get("beta", 1), "biases" if summand.dim() < 2 else "positions")
+    return y
+
+
+def elementwise(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Identity rule (Eq. 9)."""
+    x = args[0] if args else kwargs["input"]
+    if not is_activation(x):
+        return func(*args, **kwargs)
+    with torch.no_grad():
+        y = func(*args, **{**kwargs, "inplace": False} if "inplace" in kwargs else kwargs)
+    return rules.Identity.apply(x, y)
+
+
+def product(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Uniform rule (Eq. 14, 15) for two activations; Eq. 8 when the other factor is a constant."""
+    factors = args[1] if isinstance(args[1], (tuple, list)) else args
+    y = func(*args, **kwargs)
+    count = sum(map(is_activation, factors))
+    if count > 2:
+        raise MissingRule(f"{func.__name__} of {count} activations has no relevance rule.")
+    return mode.halve(y) if count == 2 else y
+
+
+def divide(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Eq. 19: a divisor is a constant."""
+    divisor = args[1].detach() if isinstance(args[1], Tensor) else args[1]
+    return func(args[0], divisor, *args[2:], **kwargs)
+
+
+def constant(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Eq. 19: the divisor of a norm (a reciprocal root, a variance) is a constant."""
+    y = func(*args, **kwargs)
+    return tuple(part.detach() for part in y) if isinstance(y, tuple) else y.detach()
+
+
+def softmax(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Softmax rule (Eq. 13), the Taylor expansion at x: the gradient as it is. CP-LRP: a constant."""
+    if not is_activation(args[0]):
+        return func(*args, **kwargs)
+    if mode.method.softmax == "constant":
+        return func(*args, **kwargs).detach()
+    y = func(mode.account(args[0], "softmax", -1), *args[1:], **kwargs)
+    return mode.account(y, "softmax", +1)
+
+
+def norm(center: bool) -> Rule:
+    """Eq. 19 for `F.layer_norm` and `F.rms_norm`."""
+
+    def rule(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        x, weight, bias = given["input"], given.get("weight"), given.get("bias")
+        if not is_activation(x):
+            return func(*args, **kwargs)
+        if len(given["normalized_shape"]) != 1:
+            raise MissingRule(f"{func.__name__} over several dimensions has no relevance rule.")
+        eps = given.get("eps", 1e-5 if center else None)
+        y = rules.Norm.apply(x, weight, bias, torch.finfo(x.dtype).eps if eps is None else eps, center)
+        if mode.ledger is not None and bias is not None:
+            mode.book_constant(y, bias, "biases")
+        return y
+
+    return rule
+
+
+def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Eq. 14, 13, 14 in a row: q and k get a quarter of their gradients, v half."""
+    given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
+    rest = args[4:]
+    q, k, v, mask = (given.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
+    if is_activation(mask):
+        raise MissingRule("scaled_dot_product_attention with a mask that depends on the input has no rule.")
+    if mode.method.softmax == "constant":
+        return func(q.detach(), k.detach(), v, mask, *rest, **given)
+    if not (is_activation(q) or is_activation(k)):
+        return func(q, k, v, mask, *rest, **given)
+    if not (is_activation(q) and is_activation(k) and is_activation(v)):
+        raise MissingRule("scaled_dot_product_attention with some constant inputs has no relevance rule.")
+    q, k, v = (mode.account(x, "softmax", -1) for x in (q, k, v))
+    y = func(rules.Halve.apply(q), rules.Halve.apply(k), v, mask, *rest, **given)
+    return mode.account(mode.halve(y), "softmax", +1)
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+KEEP = """
+    sum mean neg negative __neg__ positive sub subtract __sub__ __isub__ sub_ __rsub__ rsub cumsum
+    embedding embedding_bag dropout alpha_dropout feature_dropout
+    to float double half bfloat16 type type_as contiguous clone cpu cuda view_as requires_grad_ detach detach_
+    view reshape flatten unflatten squeeze unsqueeze transpose t permute movedim swapaxes swapdims
+    __getitem__ select narrow unbind chunk split tensor_split unfold diagonal expand expand_as repeat
+    repeat_interleave broadcast_to tile cat concat stack hstack vstack pad roll flip rot90
+    index_select gather take_along_dim index_add index_add_ index_copy index_copy_ index_put index_put_
+    scatter scatter_ scatter_add scatter_add_ __setitem__ masked_fill masked_fill_ masked_scatter where
+    tril triu max amax min amin topk sort maximum minimum
+    avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d max_pool2d
+    _set_grad_enabled split_with_sizes real copy_ fill_ zero_ T mT H mH
+""".split()
+LINEAR = "linear conv1d conv2d conv3d".split()
+ADD = "add add_ __add__ __iadd__ __radd__".split()
+ADDMM = "addmm baddbmm".split()
+ELEMENTWISE = """
+    silu gelu relu leaky_relu elu selu celu mish softplus softsign hardswish hardsigmoid logsigmoid tanh
+    sigmoid exp expm1 log log1p pow __pow__ square sqrt abs sin cos erf clamp clamp_min clamp_max hardtanh relu6 tanhshrink
+""".split()
+PRODUCT = "mul multiply mul_ __mul__ __imul__ __rmul__ matmul __matmul__ __rmatmul__ bmm mm mv dot einsum".split()
+DIVIDE = "div divide true_divide div_ __truediv__ __itruediv__".split()
+CONSTANT = "rsqrt reciprocal __rtruediv__ var std var_mean std_mean norm".split()
+
+
+def _find(name: str) -> Iterator[Any]:
+    """Every torch function and method called `name` (a property by its getter, as a mode sees it)."""
+    for home in (torch, Tensor, F, torch._C._nn):
+        found = getattr(home, name, None)
+        if found is not None:
+            yield found.__get__ if inspect.isgetsetdescriptor(found) else found
+
+
+def _build() -> dict[Any, Rule]:
+    rows = {
+        keep_gradient: KEEP,
+        linear: LINEAR,
+        add: ADD,
+        addmm: ADDMM,
+        elementwise: ELEMENTWISE,
+        product: PRODUCT,
+        divide: DIVIDE,
+        constant: CONSTANT,
+        softmax: ["softmax"],
+        norm(center=True): ["layer_norm"],
+        norm(center=False): ["rms_norm"],
+        fused_attention: ["scaled_dot_product_attention"],
+    }
+    return {func: rule for rule, names in rows.items() for name in names for func in _find(name)}
+
+
+TABLE: dict[Any, Rule] = _build()
+
+
+class RelevanceMode(TorchFunctionMode):
+    """Applies `TABLE` to the torch operations run while it is active (in this thread).
+
+    ledger: where relevance that does not reach the tokens is booked, by name, as tensors (B,); or None.
+    strict: False warns about an operation without a rule, and records it in `missing`, where True raises.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        method: AttnLRP,
+        ledger: dict[str, Tensor] | None = None,
+        strict: bool = True,
+    ):
+        super().__init__()
+        self.net, self.method, self.ledger, self.strict = net, method, ledger, strict
+        self.missing: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        rule = TABLE.get(func)
+        if rule is keep_gradient:  # the common case, spared a call
+            return func(*args, **kwargs)
+        if rule is not None:
+            try:
+                return rule(self, func, args, kwargs)
+            except MissingRule as error:
+                raise MissingRule(f"In {self.module_path()}: {error}") from None
+        y = func(*args, **kwargs)
+        if any(map(is_activation, y if isinstance(y, (tuple, list)) else (y,))):
+            self.refuse(_operation_name(func), self.module_path())
+        return y
+
+    def refuse(self, operation: str, path: str) -> None:
+        """Raise, or with strict=False record and warn, that `operation` in module `path` has no rule."""
+        message = (
+            f"The operation {operation} in {path} has no relevance rule; add it to the table in "
+            "concepts/lrp/operations.py, or pass strict=False to take its plain gradient with a warning."
+        )
+        if self.strict:
+            raise MissingRule(message)
+        self.missing.append(f"{operation} in {path}")
+        warnings.warn(message, stacklevel=2)
+
+    def halve(self, y: Tensor) -> Tensor:
+        return rules.Halve.apply(y)
+
+    def account(self, x: Tensor, name: str, sign: int) -> Tensor:
+        return x if self.ledger is None else rules.Account.apply(x, self.ledger, name, sign)
+
+    def book_constant(self, y: Tensor, value: Tensor, name: str) -> None:
+        """Book what the constant summand `value` of y keeps: sum(value * g_y)."""
+        ledger = self.ledger
+        assert ledger is not None
+        y.register_hook(lambda g: rules.book(ledger, name, +1, value, g))
+
+    def module_path(self) -> str:
+        """The innermost module of `net` on the Python stack, as `model.layers.3.mlp (LlamaMLP)`."""
+        names = {id(module): name for name, module in self.net.named_modules()}
+        frame = inspect.currentframe()
+        while frame is not None:
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and id(module) in names:
+                return f"{names[id(module)] or 'the model itself'} ({type(module).__name__})"
+            frame = frame.f_back
+        return "an unknown module"
+
+
+def _operation_name(func: Any) -> str:
+    if getattr(func, "__name__", "") == "__get__":
+        return str(getattr(func.__self__, "__name__", func))
+    home = getattr(func, "__module__", None) or "torch.Tensor"
+    return f"{home}.{getattr(func, '__name__', func)}"

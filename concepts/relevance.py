@@ -1,0 +1,268 @@
+"""`Relevance`: what an attribution found, ranked and summed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from concepts.lrp.method import AttnLRP
+from db.errors import InputError
+from db.records import Neuron, Ranked, TokenScore
+
+if TYPE_CHECKING:
+    import pandas
+
+Position = int | Literal["last", "all"]
+
+
+@dataclass(frozen=True)
+class Conservation:
+    """Where the relevance of the target went; the parts add up to `target`.
+
+    `softmax` is what the bias term of the Taylor rule keeps (AttnLRP Eq. 13; 0 in CP-LRP), `rest` what no
+    rule accounts for: rounding, and functions with f(0) != 0.
+    """
+
+    target: float
+    tokens: float
+    positions: float
+    biases: float
+    softmax: float
+
+    @property
+    def rest(self) -> float:
+        return self.target - self.tokens - self.positions - self.biases - self.softmax
+
+    def to_dict(self) -> dict[str, float]:
+        names = ("target", "tokens", "positions", "biases", "softmax", "rest")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        return (
+            f"target {self.target:.3f} = tokens {self.tokens:.3f} + positions {self.positions:.3f} "
+            f"+ biases {self.biases:.3f} + softmax bias {self.softmax:.3f} + rest {self.rest:.1e}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """Signed relevance of one prompt's tokens and neurons for one target."""
+
+    tokens: Tensor
+    """(T,) relevance of each input token."""
+    token_ids: tuple[int, ...]
+    token_strings: tuple[str, ...]
+    target: TokenScore | None
+    """The token explained; None when a continuation of several is (see `target_text`)."""
+    target_text: str
+    contrast: TokenScore | None
+    predictions: tuple[TokenScore, ...]
+    """The most probable next tokens."""
+    method: AttnLRP
+    sites: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
+    """site -> (relevance (L, T, N), activation (L, T, N))."""
+    sinks: tuple[int, ...]
+    """Positions that collect attention and huge activations, set apart in rankings: the first token, special
+    tokens, and those whose residual stream is more than 4 x the median position's in most layers."""
+    head_count: int
+    conserved: Conservation
+    model_name: str
+    model_fingerprint: str
+    missing_rules: tuple[str, ...] = ()
+    """Operations that took their plain gradient (only with strict=False)."""
+
+    # --- per site -------------------------------------------------------------------------------------
+
+    def of(self, site: str) -> Tensor:
+        """(L, T, N) relevance of a site's neurons."""
+        return self._site(site)[0]
+
+    def activation(self, site: str) -> Tensor:
+        """(L, T, N) activations of a site's neurons."""
+        return self._site(site)[1]
+
+    def _site(self, site: str) -> tuple[Tensor, Tensor]:
+        if site not in self.sites:
+            have = ", ".join(self.sites) or "none"
+            raise InputError(f"This relevance has no site {site!r} (it has: {have}); pass sites=({site!r},).")
+        return self.sites[site]
+
+    @property
+    def ffn(self) -> Tensor:
+        """(L, T, F)"""
+        return self.of("ffn")
+
+    @property
+    def attn(self) -> Tensor:
+        """(L, T, A)"""
+        return self.of("attn")
+
+    @property
+    def q(self) -> Tensor:
+        return self.of("q")
+
+    @property
+    def k(self) -> Tensor:
+        return self.of("k")
+
+    @property
+    def v(self) -> Tensor:
+        return self.of("v")
+
+    def layers(self, site: str = "ffn") -> Tensor:
+        """(L, T) relevance summed over a site's neurons."""
+        return self.of(site).sum(-1)
+
+    def heads(self) -> Tensor:
+        """(L, T, H) relevance of the attention heads' outputs."""
+        return self.attn.unflatten(-1, (self.head_count, -1)).sum(-1)
+
+    def conservation(self) -> Conservation:
+        return self.conserved
+
+    # --- ranking --------------------------------------------------------------------------------------
+
+    def top(
+        self,
+        k: int = 20,
+        site: str | None = None,
+        polarity: Literal["+", "-"] | None = None,
+        position: Position = "last",
+        include_sinks: bool = False,
+        sign: Literal["+", "-"] = "+",
+    ) -> list[Ranked]:
+        """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id.
+
+        site: one site, ``head`` for whole heads, or None for every neuron site that was recorded.
+        polarity: only neurons whose activation has this sign.
+        position: ``last`` (where the prediction is made), an index (negative from the end), or ``all``, which ranks
+            (neuron, position) pairs and leaves sinks out unless `include_sinks`.
+        sign: ``-`` ranks the most negative relevance first: what speaks against the target.
+        """
+        if k < 1:
+            raise InputError(f"The number of neurons to rank must be at least 1, not {k}.")
+        positions = self._positions(position, include_sinks)
+        found = [
+            ranked
+            for name in ([site] if site else self.sites)
+            for ranked in self._top_of_site(k, name, polarity, positions, sign)
+        ]
+        found.sort(key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
+        return found[:k]
+
+    def _positions(self, position: Position, include_sinks: bool) -> list[int]:
+        count = len(self.tokens)
+        if position == "all":
+            return [t for t in range(count) if include_sinks or t not in self.sinks]
+        index = count - 1 if position == "last" else position
+        if not isinstance(index, int) or not -count <= index < count:
+            raise InputError(f"Position {position!r} is not last, all or one of 0 to {count - 1}.")
+        return [index % count]
+
+    def _top_of_site(
+        self, k: int, site: str, polarity: str | None, positions: list[int], sign: str
+    ) -> Iterable[Ranked]:
+        if site == "head":
+            relevance, activation = self.heads(), None
+        else:
+            relevance, activation = self._site(site)
+        chosen = relevance[:, positions]  # (L, P, N)
+        scores = chosen if sign == "+" else -chosen
+        if polarity and activation is not None:
+            signs = activation[:, positions]
+            keep = signs < 0 if polarity == "-" else signs >= 0
+            scores = scores.masked_fill(~keep, -torch.inf)
+        flat = scores.flatten()
+        best = flat.topk(min(k, flat.numel())) if flat.numel() else None
+        if best is None:
+            return
+        # topk breaks ties as it likes: take everything at the last value, and let the caller's sort decide.
+        last = best.values[-1]
+        tied = (flat >= last).nonzero().flatten() if last > -torch.inf else best.indices[best.values > -torch.inf]
+        if len(tied) > 4 * k:  # a plateau, of zeros as a rule
+            tied = tied[:k] if last == 0 and best.values[0] == 0 else best.indices
+        for place in tied.tolist():
+            layer, p, index = _unravel(place, chosen.shape)
+            yield Ranked(
+                Neuron(layer, site, index),
+                positions[p],
+                float("nan") if activation is None else activation[layer, positions[p], index].item(),
+                chosen[layer, p, index].item(),
+            )
+
+    # --- as other things ------------------------------------------------------------------------------
+
+    def to_dict(self, k: int = 20) -> dict[str, Any]:
+        """JSON-ready: tokens, target, conservation, sinks, and the top k neurons of each site."""
+        return {
+            "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
+            "method": repr(self.method),
+            "target": vars(self.target) if self.target else None,
+            "target_text": self.target_text,
+            "contrast": vars(self.contrast) if self.contrast else None,
+            "predictions": [vars(token) for token in self.predictions],
+            "tokens": [
+                {"id": id, "text": text, "relevance": value}
+                for id, text, value in zip(self.token_ids, self.token_strings, self.tokens.tolist(), strict=True)
+            ],
+            "sinks": list(self.sinks),
+            "conservation": self.conserved.to_dict(),
+            "missing_rules": list(self.missing_rules),
+            "top": {site: [ranked_dict(r) for r in self.top(k, site)] for site in self.sites},
+        }
+
+    def to_json(self, k: int = 20) -> str:
+        return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1)
+
+    def to_frame(self, k: int = 100, **ranking: Any) -> pandas.DataFrame:
+        """The top k neurons as a pandas table; takes the arguments of `top`."""
+        import pandas
+
+        rows = [
+            {
+                "neuron": str(r.neuron),
+                "layer": r.neuron.layer,
+                "site": r.neuron.site,
+                "index": r.neuron.index,
+                "position": r.position,
+                "token": self.token_strings[r.position],
+                "activation": r.activation,
+                "relevance": r.relevance,
+            }
+            for r in self.top(k, **ranking)
+        ]
+        return pandas.DataFrame(rows)
+
+    def to_html(self) -> str:
+        """A self-contained HTML page: the heatmap, the prediction and the top neurons."""
+        from concepts.render import relevance_page
+
+        return relevance_page(self)
+
+    def _repr_html_(self) -> str:
+        from concepts.render import relevance_fragment
+
+        return relevance_fragment(self)
+
+
+def ranked_dict(ranked: Ranked) -> dict[str, Any]:
+    """JSON-ready; a head has no activation of its own."""
+    whole_head = ranked.neuron.site == "head"
+    return {
+        "neuron": str(ranked.neuron),
+        "position": ranked.position,
+        "polarity": None if whole_head else ranked.polarity,
+        "activation": None if whole_head else ranked.activation,
+        "relevance": ranked.relevance,
+    }
+
+
+def _unravel(place: int, shape: torch.Size) -> tuple[int, int, int]:
+    rest, index = divmod(place, shape[2])
+    layer, position = divmod(rest, shape[1])
+    return layer, position, index

@@ -1,0 +1,128 @@
+"""Read, and edit, the neuron sites of a model through hooks that are removed on exit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.models import Model
+from db.errors import NumericalError
+
+Visit = Callable[[str, int, Tensor], Tensor | None]
+
+
+@contextmanager
+def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> Iterator[None]:
+    """Call `visit(site, layer, activations (B, T, N))` whenever the model passes one of `places`.
+
+    What `visit` returns, unless it is None, replaces the activations.
+    """
+    handles = []
+    try:
+        for site, layer in places:
+            handles.append(_hook(model, site, layer, visit))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(model: Model, site: str, layer: int, visit: Visit) -> Any:
+    module = model.site_module(site, layer)
+    if site in ("ffn", "attn"):  # the input of a linear map
+
+        def before(_: Any, args: tuple) -> tuple | None:
+            changed = visit(site, layer, args[0])
+            return None if changed is None else (changed, *args[1:])
+
+        return module.register_forward_pre_hook(before)
+    return module.register_forward_hook(lambda _, args, output: visit(site, layer, output))
+
+
+class Taps:
+    """Activations and relevances of `sites` in one forward and backward pass, each (B, L, T, N) in float32.
+
+    (float64 for a float64 model.) Memory is that of the result: gradients are multiplied and dropped as they come.
+    """
+
+    def __init__(self, model: Model, sites: Iterable[str], batch: int, tokens: int):
+        self.model = model
+        self.places = [(site, layer) for site in sites for layer in range(model.layers)]
+        self.options: dict[str, Any] = {
+            "dtype": torch.promote_types(model.dtype, torch.float32),
+            "device": model.device,
+        }
+        self.activation, self.relevance = (
+            {site: torch.zeros(batch, model.layers, tokens, model.width(site), **self.options) for site in sites}
+            for _ in range(2)
+        )
+        self.stream = torch.zeros(batch, model.layers, tokens, **self.options)
+        """Norms of the residual stream behind each layer."""
+        self.gradient = torch.zeros(model.layers, **self.options)
+        """The sum of the gradient behind each layer: finite if the gradient is."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A context in which forward and backward passes are recorded."""
+        with ExitStack() as undo:
+            undo.enter_context(visiting(self.model, self.places, self._read))
+            for layer, module in enumerate(self.model.layer_modules):
+                undo.enter_context(_removing(module.register_forward_hook(partial(self._read_stream, layer))))
+            yield
+
+    def _read(self, site: str, layer: int, x: Tensor) -> None:
+        activation = self.activation[site][:, layer]
+        relevance = self.relevance[site][:, layer]
+        activation.copy_(x.detach().view_as(activation))
+        if x.requires_grad:
+            x.register_hook(lambda g: _multiply(activation, g.view_as(activation), relevance))
+
+    def _read_stream(self, layer: int, module: Any, args: Any, output: Any) -> None:
+        x = output[0] if isinstance(output, tuple) else output  # (B, T, D)
+        self.stream[:, layer] = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=self.options["dtype"])
+        if x.requires_grad:
+            x.register_hook(lambda g: _sum_into(self.gradient, layer, g))
+
+    def row(self, row: int, length: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """site -> (relevance, activation) of one prompt, each (L, T, N), on the CPU."""
+        return {
+            site: (self.relevance[site][row, :, :length].cpu(), self.activation[site][row, :, :length].cpu())
+            for site in self.activation
+        }
+
+    def check_forward(self, mask: Tensor) -> None:
+        """Raise `NumericalError` naming the first layer whose output is not finite; mask (B, T) leaves padding out."""
+        bad = (~torch.isfinite(self.stream) & mask.bool()[:, None]).any(dim=2).any(dim=0)  # (L,)
+        if bad.any():
+            raise NumericalError(
+                f"The output of layer {int(bad.nonzero()[0])} is NaN or infinite; try --dtype float32, or check "
+                "the weights."
+            )
+
+    def check_backward(self) -> None:
+        bad = ~torch.isfinite(self.gradient)
+        if bad.any():
+            raise NumericalError(
+                f"The backward pass is NaN or infinite from layer {int(bad.nonzero()[-1])} down; try --dtype float32."
+            )
+
+
+def _multiply(activation: Tensor, g: Tensor, out: Tensor) -> None:
+    torch.mul(activation, g, out=out)
+
+
+def _sum_into(sums: Tensor, layer: int, g: Tensor) -> None:
+    sums[layer] = g.sum()
+
+
+@contextmanager
+def _removing(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,99 @@
+"""What a neuron writes: its W2 row through the final norm's gain and the unembedding (logit lens)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from concepts.models import Model
+from db.errors import InputError
+from db.records import Neuron
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A token and the logit that one unit of activation adds to it; z is in standard deviations over the vocabulary."""
+
+    id: int
+    text: str
+    logit: float
+    z: float
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The tokens that a neuron with positive activation promotes and suppresses, strongest first."""
+
+    neuron: Neuron
+    promoted: tuple[Promotion, ...]
+    suppressed: tuple[Promotion, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "neuron": str(self.neuron),
+            "promoted": [vars(token) for token in self.promoted],
+            "suppressed": [vars(token) for token in self.suppressed],
+        }
+
+    def words(self, polarity: str = "+", k: int = 4) -> str:
+        """The k tokens promoted at this polarity, for a table's cell."""
+        tokens = self.promoted if polarity == "+" else self.suppressed
+        return ", ".join(token.text.strip() or repr(token.text) for token in tokens[:k])
+
+
+def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:
+    """The k tokens that `neuron` (site ``ffn`` or ``attn``) promotes and suppresses most.
+
+    Source: Geva et al. 2022 (value vectors in vocabulary space), with the gain of the norms on the way.
+    """
+    return project_many(model, [neuron], k)[0]
+
+
+@torch.no_grad()
+def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Projection]:
+    """`project` for several neurons at once."""
+    if k < 1:
+        raise InputError(f"The number of tokens must be at least 1, not {k}.")
+    if not neurons:
+        return []
+    rows = torch.stack([w2_row(model, neuron) for neuron in neurons])  # (N, D)
+    logits = rows @ unembedding(model).T.to(rows.dtype)  # (N, V)
+    z = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
+    k = min(k, logits.shape[1])
+
+    def promotions(row: int, sign: int) -> tuple[Promotion, ...]:
+        ids = (sign * logits[row]).topk(k).indices.tolist()
+        return tuple(Promotion(id, model.text(id), logits[row, id].item(), z[row, id].item()) for id in ids)
+
+    return [
+        Projection(neuron, promotions(row, +1), promotions(row, -1)) for row, neuron in enumerate(neurons)
+    ]
+
+
+def w2_row(model: Model, neuron: Neuron) -> Tensor:
+    """(D,) what one unit of the neuron's activation adds to the residual stream, times the final norm's gain."""
+    model.check(neuron)
+    if neuron.site not in ("ffn", "attn"):
+        raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
+    row = w2(model, neuron.site, neuron.layer)[neuron.index]
+    return row * gain(model, model.net.get_submodule(model.family.final_norm))
+
+
+def w2(model: Model, site: str, layer: int) -> Tensor:
+    """(N, D) in float32: the rows of W2 (or of the attention output projection), with a sandwich norm's gain."""
+    rows = model.site_module(site, layer).weight.detach().float().T  # type: ignore[union-attr, operator]
+    norm = model.family.ffn_norm if site == "ffn" else model.family.attn_norm
+    return rows * gain(model, model.layer_modules[layer].get_submodule(norm)) if norm else rows
+
+
+def gain(model: Model, norm: nn.Module) -> Tensor:
+    """(D,) the factor by which a norm scales each coordinate."""
+    return model.family.norm_offset + norm.weight.detach().float()  # type: ignore[union-attr, operator]
+
+
+def unembedding(model: Model) -> Tensor:
+    """(V, D)"""
+    return model.net.get_output_embeddings().weight.detach().float()

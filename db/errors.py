@@ -1,0 +1,53 @@
+"""Everything icebear raises on purpose. Each message says what is wrong and what to do next.
+
+IcebearError
+├── InputError            a prompt, target, neuron id, edit or option that cannot be used
+├── UnknownName           a name that is not in a registry (with "did you mean")
+├── ModelError            a model that cannot be loaded or lacks what was asked of it
+│   └── DownloadError     a preset or corpus that could not be fetched or stored
+├── MissingRule           an operation that no relevance rule covers
+├── NumericalError        NaN or infinity in a forward or backward pass
+└── RecipeError           a recipe that is malformed or belongs to another model
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class IcebearError(Exception):
+    """The root of all errors a caller may want to show to a person."""
+
+
+class InputError(IcebearError):
+    pass
+
+
+class ModelError(IcebearError):
+    pass
+
+
+class DownloadError(ModelError):
+    pass
+
+
+class MissingRule(IcebearError):
+    pass
+
+
+class NumericalError(IcebearError):
+    pass
+
+
+class RecipeError(IcebearError):
+    pass
+
+
+class UnknownName(IcebearError):
+    """`name` is not one of `known`; suggests the nearest."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], then: str):
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"{name!r} is not a known {kind}.{hint} {then}")

@@ -1,0 +1,62 @@
+"""The records that travel between the packages: frozen, printed as ids, parsed back from them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from db.errors import InputError
+
+SITES = ("ffn", "attn", "q", "k", "v")
+"""Where neurons are read (DESIGN section 3)."""
+
+_NEURON = re.compile(r"L(\d+)\.([a-z]+)\.(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class Neuron:
+    """One neuron, written ``L29.ffn.860``; the site ``head`` names a whole attention head."""
+
+    layer: int
+    site: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}.{self.site}.{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Neuron:
+        """The inverse of ``str``. Raises `InputError` for anything else."""
+        match = _NEURON.fullmatch(text.strip())
+        if not match:
+            raise InputError(f"{text!r} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
+        if match[2] not in (*SITES, "head"):
+            raise InputError(
+                f"{text!r} names the site {match[2]!r}; the sites are {', '.join(SITES)} and head."
+            )
+        return cls(int(match[1]), match[2], int(match[3]))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A neuron at a token position, with its activation and its relevance for the target."""
+
+    neuron: Neuron
+    position: int
+    activation: float
+    relevance: float
+
+    @property
+    def polarity(self) -> str:
+        """``+`` or ``-``: the sign of the activation."""
+        return "-" if self.activation < 0 else "+"
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A vocabulary token with its logit and probability (or z-score) under a named reading."""
+
+    id: int
+    text: str
+    logit: float
+    probability: float

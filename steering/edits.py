@@ -1,0 +1,108 @@
+"""What to do to a neuron, where, and how it is written: ``L29.ffn.860*0``, ``L24.ffn.559+2std@last``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from db.errors import InputError
+from db.records import Neuron
+
+SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
+PLACES = ("all", "prompt", "last", "generated")
+EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@last"
+
+_EDIT = re.compile(
+    r"(?P<neuron>L\d+\.[a-z]+\.\d+)(?P<op>[*=+-])(?P<value>[^@~a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
+    r"(?P<unit>max|std)?(?:@(?P<where>[a-z]+(?::[\d,-]+)?))?(?:~(?P<decay>.+))?"
+)
+_WHERE = re.compile(r"(position|step):\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change to one neuron (or, with the site ``head``, to a whole attention head's output).
+
+    op: ``set`` its activation to `value`, ``scale`` it by `value`, or ``add`` `value` to it.
+    unit: ``""`` for raw activation; ``max`` or ``std`` for the neuron's own recorded maximum or standard deviation.
+    where: ``all``; ``prompt`` (its tokens); ``last`` (the last prompt token, where the first new token is made);
+        ``generated`` (the tokens after it); ``position:0,3-5`` (positions in the text, from 0) or ``step:0-2``
+        (step s makes new token s, from 0).
+    decay: each step s > 0 moves the activation decay**s of the way.
+    """
+
+    neuron: Neuron
+    op: Literal["set", "scale", "add"]
+    value: float
+    unit: Literal["", "max", "std"] = ""
+    where: str = "all"
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.op not in SYMBOLS:
+            raise InputError(f"{self.op!r} is not an edit; the edits are {', '.join(SYMBOLS)}.")
+        if not (math.isfinite(self.value) and math.isfinite(self.decay)):
+            raise InputError(f"The edit of {self.neuron} has a value that is not a finite number.")
+        if self.unit and self.op == "scale":
+            raise InputError(f"The edit of {self.neuron} scales by a plain number, not by {self.unit}.")
+        if self.where not in PLACES and not _WHERE.fullmatch(self.where):
+            raise InputError(
+                f"{self.where!r} is not a place for an edit; use {', '.join(PLACES)}, position:0,3-5 or step:0-2."
+            )
+
+    def __str__(self) -> str:
+        sign = "-" if self.op == "add" and math.copysign(1, self.value) < 0 else SYMBOLS[self.op]
+        value = repr(abs(self.value) if self.op == "add" else self.value).removesuffix(".0")
+        where = "" if self.where == "all" else f"@{self.where}"
+        decay = "" if self.decay == 1 else f"~{self.decay!r}"
+        return f"{self.neuron}{sign}{value}{self.unit}{where}{decay}"
+
+    @classmethod
+    def parse(cls, text: str) -> Edit:
+        """The inverse of ``str``. Raises `InputError` for anything else."""
+        match = _EDIT.fullmatch(text.strip())
+        if not match:
+            raise InputError(f"{text!r} is not an edit; {EXAMPLES}.")
+        neuron = Neuron.parse(match["neuron"])
+        try:
+            value = float(match["value"])
+            decay = float(match["decay"] or 1)
+        except ValueError:
+            raise InputError(f"{text!r} has a value that is not a number; {EXAMPLES}.") from None
+        ops: dict[str, tuple[Literal["set", "scale", "add"], int]] = {
+            "=": ("set", 1),
+            "*": ("scale", 1),
+            "+": ("add", 1),
+            "-": ("add", -1),
+        }
+        op, sign = ops[match["op"]]
+        return cls(neuron, op, sign * value, match["unit"] or "", match["where"] or "all", decay)  # type: ignore[arg-type]
+
+    def in_raw_units(self, statistic: Callable[[Neuron, str], float]) -> Edit:
+        """The same edit with its value in raw activation; `statistic(neuron, unit)` looks the unit up."""
+        if not self.unit:
+            return self
+        return replace(self, value=self.value * statistic(self.neuron, self.unit), unit="")
+
+
+def parse_edits(texts: Iterable[str]) -> list[Edit]:
+    return [Edit.parse(text) for text in texts]
+
+
+def acts_at(where: str, position: int, prompt_length: int) -> bool:
+    """Whether an edit with this `where` acts on the token at `position` of the text (both counted from 0)."""
+    last = prompt_length - 1
+    if where in PLACES:
+        return {
+            "all": True,
+            "prompt": position <= last,
+            "last": position == last,
+            "generated": position > last,
+        }[where]
+    kind, ranges = where.split(":")
+    number = position if kind == "position" else position - last
+    bounds = (part.partition("-") for part in ranges.split(","))
+    return any(int(low) <= number <= int(high or low) for low, _, high in bounds)

@@ -1,0 +1,96 @@
+"""`Recipe`: a named, saved, shareable set of edits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from db.errors import InputError, RecipeError
+from steering.edits import Edit
+
+if TYPE_CHECKING:
+    from concepts.models import Model
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Edits for one model, recognised by its fingerprint, with where they came from."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    model_name: str
+    model_fingerprint: str
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Edit]:
+        return iter(self.edits)
+
+    def __len__(self) -> int:
+        return len(self.edits)
+
+    @classmethod
+    def for_model(cls, model: Model, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
+        return cls(name, tuple(edits), model.name, model.fingerprint, provenance)
+
+    def check(self, model: Model) -> None:
+        """Raise `RecipeError` if this recipe was made for another model."""
+        if self.model_fingerprint != model.fingerprint:
+            raise RecipeError(
+                f"The recipe {self.name!r} was made for {self.model_name} ({self.model_fingerprint}), not for "
+                f"{model.name} ({model.fingerprint}); load that model with --model."
+            )
+        for edit in self.edits:
+            model.check(edit.neuron)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "icebear_recipe": FORMAT,
+                "name": self.name,
+                "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
+                "edits": [str(edit) for edit in self.edits],
+                "provenance": self.provenance,
+            },
+            ensure_ascii=False,
+            indent=1,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Raises `RecipeError` that says what is wrong."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise RecipeError(f"The recipe is not JSON ({error}); save it again with icebear.") from None
+        if not isinstance(data, dict) or data.get("icebear_recipe") != FORMAT:
+            raise RecipeError(f"This is not an icebear recipe: it lacks 'icebear_recipe': {FORMAT}.")
+        try:
+            model, edits = data["model"], data["edits"]
+            fields = (data["name"], model["name"], model["fingerprint"], *edits)
+            provenance = data.get("provenance", {})
+        except (KeyError, TypeError):
+            raise RecipeError("The recipe must have name, model.name, model.fingerprint and edits.") from None
+        if not isinstance(edits, list) or not all(isinstance(part, str) for part in fields):
+            raise RecipeError("The recipe's name, model and edits must be texts, the edits in a list.")
+        if not isinstance(provenance, dict):
+            raise RecipeError("The recipe's provenance must be an object.")
+        try:
+            parsed = tuple(Edit.parse(edit) for edit in edits)
+        except InputError as error:
+            raise RecipeError(f"The recipe {data['name']!r} has a bad edit: {error}") from None
+        return cls(data["name"], parsed, model["name"], model["fingerprint"], provenance)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"The recipe {path} cannot be read ({error}); check the path.") from None
