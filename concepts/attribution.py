@@ -113,9 +113,7 @@ def _run(
     batch = plan.batch
     count, length = batch.ids.shape
     dtype = torch.promote_types(model.dtype, torch.float32)
-    ledger = {
-        name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")
-    }
+    ledger = {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
     taps = Taps(model, sites, count, length)
     layers = model.layer_modules if checkpoint else ()
     with (

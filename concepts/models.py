@@ -87,7 +87,7 @@ class Model:
 
     @cached_property
     def layer_modules(self) -> list[nn.Module]:
-        return list(self.net.get_submodule(self.family.layers))
+        return list(self.net.get_submodule(self.family.layers).children())
 
     @property
     def layers(self) -> int:
@@ -261,6 +261,8 @@ def load_model(
         source = fetch(PRESETS[name], accept_terms)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
+        if not os.path.exists(source) and not name.endswith(".gguf") and not _hub_reachable():
+            source = _from_hub_cache(name)
         if str(name).endswith(".gguf"):
             path = _existing(Path(name))
             net = load_gguf(path, kind, attention)
@@ -300,6 +302,27 @@ def _load_adapter(folder: Path, dtype: torch.dtype, attention: str | None, optio
         folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, **options
     )
     return adapted.merge_and_unload()
+
+
+def _hub_reachable() -> bool:
+    """Whether the hub's name resolves: without a network its client would retry for half a minute."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _from_hub_cache(name: str) -> str:
+    """The folder of a hub model fetched earlier; raises OSError or ValueError when there is none."""
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(name, local_files_only=True)
 
 
 def _existing(path: Path) -> Path:

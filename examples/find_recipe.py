@@ -35,6 +35,6 @@ if __name__ == "__main__":
         with steer(model, recipe):
             first = model.predict(prompt, 1)[0]
         print(f"strength {strength}: {first.text!r} {first.probability:.2f}")
-        if first.text == wanted:
+        if first.text == wanted and first.probability > 0.3:
             recipe.save(path)
             break

@@ -104,8 +104,8 @@ class _Positions:
 
     def _before(self, net: Any, args: tuple, kwargs: dict) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
-        ids = kwargs["inputs_embeds"] if ids is None else ids
-        batch, new = ids.shape[:2]
+        tokens: Tensor = kwargs["inputs_embeds"] if ids is None else ids
+        batch, new = tokens.shape[:2]
         cache = kwargs.get("past_key_values")
         past = cache.get_seq_length() if cache is not None else 0
         mask = kwargs.get("attention_mask")

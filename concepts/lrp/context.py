@@ -87,9 +87,7 @@ def _identity_rule(forward: Callable) -> Callable:
 def _checkpointed(mode: RelevanceMode, forward: Callable) -> Callable:
     # The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(
-            forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs
-        )
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs)
 
     return wrapper
 
@@ -127,7 +125,7 @@ def _custom_functions(output: Any) -> list[str]:
     """The names of autograd Functions other than ours in the graph behind `output`."""
     seen: set[Any] = set()
     stack = [value.grad_fn for value in _tensors(output) if value.grad_fn is not None]
-    found = {}
+    found: dict[str, bool] = {}
     while stack:
         node = stack.pop()
         if node in seen:
@@ -155,9 +153,11 @@ def _locate(mode: RelevanceMode, name: str, forward: Callable, args: tuple, kwar
     places: list[str] = []
     handles = [
         module.register_forward_hook(
-            lambda m, i, o, path=path: places.append(f"{path or 'the model itself'} ({type(m).__name__})")
-            if name in _custom_functions(o)
-            else None
+            lambda m, i, o, path=path: (
+                places.append(f"{path or 'the model itself'} ({type(m).__name__})")
+                if name in _custom_functions(o)
+                else None
+            )
         )
         for path, module in mode.net.named_modules()
     ]

@@ -171,7 +171,8 @@ ADD = "add add_ __add__ __iadd__ __radd__".split()
 ADDMM = "addmm baddbmm".split()
 ELEMENTWISE = """
     silu gelu relu leaky_relu elu selu celu mish softplus softsign hardswish hardsigmoid logsigmoid tanh
-    sigmoid exp expm1 log log1p pow __pow__ square sqrt abs sin cos erf clamp clamp_min clamp_max hardtanh relu6 tanhshrink
+    sigmoid exp expm1 log log1p pow __pow__ square sqrt abs sin cos erf clamp clamp_min clamp_max hardtanh
+    relu6 tanhshrink
 """.split()
 PRODUCT = "mul multiply mul_ __mul__ __imul__ __rmul__ matmul __matmul__ __rmatmul__ bmm mm mv dot einsum".split()
 DIVIDE = "div divide true_divide div_ __truediv__ __itruediv__".split()

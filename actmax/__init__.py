@@ -1,0 +1,1 @@
+"""What a neuron means, from a corpus."""

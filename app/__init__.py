@@ -1,0 +1,1 @@
+"""The faces: the command line and the app. No maths, no SQL."""

@@ -1,0 +1,48 @@
+"""`icebear demo`: the ice bear, end to end, in a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.cli import EXAMPLE_RECIPE
+from app.sidebyside import compare
+from app.terminal import explanation, projection, ranking, side_by_side
+from concepts.attribution import attribute
+from concepts.models import load_model
+from concepts.vocabulary import project_many
+from steering.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PROMPT, CONTRAST = "The ice bear lives in the", " desert"
+
+
+def run(console: Console) -> None:
+    model = load_model()
+    console.rule("1. Why did the model say that?")
+    relevance = attribute(model, PROMPT, contrast=CONTRAST)
+    console.print(explanation(relevance))
+
+    console.rule("2. Which neurons carried it, and what do they write?")
+    found = relevance.top(10, "ffn")
+    projections = project_many(model, [row.neuron for row in found], 8)
+    words = {result.neuron: result for result in projections}
+    console.print(ranking(found, relevance, words, f"FFN neurons for {relevance.target_text!r}, last position"))
+    # The later the layer, the less stands between a neuron and the vocabulary.
+    console.print(projection(max(projections, key=lambda result: result.neuron.layer)))
+
+    console.rule("3. Is it causal?")
+    recipe = Recipe.load(EXAMPLE_RECIPE)
+    console.print(f"The recipe {recipe.name!r} sets {len(recipe)} of the model's neurons at the last prompt token:")
+    console.print("  " + "  ".join(str(edit).split("@")[0] for edit in recipe), soft_wrap=False)
+    result = compare(model, PROMPT, recipe, 24)
+    console.print(side_by_side(PROMPT, result["plain"], result["steered"]))
+
+    console.rule("Where to go next")
+    console.print(
+        '  icebear rank "Your own prompt"          the neurons behind another prediction\n'
+        "  icebear project L29.ffn.490             what a neuron writes, both signs\n"
+        f'  icebear steer "{PROMPT}" --edit "L29.ffn.860*0"\n'
+        "  icebear -h                              everything else"
+    )

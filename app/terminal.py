@@ -1,0 +1,115 @@
+"""Results as rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from concepts.render import color, ink, shares, visible
+
+if TYPE_CHECKING:
+    from concepts.relevance import Relevance
+    from concepts.vocabulary import Projection
+    from db.records import Ranked, TokenScore
+
+
+def heatmap(relevance: Relevance) -> Text:
+    """The prompt, each token on its relevance's colour."""
+    text = Text()
+    values = relevance.tokens.tolist()
+    for token, share in zip(relevance.token_strings, shares(values), strict=True):
+        rgb = color(share)
+        text.append(visible(token), Style(color=ink(rgb), bgcolor="#{:02x}{:02x}{:02x}".format(*rgb)))
+    return text
+
+
+def _grid(*columns: tuple[str, Any], title: str | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")
+    return table
+
+
+def token_table(relevance: Relevance) -> Table:
+    table = _grid(("position", "right"), ("token", "left"), ("relevance", "right"), ("", "left"))
+    for place, (token, value) in enumerate(zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)):
+        note = "sink" if place in relevance.sinks else ""
+        table.add_row(str(place), Text(repr(token)), f"{value:+.3f}", note)
+    return table
+
+
+def explanation(relevance: Relevance) -> Group:
+    """The prediction, the heatmap and where the relevance went."""
+    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
+    if relevance.contrast:
+        head.append(f" rather than {relevance.contrast.text!r}")
+    predicted = ", ".join(f"{token.text!r} {token.probability:.2f}" for token in relevance.predictions[:5])
+    return Group(
+        Text(f"Next token: {predicted}"),
+        Text.assemble(head, Text(f"?  ({relevance.method!r})", "dim")),
+        Padding(heatmap(relevance), (1, 2)),
+        token_table(relevance),
+        Text(f"Conservation: {relevance.conserved}", "dim"),
+        *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
+    )
+
+
+def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Projection], title: str) -> Table:
+    """Ranked neurons with what they write; `words` may lack some."""
+    table = _grid(
+        ("neuron", "left"), ("token", "left"), ("activation", "right"), ("relevance", "right"),
+        ("promotes here", "left"), title=title,
+    )  # fmt: skip
+    for row in ranked:
+        projection = words.get(row.neuron)
+        head = row.neuron.site == "head"
+        table.add_row(
+            str(row.neuron),
+            Text(repr(relevance.token_strings[row.position])),
+            "" if head else f"{row.activation:+.3f}",
+            f"{row.relevance:+.3f}",
+            Text(projection.words(row.polarity) if projection else ""),
+        )
+    return table
+
+
+def projection(result: Projection) -> Table:
+    table = _grid(
+        ("promotes (+)", "left"), ("logit", "right"), ("z", "right"),
+        ("suppresses (-)", "left"), ("logit", "right"), ("z", "right"),
+        title=f"{result.neuron}: logits added by one unit of activation",
+    )  # fmt: skip
+    for up, down in zip(result.promoted, result.suppressed, strict=True):
+        table.add_row(
+            Text(repr(up.text)), f"{up.logit:+.3f}", f"{up.z:+.1f}",
+            Text(repr(down.text)), f"{down.logit:+.3f}", f"{down.z:+.1f}",
+        )  # fmt: skip
+    return table
+
+
+def side_by_side(prompt: str, plain: dict[str, Any], steered: dict[str, Any]) -> Group:
+    """Two generations and their first-token probabilities."""
+    table = Table(box=box.ROUNDED, expand=True)
+    for name in ("plain", "steered"):
+        table.add_column(name, ratio=1, overflow="fold")
+    table.add_row(*(Text.assemble((prompt, "dim"), side["text"]) for side in (plain, steered)))
+    table.add_section()
+    table.add_row(*(Text(_bars(side["next"])) for side in (plain, steered)))
+    return Group(table)
+
+
+def _bars(tokens: list[dict[str, Any]]) -> str:
+    return "\n".join(
+        f"{token['text']!r:<14} {token['probability']:.3f} {'█' * round(20 * token['probability'])}" for token in tokens
+    )
+
+
+def predictions(tokens: Sequence[TokenScore]) -> str:
+    return ", ".join(f"{token.text!r} {token.probability:.2f}" for token in tokens)

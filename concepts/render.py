@@ -1,0 +1,88 @@
+"""Relevance as colours and HTML. Everything that comes from a text or a model is escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concepts.relevance import Relevance
+
+POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
+"""The ends of ColorBrewer's RdBu, which colour-blind readers tell apart."""
+
+
+def color(share: float) -> tuple[int, int, int]:
+    """RGB for a signed share of the largest value, -1 to 1: blue, white, red."""
+    end = POSITIVE if share >= 0 else NEGATIVE
+    weight = min(1.0, abs(share))
+    red, green, blue = (round(255 + (channel - 255) * weight) for channel in end)
+    return red, green, blue
+
+
+def ink(rgb: tuple[int, int, int]) -> str:
+    """Black or white, whichever reads better on `rgb`."""
+    red, green, blue = rgb
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def shares(values: list[float]) -> list[float]:
+    """Values divided by the largest magnitude."""
+    largest = max(map(abs, values), default=0) or 1.0
+    return [value / largest for value in values]
+
+
+def visible(token: str) -> str:
+    """A token with its white space made visible where it would not be."""
+    return token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
+
+
+def heatmap(tokens: list[str], values: list[float], sinks: tuple[int, ...] = ()) -> str:
+    """Tokens on their relevance's colour, the value on hover; sinks are dotted."""
+    spans = []
+    for place, (token, value, share) in enumerate(zip(tokens, values, shares(values), strict=True)):
+        rgb = color(share)
+        sink = ";outline:1px dotted #888" if place in sinks else ""
+        title = f"{place}: {value:+.4f}" + (" (sink)" if place in sinks else "")
+        spans.append(
+            f'<span title="{escape(title)}" style="background:rgb{rgb};color:{ink(rgb)}{sink};'
+            f'padding:.15em 0;white-space:pre-wrap">{escape(visible(token))}</span>'
+        )
+    return f'<div style="line-height:2;font-family:ui-monospace,monospace">{"".join(spans)}</div>'
+
+
+def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
+    """The heatmap, what is explained, conservation and the top k neurons, for a notebook."""
+    against = f" against {escape(repr(relevance.contrast.text))}" if relevance.contrast else ""
+    rows = "".join(
+        f"<tr><td><code>{ranked.neuron}</code></td><td>{ranked.activation:+.3f}</td>"
+        f"<td>{ranked.relevance:+.4f}</td></tr>"
+        for ranked in (relevance.top(k) if relevance.sites else [])
+    )
+    predictions = ", ".join(
+        f"{escape(repr(token.text))} {token.probability:.2f}" for token in relevance.predictions[:5]
+    )
+    table = (
+        "<table><thead><tr><th>neuron</th><th>activation</th><th>relevance</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>"
+        if rows
+        else ""
+    )
+    return (
+        f"<p>Why <b>{escape(repr(relevance.target_text))}</b>{against}? "
+        f"<small>{escape(repr(relevance.method))}, {escape(relevance.model_name)}</small></p>"
+        + heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
+        + f"<p><small>Next: {predictions}<br>{escape(str(relevance.conserved))}</small></p>"
+        + table
+    )
+
+
+def relevance_page(relevance: Relevance) -> str:
+    """A self-contained page: no scripts, nothing fetched."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>icebear relevance</title><style>'
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}"
+        "td,th{text-align:right;padding:.1rem .8rem}td:first-child,th:first-child{text-align:left}"
+        f"</style></head><body>{relevance_fragment(relevance, k=30)}</body></html>"
+    )

@@ -1,0 +1,65 @@
+"""Small random models from their configurations, and the real default model."""
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
+
+from concepts import Model, load_model
+
+LLAMA = LlamaConfig(
+    vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+)  # fmt: skip
+LLAMA_BIASES = LlamaConfig(**{**LLAMA.to_dict(), "attention_bias": True, "mlp_bias": True})
+GEMMA3 = Gemma3TextConfig(
+    vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=6, max_position_embeddings=64, sliding_window=4, query_pre_attn_scalar=6,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+)  # fmt: skip
+CONFIGS = {"llama": LLAMA, "llama with biases": LLAMA_BIASES, "gemma3": GEMMA3}
+
+
+class Double(TorchFunctionMode):
+    """Makes the upcasts to float32 inside transformers' norms and softmax leave float64 alone."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float:
+                return args[0]
+            if func is torch.Tensor.to and torch.float32 in (*args[1:], kwargs.get("dtype")):
+                return args[0]
+            if kwargs.get("dtype") is torch.float32:
+                kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def random_model(config, attention="sdpa", dtype=torch.float64, seed=0) -> Model:
+    """A random model with weights large enough that attention is not uniform, and all norms' gains random."""
+    torch.manual_seed(seed)
+    net = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0, 0.4)
+    net.generation_config.pad_token_id = 0
+    return Model(net, name=f"random {config.model_type}")
+
+
+@pytest.fixture(params=list(CONFIGS))
+def tiny(request):
+    return random_model(CONFIGS[request.param])
+
+
+@pytest.fixture
+def llama():
+    return random_model(LLAMA, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def smol() -> Model:
+    return load_model("smollm2-135m", dtype="float32", device="cpu")
+
+
+ICE_BEAR = "The ice bear lives in the"
+IDS = [7, 3, 12, 44, 5, 3, 21, 9]
