@@ -303,3 +303,7 @@ def doctor(as_json: bool, **options: Any) -> None:
             click.echo(f"{name:<12} {value}")
     if "error" in facts:
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -126,8 +126,8 @@ def _run(
         logits = _logits(model, batch, needed)  # (B, P, V)
         targets, explained = _explained(plan, logits, needed)
         taps.check_forward(batch.mask)
-        (gradient,) = torch.autograd.grad(explained.sum(), leaf)
-        taps.check_backward()
+        (gradient,) = torch.autograd.grad(explained.sum(), leaf[0])
+        taps.finish()
     tokens = (leaf[0].detach().to(dtype) * gradient.to(dtype)).sum(-1)  # (B, T)
     return [
         _result(model, plan, row, targets[row], explained, logits, needed, tokens, taps, ledger, method, mode)

@@ -112,7 +112,8 @@ class Model:
         """The number of neurons of a site in each layer (heads, for `head`)."""
         if site == "head":
             return self.heads
-        out_features, in_features = self.site_module(site, 0).weight.shape  # type: ignore[union-attr]
+        weight: Any = self.site_module(site, 0).weight
+        out_features, in_features = weight.shape
         return in_features if site in ("ffn", "attn") else out_features
 
     def check(self, neuron: Neuron) -> Neuron:
@@ -194,7 +195,10 @@ class Model:
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""
-        return [self.token_score(logits, token) for token in logits.topk(min(k, len(logits))).indices.tolist()]
+        best = logits.topk(min(k, len(logits)))
+        shares = (best.values - logits.logsumexp(0)).exp()
+        rows = zip(best.indices.tolist(), best.values.tolist(), shares.tolist(), strict=True)
+        return [TokenScore(token, self.text(token), logit, share) for token, logit, share in rows]
 
     def token_score(self, logits: Tensor, token: int) -> TokenScore:
         """One token's logit, and its probability under all `logits` (V,)."""

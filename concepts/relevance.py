@@ -171,28 +171,19 @@ class Relevance:
             relevance, activation = self.heads(), None
         else:
             relevance, activation = self._site(site)
-        chosen = relevance[:, positions]  # (L, P, N)
+        chosen = relevance[:, positions].transpose(1, 2)  # (L, N, P): flat order is the order of ties
         scores = chosen if sign == "+" else -chosen
         if polarity and activation is not None:
-            signs = activation[:, positions]
-            keep = signs < 0 if polarity == "-" else signs >= 0
-            scores = scores.masked_fill(~keep, -torch.inf)
-        flat = scores.flatten()
-        best = flat.topk(min(k, flat.numel())) if flat.numel() else None
-        if best is None:
-            return
-        # topk breaks ties as it likes: take everything at the last value, and let the caller's sort decide.
-        last = best.values[-1]
-        tied = (flat >= last).nonzero().flatten() if last > -torch.inf else best.indices[best.values > -torch.inf]
-        if len(tied) > 4 * k:  # a plateau, of zeros as a rule
-            tied = tied[:k] if last == 0 and best.values[0] == 0 else best.indices
-        for place in tied.tolist():
-            layer, p, index = _unravel(place, chosen.shape)
+            signs = activation[:, positions].transpose(1, 2)
+            scores = scores.masked_fill(signs >= 0 if polarity == "-" else signs < 0, -torch.inf)
+        for place in _largest(scores.flatten(), k):
+            layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
+            index, p = divmod(rest, chosen.shape[2])
             yield Ranked(
                 Neuron(layer, site, index),
                 positions[p],
                 float("nan") if activation is None else activation[layer, positions[p], index].item(),
-                chosen[layer, p, index].item(),
+                chosen[layer, index, p].item(),
             )
 
     # --- as other things ------------------------------------------------------------------------------
@@ -262,7 +253,12 @@ def ranked_dict(ranked: Ranked) -> dict[str, Any]:
     }
 
 
-def _unravel(place: int, shape: torch.Size) -> tuple[int, int, int]:
-    rest, index = divmod(place, shape[2])
-    layer, position = divmod(rest, shape[1])
-    return layer, position, index
+def _largest(scores: Tensor, k: int) -> list[int]:
+    """Places of the k largest finite scores; of equal ones the first (topk alone promises no order)."""
+    k = min(k, int((scores > -torch.inf).sum()))
+    if k == 0:
+        return []
+    last = scores.topk(k).values[-1]
+    above = (scores > last).nonzero().flatten()
+    tied = (scores == last).nonzero().flatten()[: k - len(above)]
+    return torch.cat((above, tied)).tolist()

@@ -58,9 +58,11 @@ class Taps:
             "device": model.device,
         }
         self.activation, self.relevance = (
-            {site: torch.zeros(batch, model.layers, tokens, model.width(site), **self.options) for site in sites}
+            {site: torch.empty(batch, model.layers, tokens, model.width(site), **self.options) for site in sites}
             for _ in range(2)
         )
+        self.reached: set[tuple[str, int]] = set()
+        """The places that a gradient came to; elsewhere relevance is zero."""
         self.stream = torch.zeros(batch, model.layers, tokens, **self.options)
         """Norms of the residual stream behind each layer."""
         self.gradient = torch.zeros(model.layers, **self.options)
@@ -79,14 +81,30 @@ class Taps:
         activation = self.activation[site][:, layer]
         relevance = self.relevance[site][:, layer]
         activation.copy_(x.detach().view_as(activation))
+
+        def on_gradient(g: Tensor) -> None:
+            torch.mul(activation, g.view_as(activation), out=relevance)
+            self.reached.add((site, layer))
+
         if x.requires_grad:
-            x.register_hook(lambda g: _multiply(activation, g.view_as(activation), relevance))
+            x.register_hook(on_gradient)
 
     def _read_stream(self, layer: int, module: Any, args: Any, output: Any) -> None:
         x = output[0] if isinstance(output, tuple) else output  # (B, T, D)
         self.stream[:, layer] = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=self.options["dtype"])
         if x.requires_grad:
             x.register_hook(lambda g: _sum_into(self.gradient, layer, g))
+
+    def finish(self) -> None:
+        """Call after the backward pass: zero relevance where no gradient came. Raises `NumericalError`."""
+        for site, layer in self.places:
+            if (site, layer) not in self.reached:
+                self.relevance[site][:, layer] = 0
+        bad = ~torch.isfinite(self.gradient)
+        if bad.any():
+            raise NumericalError(
+                f"The backward pass is NaN or infinite from layer {int(bad.nonzero()[-1])} down; try --dtype float32."
+            )
 
     def row(self, row: int, length: int) -> dict[str, tuple[Tensor, Tensor]]:
         """site -> (relevance, activation) of one prompt, each (L, T, N), on the CPU."""
@@ -103,17 +121,6 @@ class Taps:
                 f"The output of layer {int(bad.nonzero()[0])} is NaN or infinite; try --dtype float32, or check "
                 "the weights."
             )
-
-    def check_backward(self) -> None:
-        bad = ~torch.isfinite(self.gradient)
-        if bad.any():
-            raise NumericalError(
-                f"The backward pass is NaN or infinite from layer {int(bad.nonzero()[-1])} down; try --dtype float32."
-            )
-
-
-def _multiply(activation: Tensor, g: Tensor, out: Tensor) -> None:
-    torch.mul(activation, g, out=out)
 
 
 def _sum_into(sums: Tensor, layer: int, g: Tensor) -> None:

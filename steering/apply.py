@@ -87,7 +87,7 @@ class _Positions:
         generate = net.generate
 
         def following_generate(inputs: Any = None, **kwargs: Any) -> Any:
-            ids = inputs if inputs is not None else kwargs.get("input_ids")
+            ids: Any = kwargs["input_ids"] if inputs is None else inputs
             self.prompt_columns = ids.shape[1]
             try:
                 return generate(inputs, **kwargs)
@@ -103,8 +103,9 @@ class _Positions:
             handle.remove()
 
     def _before(self, net: Any, args: tuple, kwargs: dict) -> None:
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        tokens: Tensor = kwargs["inputs_embeds"] if ids is None else ids
+        tokens: Any = kwargs.get("input_ids", args[0] if args else None)
+        if tokens is None:
+            tokens = kwargs["inputs_embeds"]
         batch, new = tokens.shape[:2]
         cache = kwargs.get("past_key_values")
         past = cache.get_seq_length() if cache is not None else 0

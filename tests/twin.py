@@ -10,7 +10,7 @@ import torch
 
 
 def linear_rule(x, weight, z, R):
-    """Eq. 8, eps -> 0: R_i = sum_j  W_ji x_i / z_j  R_j, with z including a bias. x (T, I), weight (J, I), z, R (T, J)."""
+    """Eq. 8, eps -> 0: R_i = sum_j  W_ji x_i / z_j  R_j, z with its bias. weight (J, I), x (T, I), R (T, J)."""
     return torch.einsum("ti,ji,tj->ti", x, weight, R / z)
 
 

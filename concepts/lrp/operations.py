@@ -84,12 +84,13 @@ def elementwise(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> A
 
 def product(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     """Uniform rule (Eq. 14, 15) for two activations; Eq. 8 when the other factor is a constant."""
-    factors = args[1] if isinstance(args[1], (tuple, list)) else args
     y = func(*args, **kwargs)
-    count = sum(map(is_activation, factors))
-    if count > 2:
-        raise MissingRule(f"{func.__name__} of {count} activations has no relevance rule.")
-    return mode.halve(y) if count == 2 else y
+    if func is torch.einsum:
+        count = sum(map(is_activation, args[1] if isinstance(args[1], (tuple, list)) else args[1:]))
+        if count > 2:
+            raise MissingRule(f"einsum of {count} activations has no relevance rule.")
+        return mode.halve(y) if count == 2 else y
+    return mode.halve(y) if is_activation(args[0]) and is_activation(args[1]) else y
 
 
 def divide(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -146,9 +147,10 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
         return func(q, k, v, mask, *rest, **given)
     if not (is_activation(q) and is_activation(k) and is_activation(v)):
         raise MissingRule("scaled_dot_product_attention with some constant inputs has no relevance rule.")
-    q, k, v = (mode.account(x, "softmax", -1) for x in (q, k, v))
-    y = func(rules.Halve.apply(q), rules.Halve.apply(k), v, mask, *rest, **given)
-    return mode.account(mode.halve(y), "softmax", +1)
+    # The products split evenly: half of y's relevance goes to v, and what reaches q reaches k as well.
+    q = mode.account(q, "softmax", -2)
+    y = func(mode.halve(q), mode.halve(k), v, mask, *rest, **given)
+    return mode.account(mode.halve(y), "softmax", +0.5)
 
 
 # --- the table -----------------------------------------------------------------------------------------
@@ -164,7 +166,8 @@ KEEP = """
     scatter scatter_ scatter_add scatter_add_ __setitem__ masked_fill masked_fill_ masked_scatter where
     tril triu max amax min amin topk sort maximum minimum
     avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d max_pool2d
-    _set_grad_enabled split_with_sizes real copy_ fill_ zero_ T mT H mH
+    split_with_sizes real copy_ fill_ zero_ T mT H mH
+    shape size dtype device ndim dim numel requires_grad grad_fn is_floating_point is_contiguous _set_grad_enabled
 """.split()
 LINEAR = "linear conv1d conv2d conv3d".split()
 ADD = "add add_ __add__ __iadd__ __radd__".split()
@@ -229,7 +232,7 @@ class RelevanceMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         rule = TABLE.get(func)
-        if rule is keep_gradient:  # the common case, spared a call
+        if rule is keep_gradient:  # three calls of four
             return func(*args, **kwargs)
         if rule is not None:
             try:
@@ -255,8 +258,8 @@ class RelevanceMode(TorchFunctionMode):
     def halve(self, y: Tensor) -> Tensor:
         return rules.Halve.apply(y)
 
-    def account(self, x: Tensor, name: str, sign: int) -> Tensor:
-        return x if self.ledger is None else rules.Account.apply(x, self.ledger, name, sign)
+    def account(self, x: Tensor, name: str, factor: float) -> Tensor:
+        return x if self.ledger is None else rules.Account.apply(x, self.ledger, name, factor)
 
     def book_constant(self, y: Tensor, value: Tensor, name: str) -> None:
         """Book what the constant summand `value` of y keeps: sum(value * g_y)."""

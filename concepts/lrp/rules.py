@@ -68,32 +68,28 @@ class Norm(Function):
 
 
 class Account(Function):
-    """Not a rule: adds sign x sum(x * g_x), the relevance that passes here, to a ledger's entry.
-
-    The ledger maps a name to a tensor (B,). Positions without gradient count as zero, so that a masked
-    score of minus infinity does.
-    """
+    """Not a rule: adds factor x sum(x * g_x), the relevance that passes here, to a ledger's entry."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ledger: dict[str, Tensor], name: str, sign: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, ledger: dict[str, Tensor], name: str, factor: float) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x)
-        ctx.entry = ledger, name, sign
+        ctx.entry = ledger, name, factor
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        ledger, name, sign = ctx.entry
-        book(ledger, name, sign, x, g)
+        ledger, name, factor = ctx.entry
+        book(ledger, name, factor, ctx.saved_tensors[0], g)
         return g, None, None, None
 
 
-def book(ledger: dict[str, Tensor], name: str, sign: int, x: Tensor, g: Tensor) -> None:
-    """Add sign x sum(x * g) per batch row to `ledger[name]`; x broadcasts to g, whose rows are in batch order."""
-    entry = ledger[name]  # (B,)
-    x = x.expand_as(g).reshape(len(entry), -1)
-    g = g.reshape(len(entry), -1)
-    share = torch.linalg.vecdot(x.to(entry.dtype), g.to(entry.dtype))
-    if share.isnan().any():  # a masked score: minus infinity times zero
-        share = (x * g).masked_fill_(g == 0, 0).sum(1).to(entry.dtype)
-    entry += sign * share
+def book(ledger: dict[str, Tensor], name: str, factor: float, x: Tensor, g: Tensor) -> None:
+    """Add factor x sum(x * g) per batch row to `ledger[name]`, a tensor (B,); x broadcasts to g.
+
+    The rows of g are in batch order. Minus infinity (a masked score) has no gradient, and counts as zero.
+    """
+    entry = ledger[name]
+    product = x * g
+    if name != "biases":
+        product = product.masked_fill(g == 0, 0)
+    entry.add_(product.reshape(len(entry), -1).sum(1, dtype=entry.dtype), alpha=factor)

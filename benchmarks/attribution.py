@@ -1,0 +1,107 @@
+"""Time and memory of AttnLRP against a forward pass and gradient x input, in one run, in turn.
+
+    python benchmarks/attribution.py [--rounds 7] [--model smollm2-135m]
+
+Every figure of a line comes from the same rounds, A B C D A B C D ...; read the ratios, not the seconds. Peak memory
+is that of a fresh process for each line, less what the loaded model takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from concepts import attribute, load_model
+from concepts.attribution import _embedding_leaf
+
+
+def tokens(model, count: int) -> list[int]:
+    torch.manual_seed(0)
+    return torch.randint(100, model.net.config.vocab_size, (count,)).tolist()
+
+
+def forward(model, ids):
+    with torch.no_grad():
+        model.net(torch.tensor([ids]), use_cache=False, logits_to_keep=1)
+
+
+def gradient_x_input(model, ids):
+    with _embedding_leaf(model) as leaf:
+        logits = model.net(torch.tensor([ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
+        (gradient,) = torch.autograd.grad(logits.max(), leaf)
+    return (gradient * leaf[0]).sum(-1)
+
+
+CASES = {
+    "forward": forward,
+    "gradient x input": gradient_x_input,
+    "AttnLRP, tokens": lambda model, ids: attribute(model, ids, sites=()),
+    "AttnLRP, all ffn and attn neurons": lambda model, ids: attribute(model, ids),
+    "AttnLRP, all neurons, checkpointed": lambda model, ids: attribute(model, ids, checkpoint=True),
+}
+
+
+def times(model, rounds: int) -> None:
+    print("| tokens | " + " | ".join(CASES) + " |\n|" + " --- |" * (len(CASES) + 1))
+    for count in (32, 128, 512, 1024):
+        ids = tokens(model, count)
+        seconds: dict[str, list[float]] = {name: [] for name in CASES}
+        for turn in range(rounds + 1):
+            for name, case in CASES.items():
+                start = time.perf_counter()
+                case(model, ids)
+                if turn:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - start)
+        cells = []
+        for values in seconds.values():
+            pairs = [a / b for a, b in zip(values, seconds["gradient x input"], strict=True)]
+            cells.append(f"{statistics.median(values):.3f} s ({statistics.median(pairs):.2f})")
+        print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
+    print("\nIn brackets: the median over rounds of the ratio to gradient x input.\n")
+
+
+def memory(model_name: str) -> None:
+    print("| tokens | " + " | ".join(f"{name}, peak MB" for name in list(CASES)[1:]) + " |")
+    print("|" + " --- |" * len(CASES))
+    for count in (512, 1024, 2048, 4096):
+        cells = []
+        for name in list(CASES)[1:]:
+            command = [sys.executable, __file__, "--model", model_name, "--peak", name, "--tokens", str(count)]
+            cells.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
+
+
+def peak(model, name: str, count: int) -> None:
+    attribute(model, tokens(model, 8))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (Linux)
+    before = resident("VmRSS")
+    CASES[name](model, tokens(model, count))
+    print(round(resident("VmHWM") - before))
+
+
+def resident(field: str) -> float:
+    """MB of VmRSS (now) or VmHWM (peak)."""
+    return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    loaded = load_model(options.model)
+    if options.peak:
+        peak(loaded, options.peak, options.tokens)
+    else:
+        print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+        times(loaded, options.rounds)
+        memory(options.model)

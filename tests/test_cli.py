@@ -1,0 +1,85 @@
+"""Every verb, every help example and every command of the README runs."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli import EXAMPLE_RECIPE, main
+
+RUN = CliRunner()
+README = (Path(__file__).parent.parent / "README.md").read_text()
+PROMPT = "The ice bear lives in the"
+
+
+def run(*args):
+    result = RUN.invoke(main, list(args))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def commands(text):
+    """`icebear ...` lines, with their continuation lines."""
+    text = text.replace("\\\n", " ")
+    return [line.strip() for line in text.splitlines() if line.strip().startswith("icebear ")]
+
+
+@pytest.mark.parametrize("verb", list(main.commands))
+def test_every_verb_has_help_with_an_example_that_runs(verb, tmp_path, monkeypatch):
+    examples = commands(main.commands[verb].help)
+    assert examples, f"{verb} has no example"
+    assert f"icebear {verb}" in README
+    monkeypatch.chdir(tmp_path)
+    for example in examples:
+        run(*shlex.split(example)[1:])
+
+
+def test_every_command_in_the_readme_runs(tmp_path, monkeypatch):
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / EXAMPLE_RECIPE.name).write_text(EXAMPLE_RECIPE.read_text())
+    monkeypatch.chdir(tmp_path)
+    shell = "\n".join(re.findall(r"```(?:console|bash|sh)\n(.*?)```", README, re.DOTALL))
+    found = [
+        shlex.split(line.removeprefix("$ "), comments=True) for line in commands(shell.replace("$ icebear", "icebear"))
+    ]
+    assert len(found) >= 6
+    for words in found:
+        if words[1] not in ("demo", "app"):
+            run(*words[1:])
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    exec(code, {})
+    assert " desert" in capsys.readouterr().out
+
+
+def test_json_on_every_verb_that_prints_a_result():
+    data = json.loads(run("attribute", PROMPT, "--json"))
+    assert data["target"]["text"] == " Arctic"
+    assert [round(token["relevance"], 3) for token in data["tokens"]][1] == pytest.approx(1.064, abs=1e-3)
+    data = json.loads(run("rank", PROMPT, "--contrast", " desert", "--site", "ffn", "--json"))
+    assert "L29.ffn.860" in [row["neuron"] for row in data["ranking"]]
+    assert len(data["ranking"]) == 20
+    assert json.loads(run("rank", PROMPT, "--site", "head", "--top", "3", "--json"))["ranking"][0]["activation"] is None
+    assert json.loads(run("project", "L29.ffn.860", "--json"))["promoted"][0]["text"] == " Canada"
+    assert json.loads(run("models", "--json"))["presets"]
+    assert json.loads(run("doctor", "--json"))["family"] == "llama"
+    data = json.loads(run("steer", PROMPT, "--recipe", str(EXAMPLE_RECIPE), "--max-new-tokens", "5", "--json"))
+    assert data["plain"]["first_token"] == " Arctic"
+    assert data["steered"]["first_token"] == " desert"
+    assert data["steered"]["text"].startswith(" desert")
+
+
+def test_html_is_written(tmp_path):
+    run("attribute", PROMPT, "--html", str(tmp_path / "page.html"))
+    assert "Arctic" in (tmp_path / "page.html").read_text()
+
+
+def test_demo_tells_the_story():
+    output = run("demo")
+    for part in ("' Arctic' 0.43", "L29.ffn.860", "' Canada'", "lives in the desert", "Where to go next"):
+        assert part in output

@@ -1,0 +1,165 @@
+"""What the rules promise: the forward pass is the model's own, and nothing is left behind."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from conftest import IDS, LLAMA, random_model
+from torch import nn
+
+from concepts import ATTNLRP, CP_LRP, attribute
+from concepts.lrp.context import relevance_rules
+from db.errors import InputError, MissingRule, NumericalError
+
+INPUT = torch.tensor([IDS])
+OTHERS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]]
+
+
+def state(model):
+    """Everything of a module tree that rules, taps and hooks could leave behind."""
+    return [
+        (name, set(module.__dict__), len(module._forward_hooks), len(module._forward_pre_hooks))
+        for name, module in model.net.named_modules()
+    ] + [(name, p.requires_grad, p.grad) for name, p in model.net.named_parameters()]
+
+
+def plain_gradient(model):
+    x = model.net.get_input_embeddings()(INPUT).detach().requires_grad_()
+    logits = model.net(inputs_embeds=x, use_cache=False).logits
+    return logits.detach(), torch.autograd.grad(logits[0, -1, 3], x)[0]
+
+
+def assert_same(a, b, tolerance=1e-4):
+    for x, y in ((a.tokens, b.tokens), (a.ffn, b.ffn), (a.attn, b.attn)):
+        assert (x - y).abs().max() <= tolerance * y.abs().max()
+
+
+def test_forward_parity(tiny):
+    plain, _ = plain_gradient(tiny)
+    for method in (ATTNLRP, CP_LRP):
+        with relevance_rules(tiny.net, method):
+            ruled = tiny.net(INPUT, use_cache=False).logits
+        assert (ruled - plain).abs().max() <= 1e-6 * plain.abs().max()
+
+
+def test_undone_on_exit_and_after_an_exception(tiny):
+    before, logits = state(tiny), plain_gradient(tiny)
+    attribute(tiny, IDS, checkpoint=True)
+    with pytest.raises(ZeroDivisionError), relevance_rules(tiny.net):
+        tiny.net(INPUT)
+        1 / 0  # noqa: B018
+    assert state(tiny) == before
+    for x, y in zip(plain_gradient(tiny), logits, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_parameters_that_train_are_frozen_only_inside(llama):
+    llama.net.requires_grad_(True)
+    with relevance_rules(llama.net):
+        assert not any(p.requires_grad for p in llama.net.parameters())
+    assert all(p.requires_grad for p in llama.net.parameters())
+
+
+def test_a_second_model_is_untouched_throughout():
+    first, second = random_model(LLAMA), random_model(LLAMA, seed=1)
+    expected = plain_gradient(second)
+    with relevance_rules(first.net):
+        first.net(INPUT)
+        inside = plain_gradient(second)
+    for x, y in zip(inside, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_same_numbers_alone_in_a_batch_eager_and_checkpointed(tiny):
+    tiny.net.float()  # in float64, transformers' eager softmax turns a padded row's mask into NaN
+    alone = attribute(tiny, IDS, target=4)
+    assert_same(attribute(tiny, [*OTHERS, IDS], target=4)[-1], alone)
+    assert_same(attribute(tiny, IDS, target=4, checkpoint=True), alone)
+    tiny.net.set_attn_implementation("eager")
+    assert_same(attribute(tiny, IDS, target=4), alone)
+    assert_same(attribute(tiny, [*OTHERS, IDS], target=4, checkpoint=True)[-1], alone)
+
+
+def test_conservation_of_each_row_of_a_batch(tiny):
+    for found in attribute(tiny, [*OTHERS, IDS], method=CP_LRP):
+        assert abs(found.conservation().rest) < 1e-4 * max(1, abs(found.conservation().target))
+
+
+def test_target_contrast_and_continuation_add_up(tiny):
+    a, b = attribute(tiny, IDS, target=4), attribute(tiny, IDS, target=9)
+    both = attribute(tiny, IDS, target=4, contrast=9)
+    assert torch.allclose(both.tokens, a.tokens - b.tokens, atol=1e-6)
+    assert torch.allclose(both.ffn, a.ffn - b.ffn, atol=1e-6)
+
+
+def test_a_continuation_is_the_sum_over_its_tokens(smol):
+    whole = attribute(smol, "The ice bear", target_text=" lives in")
+    first = attribute(smol, "The ice bear", target=" lives")
+    second = attribute(smol, "The ice bear lives", target=" in")
+    assert whole.tokens[:3].tolist() == pytest.approx((first.tokens + second.tokens[:3]).tolist(), abs=1e-3)
+    assert whole.tokens[3].item() == pytest.approx(second.tokens[3].item(), abs=1e-3)
+
+
+class Distance(nn.Module):
+    """An MLP with an operation that nobody listed."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        self.mlp = mlp
+        self.down_proj = mlp.down_proj
+
+    def forward(self, x):
+        return self.mlp(x) + torch.cdist(x, x).mean()
+
+
+class Doubling(torch.autograd.Function):
+    """An operation that a TorchFunctionMode does not even see."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Custom(Distance):
+    def forward(self, x):
+        return Doubling.apply(self.mlp(x))
+
+
+@pytest.mark.parametrize(("kind", "operation"), [(Distance, "cdist"), (Custom, "Doubling")])
+def test_an_operation_that_nobody_listed_is_refused_by_name_and_place(llama, kind, operation):
+    layer = llama.net.model.layers[1]
+    layer.mlp = kind(layer.mlp)
+    with pytest.raises(MissingRule, match=rf"{operation}.*model\.layers\.1\.mlp \({kind.__name__}\)"):
+        attribute(llama, IDS)
+    with pytest.warns(UserWarning, match=operation):
+        found = attribute(llama, IDS, strict=False)
+    assert operation in found.missing_rules[0]
+    layer.mlp = layer.mlp.mlp
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attribute(llama, IDS)
+
+
+def test_nan_is_named_by_its_layer(llama):
+    with torch.no_grad():
+        llama.net.model.layers[1].mlp.up_proj.weight[2, 3] = float("nan")
+    with pytest.raises(NumericalError, match="layer 1"):
+        attribute(llama, IDS)
+
+
+def test_deepcopied_model_has_the_same_fingerprint_in_another_dtype(llama):
+    half = copy.deepcopy(llama.net).to(torch.bfloat16)
+    from concepts import Model
+
+    assert Model(half).fingerprint == llama.fingerprint
+    assert random_model(LLAMA, seed=1).fingerprint != llama.fingerprint
+
+
+def test_prompts_and_targets_must_match_in_number(llama):
+    with pytest.raises(InputError, match="2 prompts but 1"):
+        attribute(llama, [IDS, IDS], target=[3])

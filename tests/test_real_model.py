@@ -1,0 +1,74 @@
+"""Numbers of the default model, known from another implementation in float64."""
+
+import os
+
+import pytest
+import torch
+from conftest import ICE_BEAR
+
+from concepts import CP_LRP, Neuron, attribute, load_model, project
+from db.fetch import cached
+
+
+def test_the_ice_bear(smol):
+    found = attribute(smol, ICE_BEAR)
+    assert found.target.text == " Arctic"
+    assert found.target.logit == pytest.approx(18.148, abs=5e-4)
+    assert found.tokens.tolist() == pytest.approx([-0.148, 1.064, 0.722, 0.446, 1.502, 1.599], abs=1e-3)
+    assert found.sinks == (0,)
+    assert found.ffn.shape == (30, 6, 1536)
+    assert found.heads().shape == (30, 6, 9)
+    assert abs(found.conservation().rest) < 1e-4
+
+
+def test_same_numbers_every_way(smol):
+    alone = attribute(smol, ICE_BEAR)
+    others = [
+        attribute(smol, [ICE_BEAR, "In winter the lakes of the far north freeze, and people skate on the"])[0],
+        attribute(smol, ICE_BEAR, checkpoint=True),
+    ]
+    smol.net.set_attn_implementation("eager")
+    try:
+        others.append(attribute(smol, ICE_BEAR))
+    finally:
+        smol.net.set_attn_implementation("sdpa")
+    for other in others:
+        for a, b in ((alone.tokens, other.tokens), (alone.ffn, other.ffn), (alone.attn, other.attn)):
+            assert (a - b).abs().max() <= 1e-4 * a.abs().max()
+
+
+def test_bfloat16_tells_the_same_story(smol):
+    half = load_model("smollm2-135m", dtype="bfloat16", device="cpu")
+    a, b = attribute(smol, ICE_BEAR).tokens, attribute(half, ICE_BEAR, target=" Arctic").tokens
+    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.98
+    assert half.fingerprint == smol.fingerprint
+
+
+def test_the_ice_neuron_promotes_the_north(smol):
+    words = [token.text for token in project(smol, Neuron.parse("L29.ffn.860"), k=10).promoted]
+    assert {" Canada", " ice", " Russian"} <= set(words)
+    assert Neuron.parse("L29.ffn.860") in [
+        r.neuron for r in attribute(smol, ICE_BEAR, contrast=" desert").top(10, "ffn")
+    ]
+
+
+def test_an_attention_neurons_words_are_its_output_columns(smol):
+    found = project(smol, Neuron(29, "attn", 70), k=3).promoted
+    row = smol.net.model.layers[29].self_attn.o_proj.weight[:, 70] * smol.net.model.norm.weight
+    logits = smol.net.lm_head.weight @ row
+    assert [token.id for token in found] == logits.topk(3).indices.tolist()
+
+
+def test_gemma3_on_real_weights():
+    from concepts.presets import PRESETS
+
+    wanted = os.environ.get("ICEBEAR_TEST_GEMMA")
+    if not wanted and not cached(PRESETS["gemma3-270m"].folder):
+        pytest.skip("gemma3-270m is not cached; ICEBEAR_TEST_GEMMA=1 accepts its terms and fetches it")
+    model = load_model("gemma3-270m", dtype="float32", device="cpu", accept_terms=bool(wanted))
+    found = attribute(model, ICE_BEAR, method=CP_LRP)
+    assert found.target.text == " Arctic"
+    assert 0 in found.sinks
+    assert abs(found.conservation().rest) < 1e-3
+    assert found.tokens.sum().item() == pytest.approx(found.target.logit, rel=1e-4)
+    assert project(model, found.top(1, "ffn")[0].neuron).promoted

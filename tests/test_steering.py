@@ -1,0 +1,186 @@
+"""Laws of steering."""
+
+import pytest
+import torch
+from conftest import ICE_BEAR, IDS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.cli import EXAMPLE_RECIPE
+from concepts import Neuron, attribute
+from db.errors import InputError, RecipeError
+from steering import Edit, Recipe, steer
+from steering.edits import acts_at
+
+OTHER = "In the long dark winter of the far north, nobody"
+places = st.sampled_from(["all", "prompt", "last", "generated", "position:0,3-5", "step:0-2"])
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+edits = st.one_of(
+    st.builds(
+        Edit,
+        st.builds(Neuron, st.integers(0, 99), st.sampled_from(["ffn", "attn", "q", "head"]), st.integers(0, 9999)),
+        st.sampled_from(["set", "add"]), numbers, st.sampled_from(["", "max", "std"]), places,
+        st.floats(0, 1),
+    ),
+    st.builds(Edit, st.just(Neuron(1, "ffn", 2)), st.just("scale"), numbers, st.just(""), places),
+)  # fmt: skip
+
+
+@given(edits)
+def test_an_edit_reads_back(edit):
+    assert Edit.parse(str(edit)) == edit
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("L29.ffn.860*0", Edit(Neuron(29, "ffn", 860), "scale", 0)),
+        ("L29.ffn.490=-6.2", Edit(Neuron(29, "ffn", 490), "set", -6.2)),
+        ("L24.ffn.559+2std@last", Edit(Neuron(24, "ffn", 559), "add", 2, "std", "last")),
+        ("L24.ffn.559-2max@step:0-3~0.5", Edit(Neuron(24, "ffn", 559), "add", -2, "max", "step:0-3", 0.5)),
+        ("L4.head.3*-1e-3", Edit(Neuron(4, "head", 3), "scale", -1e-3)),
+    ],
+)
+def test_the_text_form(text, expected):
+    assert Edit.parse(text) == expected
+
+
+def test_where_an_edit_acts():
+    """Against the definition: prompt of 4 tokens, positions 0 to 6."""
+    expected = {
+        "all": {0, 1, 2, 3, 4, 5, 6}, "prompt": {0, 1, 2, 3}, "last": {3}, "generated": {4, 5, 6},
+        "position:0,5-6": {0, 5, 6}, "step:0,2": {3, 5},
+    }  # fmt: skip
+    for where, positions in expected.items():
+        assert {p for p in range(7) if acts_at(where, p, 4)} == positions
+
+
+def test_nothing_changes_nothing(smol):
+    plain = smol.generate(ICE_BEAR, 12)
+    logits = smol.net(torch.tensor([IDS])).logits
+    for none in ([], ["L29.ffn.860*1", "L3.head.2*1", "L5.q.7+0", "L0.ffn.97+0"]):
+        with steer(smol, none):
+            assert smol.generate(ICE_BEAR, 12) == plain
+            assert torch.equal(smol.net(torch.tensor([IDS])).logits, logits)
+    assert torch.equal(smol.net(torch.tensor([IDS])).logits, logits)
+
+
+def test_the_recipe_turns_the_ice_bear(smol):
+    recipe = Recipe.load(EXAMPLE_RECIPE)
+    assert smol.predict(ICE_BEAR, 1)[0].text == " Arctic"
+    with steer(smol, recipe):
+        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
+        assert smol.generate(ICE_BEAR, 3).startswith(" desert")
+    assert smol.predict(ICE_BEAR, 1)[0].text == " Arctic"
+
+
+@pytest.mark.parametrize("where", ["all", "prompt", "last", "generated", "step:1-3", "position:2,7"])
+def test_same_text_with_and_without_cache_alone_and_padded(smol, where):
+    wanted = [Edit(e.neuron, e.op, e.value, where=where, decay=0.9) for e in Recipe.load(EXAMPLE_RECIPE)]
+    with steer(smol, wanted):
+        alone = smol.generate(ICE_BEAR, 8)
+        assert smol.generate(ICE_BEAR, 8, use_cache=False) == alone
+        assert smol.generate([ICE_BEAR, OTHER], 8)[0] == alone
+        assert smol.generate([ICE_BEAR, OTHER], 8, use_cache=False)[0] == alone
+        assert smol.generate([ICE_BEAR], 8, num_beams=1) == [alone]
+
+
+def test_beam_search_with_and_without_cache(smol):
+    with steer(smol, Recipe.load(EXAMPLE_RECIPE)):
+        cached = smol.generate(ICE_BEAR, 6, num_beams=3)
+        assert smol.generate(ICE_BEAR, 6, num_beams=3, use_cache=False) == cached
+        assert smol.generate([ICE_BEAR, OTHER], 6, num_beams=3)[0] == cached
+
+
+def test_an_edit_does_what_it_says(llama):
+    """Set, scale, add, on a neuron and on a head, read back where the next module gets them."""
+    for text, site, change in [
+        ("L1.ffn.3=7", "ffn", lambda x: x.index_fill(2, torch.tensor(3), 7)),
+        ("L1.ffn.3*2@last", "ffn", None),
+        ("L1.head.2*0", "attn", lambda x: torch.cat((x[..., :12], 0 * x[..., 12:18], x[..., 18:]), -1)),
+        ("L1.v.4+1.5", "v", lambda x: x + 1.5 * (torch.arange(12) == 4)),
+    ]:
+        plain = attribute(llama, IDS, target=1, sites=("ffn", "attn", "v")).activation(site)[1]
+        with steer(llama, [text]):
+            steered = attribute(llama, IDS, target=1, sites=("ffn", "attn", "v")).activation(site)[1]
+        if change is None:
+            expected = plain.clone()
+            expected[-1, 3] *= 2
+        else:
+            expected = change(plain[None])[0]
+        assert torch.allclose(steered, expected), text
+
+
+def test_decay_moves_part_of_the_way(llama):
+    seen = []
+    handle = llama.net.model.layers[0].mlp.down_proj.register_forward_pre_hook(
+        lambda m, a: seen.append(a[0][0, :, 2].clone()), prepend=False
+    )
+    with steer(llama, ["L0.ffn.2=10@step:0-9~0.5"]):
+        inner = llama.net.model.layers[0].mlp.down_proj.register_forward_pre_hook(
+            lambda m, a: seen.append(a[0][0, :, 2].clone())
+        )
+        llama.net.generate(torch.tensor([IDS]), max_new_tokens=3, do_sample=False)
+        inner.remove()
+    handle.remove()
+    before, after = seen[0::2], seen[1::2]
+    assert after[0][-1] == 10
+    assert torch.equal(after[0][:-1], before[0][:-1])
+    assert torch.allclose(after[1], before[1] + 0.5 * (10 - before[1]))
+    assert torch.allclose(after[2], before[2] + 0.25 * (10 - before[2]))
+
+
+def test_units_need_an_index_and_use_it(llama):
+    with pytest.raises(InputError, match="icebear index"), steer(llama, ["L0.ffn.2=1max"]):
+        pass
+    with steer(llama, ["L0.ffn.2=2max"], statistic=lambda neuron, unit: {"max": 3.0}[unit]):
+        found = attribute(llama, IDS)
+    assert found.activation("ffn")[0, :, 2].tolist() == [6.0] * len(IDS)
+
+
+def test_after_an_exception_the_model_is_as_before(llama):
+    before = {name: set(module.__dict__) for name, module in llama.net.named_modules()}
+    logits = llama.net(torch.tensor([IDS])).logits
+    with pytest.raises(ZeroDivisionError), steer(llama, ["L0.ffn.2=100"]):
+        assert not torch.equal(llama.net(torch.tensor([IDS])).logits, logits)
+        1 / 0  # noqa: B018
+    assert torch.equal(llama.net(torch.tensor([IDS])).logits, logits)
+    assert {name: set(module.__dict__) for name, module in llama.net.named_modules()} == before
+
+
+def test_a_recipe_reads_back_and_fits_one_model(llama, smol, tmp_path):
+    recipe = Recipe.for_model(llama, "né <b>", [Edit.parse("L1.ffn.3=0.1@last")], prompt="p")
+    recipe.save(tmp_path / "r.json")
+    assert Recipe.load(tmp_path / "r.json") == recipe
+    with pytest.raises(RecipeError, match="was made for random llama"), steer(smol, recipe):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not an icebear recipe"),
+        ('{"icebear_recipe": 1}', "must have name"),
+        ('{"icebear_recipe": 1, "name": "x", "model": {"name": "m", "fingerprint": "f"}, "edits": [3]}', "texts"),
+        (
+            '{"icebear_recipe": 1, "name": "x", "model": {"name": "m", "fingerprint": "f"}, "edits": ["L1.ffn.2=nan"]}',
+            "finite",
+        ),
+        (
+            '{"icebear_recipe": 1, "name": "x", "model": {"name": "m", "fingerprint": "f"}, "edits": ["L1.ffn.2=1"], '
+            '"provenance": 3}',
+            "provenance",
+        ),
+    ],
+)
+def test_a_bad_recipe_says_what_is_wrong(text, message):
+    with pytest.raises(RecipeError, match=message):
+        Recipe.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "L1.ffn.2", "L1.ffn.2=", "L1.ffn.2=x", "L1.ffn.2=1@nowhere", "L1.mlp.2=1",
+                                  "L1.ffn.2=inf", "L1.ffn.2*2max", "L1.ffn.2=1~x", "ffn.2=1"])  # fmt: skip
+def test_a_bad_edit_says_so(text):
+    with pytest.raises(InputError):
+        Edit.parse(text)
