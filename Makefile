@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test lint app
+.PHONY: install demo test lint
 
 install: .venv/installed
 

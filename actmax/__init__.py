@@ -1,1 +1,20 @@
-"""What a neuron means, from a corpus."""
+"""What a neuron means: the sentences of a corpus that drive it furthest, in one SQLite file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actmax.corpus import read_corpus
+    from actmax.index import build_index
+
+__all__ = ["build_index", "read_corpus"]
+
+_LAZY = {"build_index": "actmax.index", "read_corpus": "actmax.corpus"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'actmax' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

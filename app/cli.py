@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.options import (
+    explain_options,
+    json_option,
+    load,
+    method_named,
+    model_options,
+    print_json,
+    stdout,
+    store_option,
+)
 from db.errors import IcebearError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from concepts.models import Model
+    pass
 
 EXAMPLE_RECIPE = Path(__file__).parent / "recipes" / "ice-bear-to-desert.json"
 
@@ -43,38 +51,6 @@ def main() -> None:
     check_roots()
 
 
-def model_options(command: Callable) -> Callable:
-    for option in (
-        click.option("--accept-terms", is_flag=True, help="Accept the terms of a preset that has them."),
-        click.option("--dtype", help="float32, bfloat16, float16; default: what suits the device."),
-        click.option("--device", default="auto", show_default=True, help="cuda, mps or cpu."),
-        click.option("--model", "model_name", default="smollm2-135m", show_default=True,
-                     help="A preset, hub id, folder or .gguf file."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-
-
-def _load(model_name: str, device: str, dtype: str | None, accept_terms: bool) -> Model:
-    from concepts.models import load_model
-
-    return load_model(model_name, device=device, dtype=dtype, accept_terms=accept_terms)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=110)
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
-
-
 @main.command()
 def demo() -> None:
     """The ice bear, end to end, in a terminal.
@@ -85,7 +61,7 @@ def demo() -> None:
     """
     from app.demo import run
 
-    run(_console())
+    run(stdout())
 
 
 @main.command()
@@ -106,32 +82,13 @@ def models(as_json: bool) -> None:
         for p in PRESETS.values()
     ]
     if as_json:
-        _print_json({"presets": presets, "families": list(FAMILIES), "cache": str(cache_folder())})
+        print_json({"presets": presets, "families": list(FAMILIES), "cache": str(cache_folder())})
         return
     for preset in presets:
         state = "cached" if preset["cached"] else f"{preset['download_mb']} MB to fetch"
         click.echo(f"{preset['name']:<14} {preset['about']} [{state}]")
     click.echo(f"families: {', '.join(FAMILIES)}")
     click.echo(f"cache: {cache_folder()}")
-
-
-def explain_options(command: Callable) -> Callable:
-    for option in (
-        click.option("--method", default="attnlrp", show_default=True, help="attnlrp or cp-lrp."),
-        click.option("--contrast", help="Explain the target against this token."),
-        click.option("--target", help="The next token to explain; default: the most probable one."),
-    ):
-        command = option(command)
-    return command
-
-
-def _method(name: str) -> Any:
-    from concepts.lrp.method import METHODS
-    from db.errors import UnknownName
-
-    if name not in METHODS:
-        raise UnknownName("method", name, METHODS, f"The methods are {', '.join(METHODS)}.")
-    return METHODS[name]
 
 
 @main.command()
@@ -155,9 +112,9 @@ def attribute(
     from app.terminal import explanation
     from concepts.attribution import attribute as run
 
-    chosen = _method(method)
+    chosen = method_named(method)
     relevance = run(
-        _load(**options), prompt, target, contrast, target_text=target_text, method=chosen, checkpoint=checkpoint
+        load(**options), prompt, target, contrast, target_text=target_text, method=chosen, checkpoint=checkpoint
     )
     if html:
         try:
@@ -168,7 +125,7 @@ def attribute(
     if as_json:
         click.echo(relevance.to_json())
     else:
-        _console().print(explanation(relevance))
+        stdout().print(explanation(relevance))
 
 
 @main.command()
@@ -196,8 +153,8 @@ def rank(
     from concepts.relevance import ranked_dict
     from concepts.vocabulary import project_many
 
-    chosen = _method(method)
-    model = _load(**options)
+    chosen = method_named(method)
+    model = load(**options)
     sites = {None: ("ffn", "attn"), "head": ("attn",)}.get(site, (site,))
     relevance = run(model, prompt, target, contrast, method=chosen, sites=sites)
     found = relevance.top(top, site, polarity, _position(position), include_sinks)  # type: ignore[arg-type]
@@ -208,9 +165,9 @@ def rank(
             {**ranked_dict(row), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
             for row in found
         ]
-        _print_json({**relevance.to_dict(0), "position": position, "ranking": rows})
+        print_json({**relevance.to_dict(0), "position": position, "ranking": rows})
         return
-    console = _console()
+    console = stdout()
     console.print(explanation(relevance))
     where = {"all": "at every token", "last": "at the last position"}.get(position, f"at position {position}")
     apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
@@ -245,11 +202,11 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
     from db.records import Neuron
 
     wanted = Neuron.parse(neuron)
-    result = run(_load(**options), wanted, top)
+    result = run(load(**options), wanted, top)
     if as_json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
     else:
-        _console().print(projection(result))
+        stdout().print(projection(result))
 
 
 @main.command()
@@ -257,11 +214,13 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
 @click.option("--edit", "edits", multiple=True, help="Such as L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last.")
 @click.option("--recipe", type=click.Path(), help="A saved recipe.")
 @click.option("--max-new-tokens", default=40, show_default=True, type=click.IntRange(min=1))
+@click.option("--store", "store_path", help="The index that knows max and std, for edits in those units.")
 @json_option
 @model_options
 def steer(
-    prompt: str, edits: tuple[str, ...], recipe: str | None, max_new_tokens: int, as_json: bool, **options: Any
-) -> None:
+    prompt: str, edits: tuple[str, ...], recipe: str | None, max_new_tokens: int, store_path: str | None,
+    as_json: bool, **options: Any,
+) -> None:  # fmt: skip
     """Generate after PROMPT without and with edited neurons.
 
     \b
@@ -270,23 +229,111 @@ def steer(
     """
     from app.sidebyside import compare
     from app.terminal import side_by_side
+    from db.store import open_store
     from steering.edits import parse_edits
     from steering.recipe import Recipe
 
     if bool(edits) == bool(recipe):
         raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
     wanted: Any = Recipe.load(recipe) if recipe else parse_edits(edits)
-    result = compare(_load(**options), prompt, wanted, max_new_tokens)
+    model = load(**options)
+    with ExitStack() as stack:
+        statistic = None
+        if store_path:
+            store = stack.enter_context(open_store(store_path, create=False))
+            store.check(model.fingerprint, model.name)
+            statistic = store.statistic
+        result = compare(model, prompt, wanted, max_new_tokens, statistic)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
-        _console().print(side_by_side(prompt, result["plain"], result["steered"]))
+        stdout().print(side_by_side(prompt, result["plain"], result["steered"]))
+
+
+@main.command()
+@click.option(
+    "--corpus",
+    default="wiki-summaries",
+    show_default=True,
+    help="Or a .txt, .jsonl, .csv, .parquet, or the id of a Hugging Face data set.",
+)
+@click.option("--language", default="en", show_default=True, help="Of the corpus: en, es or fr for wiki-summaries.")
+@click.option("--column", default="text", show_default=True, help="Where files and data sets keep the text.")
+@click.option("--limit", type=click.IntRange(min=1), help="Documents to read.")
+@click.option("--site", "sites", multiple=True, default=("ffn",), show_default=True, help="ffn, attn, q, k, v.")
+@click.option("--k", default=32, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
+@store_option
+@model_options
+def index(
+    corpus: str, language: str, column: str, limit: int | None, sites: tuple[str, ...], k: int, store_path: str,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Scan a corpus for the sentences that drive each neuron furthest. Interrupt it, run it again: it goes on.
+
+    \b
+    Example:
+      icebear index --limit 20 --store wiki.db
+    """
+    from actmax.corpus import read_corpus
+    from app.progress import indexing
+
+    documents = read_corpus(corpus, limit, language, column)
+    indexing(load(**options), documents, store_path, k, sites)
+
+
+@main.command()
+@click.argument("neuron")
+@click.option("--top", default=8, show_default=True, type=click.IntRange(min=1), help="Examples and words to show.")
+@json_option
+@store_option
+@model_options
+def neuron(neuron: str, top: int, as_json: bool, store_path: str, **options: Any) -> None:
+    """What NEURON means: its vocabulary and the sentences that drive it, both signs.
+
+    \b
+    Example:
+      icebear neuron L29.ffn.860 --store wiki.db
+    """
+    from actmax.card import describe
+    from app.terminal import card
+    from db.records import Neuron
+    from db.store import open_store
+
+    wanted = Neuron.parse(neuron)
+    with open_store(store_path, create=False) as store:
+        store.statistics(wanted)
+        model = load(**options)
+        store.check(model.fingerprint, model.name)
+        found = describe(store, wanted, model, top)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        stdout().print(card(found))
+
+
+@main.command()
+@click.argument("neuron")
+@click.argument("text")
+@store_option
+def label(neuron: str, text: str, store_path: str) -> None:
+    """Call NEURON by a name of your own; an empty TEXT removes it.
+
+    \b
+    Example:
+      icebear label L29.ffn.860 "the far north" --store wiki.db
+    """
+    from db.records import Neuron
+    from db.store import open_store
+
+    with open_store(store_path, create=False) as store:
+        store.set_label(Neuron.parse(neuron), text)
 
 
 @main.command()
 @json_option
 @model_options
-def doctor(as_json: bool, **options: Any) -> None:
+@click.option("--checksum", type=click.Path(dir_okay=False), help="Print the checksum of this store's results only.")
+def doctor(as_json: bool, checksum: str | None, **options: Any) -> None:
     """Versions, import roots, cache, and whether the model works.
 
     \b
@@ -294,10 +341,16 @@ def doctor(as_json: bool, **options: Any) -> None:
       icebear doctor
     """
     from app.doctor import examine
+    from db.store import open_store
 
-    facts = examine(lambda: _load(**options))
+    if checksum:
+        with open_store(checksum, create=False) as store:
+            value = store.checksum()
+        click.echo(json.dumps({"checksum": value}) if as_json else value)
+        return
+    facts = examine(lambda: load(**options))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         for name, value in facts.items():
             click.echo(f"{name:<12} {value}")

@@ -15,9 +15,10 @@ from rich.text import Text
 from concepts.render import color, ink, shares, visible
 
 if TYPE_CHECKING:
+    from actmax.card import Card
     from concepts.relevance import Relevance
     from concepts.vocabulary import Projection
-    from db.records import Ranked, TokenScore
+    from db.records import Example, Ranked, TokenScore
 
 
 def heatmap(relevance: Relevance) -> Text:
@@ -113,3 +114,41 @@ def _bars(tokens: list[dict[str, Any]]) -> str:
 
 def predictions(tokens: Sequence[TokenScore]) -> str:
     return ", ".join(f"{token.text!r} {token.probability:.2f}" for token in tokens)
+
+
+def card(found: Card) -> Group:
+    """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
+    statistics = found.statistics
+    parts: list[Any] = [
+        Text.assemble((str(found.neuron), "bold"), f"  {found.label}" if found.label else ""),
+        Text(
+            f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
+            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}",
+            "dim",
+        ),
+        Text(f"{_sparkline(statistics.histogram)}  activations, -128 to 128 by powers of two", "dim"),
+    ]
+    if found.projection:
+        parts.append(projection(found.projection))
+    for polarity, examples in found.examples.items():
+        words = ", ".join(found.words[polarity]) or "none"
+        title = f"Polarity {polarity}  ({found.kind[polarity]}; automatic label: {words})"
+        table = _grid(("activation", "right"), ("sentence", "left"), title=title)
+        for example in examples:
+            table.add_row(f"{example.activation:+.2f}", _highlighted(example))
+        parts.append(table)
+    return Group(*parts)
+
+
+def _highlighted(example: Example) -> Text:
+    """The tokens up to a little past the extreme one, which stands out."""
+    tokens, place = example.sentence.tokens, example.token
+    text = Text("..." if place > 25 else "")
+    for number in range(max(0, place - 25), min(len(tokens), place + 8)):
+        text.append(visible(tokens[number]), "bold reverse" if number == place else "")
+    return text.append("..." if place + 8 < len(tokens) else "")
+
+
+def _sparkline(counts: Sequence[int]) -> str:
+    largest = max(counts) or 1
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in counts)

@@ -176,6 +176,10 @@ class Model:
     def text(self, token: int) -> str:
         return self._tokenizer().decode([token]) if self.tokenizer is not None else f"<{token}>"
 
+    def token_texts(self, text: str) -> tuple[str, ...]:
+        """The tokens of a text as the model reads it, special ones included."""
+        return tuple(self.text(token) for token in self._ids(text))
+
     def special_ids(self) -> set[int]:
         return set(self.tokenizer.all_special_ids) if self.tokenizer is not None else set()
 

@@ -7,7 +7,8 @@ IcebearError
 │   └── DownloadError     a preset or corpus that could not be fetched or stored
 ├── MissingRule           an operation that no relevance rule covers
 ├── NumericalError        NaN or infinity in a forward or backward pass
-└── RecipeError           a recipe that is malformed or belongs to another model
+├── RecipeError           a recipe that is malformed or belongs to another model
+└── StoreError            a store that is missing, foreign, damaged, locked or made of something else
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class NumericalError(IcebearError):
 
 
 class RecipeError(IcebearError):
+    pass
+
+
+class StoreError(IcebearError):
     pass
 
 

@@ -58,3 +58,44 @@ class TokenScore:
     text: str
     logit: float
     probability: float
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of a corpus; `start` and `end` are character offsets in the document called `title`."""
+
+    id: int
+    text: str
+    title: str
+    start: int
+    end: int
+    tokens: tuple[str, ...] = ()
+    """As the model splits it; only of sentences from a store."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sentence and the token position where a neuron had this activation."""
+
+    activation: float
+    token: int
+    sentence: Sentence
+
+    @property
+    def token_text(self) -> str:
+        return self.sentence.tokens[self.token]
+
+
+@dataclass(frozen=True)
+class NeuronStatistics:
+    """A neuron's activations over a corpus: per token, the histogram over one token of each sentence."""
+
+    neuron: Neuron
+    id: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    positive: float
+    """The share of tokens with activation > 0."""
+    histogram: tuple[int, ...]

@@ -27,20 +27,28 @@ def commands(text):
     return [line.strip() for line in text.splitlines() if line.strip().startswith("icebear ")]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the examples run: with an index of 20 summaries, and the example recipe."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "examples").mkdir()
+    (folder / "examples" / EXAMPLE_RECIPE.name).write_text(EXAMPLE_RECIPE.read_text())
+    run("index", "--limit", "20", "--store", str(folder / "wiki.db"))
+    return folder
+
+
 @pytest.mark.parametrize("verb", list(main.commands))
-def test_every_verb_has_help_with_an_example_that_runs(verb, tmp_path, monkeypatch):
+def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch):
     examples = commands(main.commands[verb].help)
     assert examples, f"{verb} has no example"
     assert f"icebear {verb}" in README
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     for example in examples:
         run(*shlex.split(example)[1:])
 
 
-def test_every_command_in_the_readme_runs(tmp_path, monkeypatch):
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / EXAMPLE_RECIPE.name).write_text(EXAMPLE_RECIPE.read_text())
-    monkeypatch.chdir(tmp_path)
+def test_every_command_in_the_readme_runs(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     shell = "\n".join(re.findall(r"```(?:console|bash|sh)\n(.*?)```", README, re.DOTALL))
     found = [
         shlex.split(line.removeprefix("$ "), comments=True) for line in commands(shell.replace("$ icebear", "icebear"))
@@ -83,3 +91,19 @@ def test_demo_tells_the_story():
     output = run("demo")
     for part in ("' Arctic' 0.43", "L29.ffn.860", "' Canada'", "lives in the desert", "Where to go next"):
         assert part in output
+
+
+def test_a_card_a_label_and_units(folder):
+    store = ("--store", str(folder / "wiki.db"))
+    card = json.loads(run("neuron", "L29.ffn.860", *store, "--json"))
+    assert card["examples"]["+"][0]["token_text"] in card["examples"]["+"][0]["text"]
+    assert card["statistics"]["max"] == card["examples"]["+"][0]["activation"]
+    assert card["vocabulary"]["promoted"][0]["text"] == " Canada"
+    run("label", "L29.ffn.860", "north <b>", *store)
+    assert "north <b>" in run("neuron", "L29.ffn.860", *store)
+    run("label", "L29.ffn.860", "", *store)
+    assert json.loads(run("neuron", "L29.ffn.860", *store, "--json"))["label"] is None
+    steered = json.loads(run("steer", PROMPT, "--edit", "L29.ffn.860=-1max", "--max-new-tokens", "2", *store, "--json"))
+    assert steered["edits"] == ["L29.ffn.860=-1max"]
+    result = RUN.invoke(main, ["neuron", "L3.attn.1", *store])
+    assert (result.exit_code, "does not have L3.attn.1" in result.stderr) == (1, True)

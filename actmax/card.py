@@ -1,0 +1,115 @@
+"""`describe`: what a store (and, if loaded, the model) knows of one neuron."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from concepts.models import Model
+from concepts.vocabulary import Projection, project
+from db.records import Example, Neuron, NeuronStatistics
+from db.store import Store
+
+SHARE = 0.9
+"""Of a polarity's examples that must agree for a class."""
+DEAD = 1e-3
+"""A dead neuron's activation never exceeds this."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A neuron: vocabulary (None without a model), examples of both signs, statistics, class and label."""
+
+    neuron: Neuron
+    projection: Projection | None
+    examples: dict[str, list[Example]]
+    """polarity -> furthest first."""
+    statistics: NeuronStatistics
+    kind: dict[str, str]
+    """polarity -> class, see `classify`."""
+    words: dict[str, list[str]]
+    """polarity -> an automatic label, see `distinctive_words`."""
+    label: str | None
+    """What somebody called it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "neuron": str(self.neuron),
+            "label": self.label,
+            "automatic_label": self.words,
+            "class": self.kind,
+            "statistics": {
+                name: getattr(self.statistics, name) for name in ("mean", "std", "min", "max", "positive", "histogram")
+            },
+            "vocabulary": self.projection.to_dict() if self.projection else None,
+            "examples": {
+                polarity: [
+                    {
+                        "activation": example.activation,
+                        "token": example.token,
+                        "token_text": example.token_text,
+                        "text": example.sentence.text,
+                        "title": example.sentence.title,
+                    }
+                    for example in examples
+                ]
+                for polarity, examples in self.examples.items()
+            },
+        }
+
+
+def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 10) -> Card:
+    """The card of a neuron of the store's index, with its vocabulary if the model is given."""
+    statistics = store.statistics(neuron)
+    examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
+    return Card(
+        neuron,
+        project(model, neuron, k) if model and neuron.site in ("ffn", "attn") else None,
+        {polarity: found[:k] for polarity, found in examples.items()},
+        statistics,
+        {polarity: classify(found, statistics) for polarity, found in examples.items()},
+        {polarity: distinctive_words(store, found) for polarity, found in examples.items()},
+        store.label(neuron),
+    )
+
+
+def classify(examples: Sequence[Example], statistics: NeuronStatistics) -> str:
+    """``dead``, ``token detector``, ``positional`` or ``other`` (after Voita et al. 2023, arXiv 2309.04827).
+
+    Read off the stored examples of one polarity: dead when no activation exceeds `DEAD`; a token detector when
+    `SHARE` of the examples have the same token at the extreme; positional when they have the same position.
+    """
+    if max(abs(statistics.min), abs(statistics.max)) < DEAD:
+        return "dead"
+    if len(examples) < 2:
+        return "other"
+    tokens = Counter(example.token_text.strip().lower() for example in examples)
+    positions = Counter(example.token for example in examples)
+    if max(tokens.values()) >= SHARE * len(examples):
+        return "token detector"
+    return "positional" if max(positions.values()) >= SHARE * len(examples) else "other"
+
+
+def distinctive_words(store: Store, examples: Sequence[Example], k: int = 3) -> list[str]:
+    """The words that set the examples apart from the corpus, by the z-score of the log-odds (Monroe et al. 2008).
+
+    Only words of at least two examples count.
+    """
+    counts = Counter(
+        word for example in examples for word in set(re.findall(r"[^\W\d_]{2,}", example.sentence.text.lower()))
+    )
+    common = {word: count for word, count in counts.items() if count >= 2}
+    corpus = store.sentences_with(common)
+    total = store.count("sentences")
+
+    def z(word: str) -> float:
+        here, everywhere = common[word], max(corpus[word], common[word])
+        odds = (here + 0.5) / (len(examples) - here + 0.5)
+        other = (everywhere - here + 0.5) / (total - everywhere - len(examples) + here + 0.5)
+        return math.log(odds / max(other, 1e-9)) / math.sqrt(1 / (here + 0.5) + 1 / (everywhere - here + 0.5))
+
+    return sorted((word for word in common if z(word) > 1.96), key=lambda word: (-z(word), word))[:k]

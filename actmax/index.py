@@ -1,0 +1,180 @@
+"""`build_index`: a resumable scan of a corpus into a store."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from actmax.corpus import Corpus
+from actmax.scan import empty_table, neuron_count, scan_shard, shards
+from actmax.topk import FIXED_POINT, Table, merge
+from concepts.models import Model
+from db.errors import InputError
+from db.records import Sentence
+from db.store import Store
+
+SHARD = 256
+"""Sentences in a shard. Batches are formed inside one, so this is part of what an index is made of."""
+
+COMMIT_SECONDS = 20.0
+"""A kill loses at most this much work, and the shard it falls in."""
+
+QUANTILES = tuple(n / 8 for n in range(9))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a scan stands."""
+
+    sentences: int
+    tokens: int
+    seconds: float
+    """Of this run; with `tokens` the speed."""
+
+
+def build_index(
+    model: Model,
+    corpus: Corpus,
+    store: Store,
+    k: int = 32,
+    sites: Sequence[str] = ("ffn",),
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    order: Callable[[list[int]], list[int]] | None = None,
+) -> Counter[str]:
+    """Scan `corpus` into `store`: for each neuron the k most extreme sentences of both signs, a sample, statistics.
+
+    Interrupted, it goes on where it was; the finished tables are the same to the bit, whatever the interruptions
+    and the order of shards. Returns the corpus's counts. Raises `StoreError` when the store was made otherwise.
+    order: rearranges the shards' numbers (for tests of just that).
+    """
+    if k < 1:
+        raise InputError(f"An index keeps at least 1 example a neuron, not {k}.")
+    facts = {
+        "model": model.name,
+        "fingerprint": model.fingerprint,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "corpus": corpus.name,
+        "corpus_fingerprint": corpus.fingerprint,
+        "k": k,
+        "sites": list(sites),
+        "shard": SHARD,
+        "seed": seed,
+    }
+    store.claim(facts)
+    counts: Counter[str] = Counter()
+    all_shards = shards(corpus.sentences(counts), SHARD)
+    if "finished" in store.facts():
+        for _ in all_shards:
+            pass
+        return counts
+    done = store.finished_shards()
+    table = _unpack(store.progress()) or empty_table(neuron_count(model, sites), k)
+    waiting: dict[int, list[Sentence]] = {}
+    start = last = time.monotonic()
+    sentences = tokens = 0
+    numbered: Iterator[tuple[int, list[Sentence]]] = enumerate(all_shards)
+    if order:
+        listed = list(numbered)
+        numbered = iter([listed[number] for number in order(list(range(len(listed))))])
+    for number, shard in numbered:
+        if number in done:
+            continue
+        found = scan_shard(model, shard, k, sites, seed, threshold=table.values[:, :, -1])
+        table = merge(table, found)
+        waiting[number] = [dataclasses.replace(sentence, tokens=model.token_texts(sentence.text)) for sentence in shard]
+        sentences, tokens = sentences + len(shard), tokens + found.token_count
+        on_progress(Progress(sentences, tokens, time.monotonic() - start))
+        if time.monotonic() - last > COMMIT_SECONDS:
+            store.commit_shards(waiting, _pack(table))
+            waiting, last = {}, time.monotonic()
+    if waiting:
+        store.commit_shards(waiting, _pack(table))
+    if not table.token_count:
+        raise InputError(f"The corpus {corpus.name} has no sentence of at least two tokens.")
+    finished = {"finished": True, "tokens": table.token_count}
+    store.finish(_statistics(table, model, sites), _examples(table), _samples(table), finished)
+    return counts
+
+
+# --- the running summary, packed --------------------------------------------------------------------------
+
+
+def _pack(table: Table) -> dict[str, bytes]:
+    packed = {}
+    for field in dataclasses.fields(table):
+        value = getattr(table, field.name)
+        buffer = io.BytesIO()
+        np.save(buffer, value.numpy() if isinstance(value, torch.Tensor) else np.array(value), allow_pickle=False)
+        packed[field.name] = buffer.getvalue()
+    return packed
+
+
+def _unpack(packed: dict[str, bytes]) -> Table | None:
+    if not packed:
+        return None
+    arrays = {name: np.load(io.BytesIO(value), allow_pickle=False) for name, value in packed.items()}
+    values: dict[str, Any] = {
+        name: int(array) if array.ndim == 0 else torch.from_numpy(array) for name, array in arrays.items()
+    }
+    return Table(**values)
+
+
+# --- the result tables' rows ------------------------------------------------------------------------------
+
+
+def _statistics(table: Table, model: Model, sites: Sequence[str]) -> Iterator[tuple]:
+    count = table.token_count
+    mean = table.total.double() / FIXED_POINT / count
+    std = (table.squares.double() / FIXED_POINT / count - mean**2).clamp(min=0).sqrt()
+    columns = zip(
+        mean.tolist(),
+        std.tolist(),
+        (-table.extremes[1]).tolist(),
+        table.extremes[0].tolist(),
+        (table.positive.double() / count).tolist(),
+        table.histogram.tolist(),
+        strict=True,
+    )
+    names = ((layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site)))
+    for number, (name, (*numbers, histogram)) in enumerate(zip(names, columns, strict=True)):
+        yield (number, *name, *numbers, json.dumps(histogram, separators=(",", ":")))
+
+
+def _examples(table: Table) -> Iterator[tuple]:
+    for neuron in range(table.values.shape[1]):
+        for polarity in range(2):
+            sign = 1 - 2 * polarity
+            rows = zip(
+                table.sentences[polarity, neuron].tolist(),
+                table.tokens[polarity, neuron].tolist(),
+                table.values[polarity, neuron].tolist(),
+                strict=True,
+            )
+            for rank, (sentence, token, value) in enumerate(rows):
+                if value > 0:
+                    yield neuron, polarity, rank, sentence, token, sign * value
+
+
+def _samples(table: Table) -> Iterator[tuple]:
+    """At each of `QUANTILES` of a neuron's seeded sample, the sentence that is there."""
+    count = len(table.sample_sentences)
+    places = [round(quantile * (count - 1)) for quantile in QUANTILES]
+    by_id = table.sample_sentences.argsort()
+    values = table.sample_values[by_id]  # (M, N)
+    order = values.argsort(dim=0, stable=True)[places]  # (Q, N): equal values in order of sentence id
+    chosen = values.gather(0, order)
+    sentences, tokens = table.sample_sentences[by_id][order], table.sample_tokens[by_id][order]
+    for neuron in range(values.shape[1]):
+        rows = zip(sentences[:, neuron].tolist(), tokens[:, neuron].tolist(), chosen[:, neuron].tolist(), strict=True)
+        for quantile, row in zip(QUANTILES, rows, strict=True):
+            yield (neuron, quantile, *row)

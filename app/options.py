@@ -1,0 +1,66 @@
+"""What the verbs share: options, the model, and printing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from concepts.models import Model
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+store_option = click.option("--store", "store_path", default="icebear.db", show_default=True, help="The SQLite file.")
+
+
+def model_options(command: Callable) -> Callable:
+    for option in (
+        click.option("--accept-terms", is_flag=True, help="Accept the terms of a preset that has them."),
+        click.option("--dtype", help="float32, bfloat16, float16; default: what suits the device."),
+        click.option("--device", default="auto", show_default=True, help="cuda, mps or cpu."),
+        click.option("--model", "model_name", default="smollm2-135m", show_default=True,
+                     help="A preset, hub id, folder or .gguf file."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def explain_options(command: Callable) -> Callable:
+    for option in (
+        click.option("--method", default="attnlrp", show_default=True, help="attnlrp or cp-lrp."),
+        click.option("--contrast", help="Explain the target against this token."),
+        click.option("--target", help="The next token to explain; default: the most probable one."),
+    ):
+        command = option(command)
+    return command
+
+
+def load(model_name: str, device: str, dtype: str | None, accept_terms: bool) -> Model:
+    from concepts.models import load_model
+
+    return load_model(model_name, device=device, dtype=dtype, accept_terms=accept_terms)
+
+
+def stdout() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=110)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
+
+
+def method_named(name: str) -> Any:
+    from concepts.lrp.method import METHODS
+    from db.errors import UnknownName
+
+    if name not in METHODS:
+        raise UnknownName("method", name, METHODS, f"The methods are {', '.join(METHODS)}.")
+    return METHODS[name]

@@ -1,0 +1,35 @@
+"""Long work with a progress bar on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from actmax import index
+from actmax.corpus import Corpus
+from concepts.models import Model
+from db.store import open_store
+
+
+def indexing(model: Model, corpus: Corpus, store_path: str, k: int, sites: Sequence[str]) -> None:
+    """Build an index, showing sentences, tokens per second and the time left."""
+    console = Console(stderr=True, highlight=False)
+    total = sum(1 for _ in corpus.sentences())
+    columns = (TextColumn("{task.completed}/{task.total} sentences"), BarColumn(), TextColumn("{task.fields[speed]}"))
+    with open_store(store_path) as store, Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        done = index.SHARD * len(store.finished_shards())
+        task = bar.add_task("", total=total, completed=min(done, total), speed="")
+
+        def show(progress: index.Progress) -> None:
+            speed = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tokens/s"
+            bar.update(task, completed=min(total, done + progress.sentences), speed=speed)
+
+        try:
+            counts = index.build_index(model, corpus, store, k, sites, on_progress=show)
+        except KeyboardInterrupt:
+            console.print("Interrupted; the same command goes on from the last commit.")
+            raise SystemExit(130) from None
+    summary = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    console.print(f"{store_path}: {summary}", highlight=False)

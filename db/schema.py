@@ -1,0 +1,55 @@
+"""The tables of a store, as an append-only list of migrations.
+
+    icebear     key, value: what the index was made of (model, corpus, k, ...), as JSON
+    shards      the parts of the corpus that were scanned
+    progress    the running summary of an unfinished scan, packed
+    sentences   id, text, title, start, end (offsets in the document), tokens (as the model splits it, JSON), with
+                full-text search in sentences_fts and its words in sentence_words
+    neurons     id, layer, site, idx, and statistics over the corpus
+    examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation
+    samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
+    attributions  neuron, polarity, sentence, method, token relevances as JSON
+    labels      neuron, text: what people called it
+
+The views neuron_names and example_texts show them with readable ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlite_utils import Database
+
+MIGRATIONS: list[Callable[[Database], None]] = []
+migration = MIGRATIONS.append
+
+
+@migration
+def initial(database: Database) -> None:
+    for statement in (
+        "CREATE TABLE icebear (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        "CREATE TABLE shards (number INTEGER PRIMARY KEY, sentences INTEGER NOT NULL)",
+        "CREATE TABLE progress (part TEXT PRIMARY KEY, packed BLOB NOT NULL)",
+        "CREATE TABLE sentences (id INTEGER PRIMARY KEY, text TEXT NOT NULL, title TEXT NOT NULL, "
+        '"start" INTEGER NOT NULL, "end" INTEGER NOT NULL, tokens TEXT NOT NULL)',
+        "CREATE TABLE neurons (id INTEGER PRIMARY KEY, layer INTEGER NOT NULL, site TEXT NOT NULL, "
+        "idx INTEGER NOT NULL, mean REAL NOT NULL, std REAL NOT NULL, min REAL NOT NULL, "
+        "max REAL NOT NULL, positive REAL NOT NULL, histogram TEXT NOT NULL, UNIQUE (layer, site, idx))",
+        "CREATE TABLE examples (neuron INTEGER NOT NULL REFERENCES neurons, polarity INTEGER NOT NULL, "
+        "rank INTEGER NOT NULL, sentence INTEGER NOT NULL REFERENCES sentences, token INTEGER NOT NULL, "
+        "activation REAL NOT NULL, PRIMARY KEY (neuron, polarity, rank)) WITHOUT ROWID",
+        "CREATE TABLE samples (neuron INTEGER NOT NULL REFERENCES neurons, quantile REAL NOT NULL, "
+        "sentence INTEGER NOT NULL REFERENCES sentences, token INTEGER NOT NULL, activation REAL NOT NULL, "
+        "PRIMARY KEY (neuron, quantile)) WITHOUT ROWID",
+        "CREATE TABLE attributions (neuron INTEGER NOT NULL REFERENCES neurons, polarity INTEGER NOT NULL, "
+        "sentence INTEGER NOT NULL REFERENCES sentences, method TEXT NOT NULL, relevance TEXT NOT NULL, "
+        "PRIMARY KEY (neuron, polarity, sentence, method)) WITHOUT ROWID",
+        "CREATE TABLE labels (neuron INTEGER PRIMARY KEY REFERENCES neurons, text TEXT NOT NULL)",
+        "CREATE VIEW neuron_names AS SELECT 'L' || layer || '.' || site || '.' || idx AS name, * FROM neurons",
+        "CREATE VIEW example_texts AS SELECT name, CASE polarity WHEN 0 THEN '+' ELSE '-' END AS sign, rank, "
+        "activation, token, text, title FROM examples JOIN neuron_names ON neuron = neuron_names.id "
+        "JOIN sentences ON sentence = sentences.id",
+    ):
+        database.execute(statement)
+    database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
+    database.execute("CREATE VIRTUAL TABLE sentence_words USING fts5vocab(sentences_fts, row)")

@@ -1,0 +1,242 @@
+"""All SQL: one SQLite file that any SQLite tool opens (see db/schema.py for its tables)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+
+from db.errors import StoreError
+from db.records import Example, Neuron, NeuronStatistics, Sentence
+from db.schema import MIGRATIONS
+
+RESULTS = ("shards", "sentences", "neurons", "examples", "samples")
+"""The tables that a finished scan fixes, to the bit."""
+
+
+@contextmanager
+def open_store(path: str | Path, create: bool = True) -> Iterator[Store]:
+    """The store at `path`, made if it does not exist. Raises `StoreError` for what is no store of ours."""
+    store = Store(Path(path), create)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+class Store:
+    """Readers may look on while one writer writes."""
+
+    def __init__(self, path: Path, create: bool = True):
+        self.path = path
+        if not create and not path.exists():
+            raise StoreError(f"There is no store {path}; build one with: icebear index --store {path}")
+        try:
+            # Autocommit: `_writing` says where a transaction begins and ends.
+            connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+            self.database = Database(connection)
+            self._migrate()
+            connection.execute("PRAGMA foreign_keys = ON")
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+
+    def close(self) -> None:
+        self.database.conn.close()
+
+    def _migrate(self) -> None:
+        version = self.database.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(MIGRATIONS):
+            raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
+        if version == 0 and self.database.table_names():
+            raise StoreError(f"{self.path} is a SQLite file of something else; name another one with --store.")
+        if version < len(MIGRATIONS):
+            self.database.execute("PRAGMA journal_mode = WAL")
+            with self._writing():
+                for migrate in MIGRATIONS[version:]:
+                    migrate(self.database)
+                self.database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction; rolled back after an exception. Raises `StoreError` when another process writes."""
+        try:
+            self.database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self.database.execute("ROLLBACK")
+                raise
+            self.database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: sqlite3.Error) -> StoreError:
+        text = str(error)
+        if "locked" in text or "busy" in text:
+            return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
+        if "not a database" in text or "malformed" in text or "disk image" in text:
+            return StoreError(f"{self.path} is no SQLite file or damaged; restore a copy or name another --store.")
+        if "full" in text:
+            return StoreError(f"The disk of {self.path} is full; make room and run the same command again.")
+        if "readonly" in text or "unable to open" in text:
+            return StoreError(f"{self.path} cannot be written here; check the folder, or name another --store.")
+        return StoreError(f"{self.path} cannot be used ({text}).")
+
+    # --- what the index is made of ----------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What the index was made of; empty before the first scan."""
+        return {key: json.loads(value) for key, value in self.database.execute("SELECT key, value FROM icebear")}
+
+    def claim(self, facts: dict[str, Any]) -> None:
+        """Record what the index is made of, or raise `StoreError` if it is made of something else."""
+        have = self.facts()
+        for key, value in facts.items():
+            if have and have.get(key) != value:
+                raise StoreError(
+                    f"{self.path} was built with {key} {have.get(key)!r}, not {value!r}; use the same again, or "
+                    "another --store."
+                )
+        if not have:
+            with self._writing():
+                self._set_facts(facts)
+
+    def check(self, fingerprint: str, name: str) -> None:
+        """Raise `StoreError` if the index was made from another model."""
+        facts = self.facts()
+        if facts and facts["fingerprint"] != fingerprint:
+            raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
+
+    def _set_facts(self, facts: dict[str, Any]) -> None:
+        self.database.conn.executemany(
+            "INSERT OR REPLACE INTO icebear VALUES (?, ?)", [(k, json.dumps(v)) for k, v in facts.items()]
+        )
+
+    # --- the scan ---------------------------------------------------------------------------------------
+
+    def finished_shards(self) -> set[int]:
+        return {row[0] for row in self.database.execute("SELECT number FROM shards")}
+
+    def progress(self) -> dict[str, bytes]:
+        """The parts of the running summary, empty before the first commit."""
+        return dict(self.database.execute("SELECT part, packed FROM progress").fetchall())
+
+    def commit_shards(self, shards: dict[int, list[Sentence]], progress: dict[str, bytes]) -> None:
+        """Shards and the summary that holds them, in one transaction: a kill leaves both or neither."""
+        with self._writing():
+            self.database.conn.executemany(
+                "INSERT INTO shards VALUES (?, ?)", [(number, len(shard)) for number, shard in shards.items()]
+            )
+            self.database.conn.executemany(
+                "INSERT INTO sentences VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False))
+                    for shard in shards.values()
+                    for s in shard
+                ],
+            )
+            self.database.conn.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?)", progress.items())
+
+    def finish(
+        self, statistics: Iterable[tuple], examples: Iterable[tuple], samples: Iterable[tuple], facts: dict[str, Any]
+    ) -> None:
+        """The result tables, in one transaction; the running summary goes."""
+        with self._writing():
+            many = self.database.conn.executemany
+            many("INSERT INTO neurons VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", statistics)
+            many("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
+            many("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+            self.database.execute("DELETE FROM progress")
+            self._set_facts(facts)
+        self.database.execute("VACUUM")  # the running summary took as much room as the result
+        self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def checksum(self) -> str:
+        """SHA-256 of the result tables' rows, in key order."""
+        digest = hashlib.sha256()
+        for table in RESULTS:
+            keys = self.database[table].pks  # type: ignore[union-attr]
+            for row in self.database.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}"):
+                digest.update(repr(row).encode())
+        return digest.hexdigest()
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    def statistics(self, neuron: Neuron) -> NeuronStatistics:
+        row = self.database.execute(
+            "SELECT id, mean, std, min, max, positive, histogram FROM neurons WHERE layer = ? AND site = ? AND idx = ?",
+            (neuron.layer, neuron.site, neuron.index),
+        ).fetchone()
+        if row is None:
+            made = "it is empty" if not self.facts() else "it has other sites or layers, or its scan is not finished"
+            raise StoreError(f"{self.path} does not have {neuron} ({made}); run icebear index --store {self.path}.")
+        identity, mean, std, low, high, positive, histogram = row
+        return NeuronStatistics(neuron, identity, mean, std, low, high, positive, tuple(json.loads(histogram)))
+
+    def statistic(self, neuron: Neuron, unit: str) -> float:
+        """The ``max`` (largest magnitude) or ``std`` of a neuron, for edits in those units."""
+        found = self.statistics(neuron)
+        return {"max": max(abs(found.max), abs(found.min)), "std": found.std}[unit]
+
+    def examples(self, neuron: Neuron, polarity: str = "+", k: int | None = None) -> list[Example]:
+        """The sentences that drive the neuron furthest in this direction, furthest first."""
+        return self._examples(
+            neuron,
+            "examples",
+            "WHERE neuron = ? AND polarity = ? ORDER BY rank LIMIT ?",
+            "+-".index(polarity),
+            -1 if k is None else k,
+        )
+
+    def samples(self, neuron: Neuron) -> list[Example]:
+        """A seeded sample over the neuron's range, from its lowest to its highest activation."""
+        return self._examples(
+            neuron,
+            "samples",
+            "WHERE neuron = ? ORDER BY quantile",
+        )
+
+    def _examples(self, neuron: Neuron, table: str, where: str, *arguments: Any) -> list[Example]:
+        identity = self.statistics(neuron).id
+        query = (
+            f'SELECT activation, token, s.id, text, title, "start", "end", tokens FROM {table} '
+            f"JOIN sentences s ON s.id = sentence {where}"
+        )
+        rows = self.database.execute(query, (identity, *arguments))
+        return [
+            Example(activation, token, Sentence(number, text, title, start, end, tuple(json.loads(tokens))))
+            for activation, token, number, text, title, start, end, tokens in rows
+        ]
+
+    # --- words ------------------------------------------------------------------------------------------
+
+    def sentences_with(self, words: Iterable[str]) -> dict[str, int]:
+        """word -> how many sentences of the corpus have it, for lower-case words without accents."""
+        found = {}
+        for word in words:
+            row = self.database.execute("SELECT doc FROM sentence_words WHERE term = ?", (word,)).fetchone()
+            found[word] = row[0] if row else 0
+        return found
+
+    def label(self, neuron: Neuron) -> str | None:
+        """What somebody called the neuron."""
+        identity = self.statistics(neuron).id
+        row = self.database.execute("SELECT text FROM labels WHERE neuron = ?", (identity,)).fetchone()
+        return row[0] if row else None
+
+    def set_label(self, neuron: Neuron, text: str) -> None:
+        """Call the neuron `text`; an empty text removes its label."""
+        identity = self.statistics(neuron).id
+        with self._writing():
+            self.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
+            if text.strip():
+                self.database.execute("INSERT INTO labels VALUES (?, ?)", (identity, text.strip()))
+
+    def count(self, table: str) -> int:
+        return self.database[table].count
