@@ -6,12 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from actmax.annotation import annotate
     from actmax.corpus import read_corpus
     from actmax.index import build_index
 
-__all__ = ["build_index", "read_corpus"]
+__all__ = ["annotate", "build_index", "read_corpus"]
 
-_LAZY = {"build_index": "actmax.index", "read_corpus": "actmax.corpus"}
+_LAZY = {"annotate": "actmax.annotation", "build_index": "actmax.index", "read_corpus": "actmax.corpus"}
 
 
 def __getattr__(name: str) -> Any:

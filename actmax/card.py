@@ -54,6 +54,7 @@ class Card:
                         "token_text": example.token_text,
                         "text": example.sentence.text,
                         "title": example.sentence.title,
+                        "relevance": example.relevance,
                     }
                     for example in examples
                 ]

@@ -284,10 +284,11 @@ def index(
 @main.command()
 @click.argument("neuron")
 @click.option("--top", default=8, show_default=True, type=click.IntRange(min=1), help="Examples and words to show.")
+@click.option("--annotate", "annotated", is_flag=True, help="Attribute the shown examples first, and keep that.")
 @json_option
 @store_option
 @model_options
-def neuron(neuron: str, top: int, as_json: bool, store_path: str, **options: Any) -> None:
+def neuron(neuron: str, top: int, annotated: bool, as_json: bool, store_path: str, **options: Any) -> None:
     """What NEURON means: its vocabulary and the sentences that drive it, both signs.
 
     \b
@@ -295,6 +296,7 @@ def neuron(neuron: str, top: int, as_json: bool, store_path: str, **options: Any
       icebear neuron L29.ffn.860 --store wiki.db
     """
     from actmax.card import describe
+    from app.progress import annotating
     from app.terminal import card
     from db.records import Neuron
     from db.store import open_store
@@ -304,11 +306,45 @@ def neuron(neuron: str, top: int, as_json: bool, store_path: str, **options: Any
         store.statistics(wanted)
         model = load(**options)
         store.check(model.fingerprint, model.name)
+        if annotated:
+            annotating(model, store, [wanted], top)
         found = describe(store, wanted, model, top)
     if as_json:
         print_json(found.to_dict())
     else:
         stdout().print(card(found))
+
+
+@main.command()
+@click.argument("neurons", nargs=-1)
+@click.option("--prompt", help="The neurons that matter most to what follows this prompt.")
+@click.option("--top", default=50, show_default=True, type=click.IntRange(min=1), help="How many of them.")
+@click.option("--k", default=8, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
+@store_option
+@model_options
+def annotate(neurons: tuple[str, ...], prompt: str | None, top: int, k: int, store_path: str, **options: Any) -> None:
+    """Attribute the examples of NEURONS to their tokens, and keep that in the store.
+
+    \b
+    Example:
+      icebear annotate L29.ffn.860 --store wiki.db --k 2
+    """
+    from app.progress import annotating
+    from concepts.attribution import attribute as run
+    from db.records import Neuron
+    from db.store import open_store
+
+    if bool(neurons) == bool(prompt):
+        raise click.UsageError("Give either NEURONS or --prompt.")
+    wanted = [Neuron.parse(name) for name in neurons]
+    with open_store(store_path, create=False) as store:
+        for name in wanted:
+            store.statistics(name)
+        model = load(**options)
+        if prompt:
+            relevance = run(model, prompt, sites=store.facts()["sites"])
+            wanted = [row.neuron for row in relevance.top(top)]
+        annotating(model, store, wanted, k)
 
 
 @main.command()

@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from actmax import index
+from actmax.annotation import annotate
 from actmax.corpus import Corpus
 from concepts.models import Model
-from db.store import open_store
+from db.records import Neuron
+from db.store import Store, open_store
 
 
 def indexing(model: Model, corpus: Corpus, store_path: str, k: int, sites: Sequence[str]) -> None:
@@ -33,3 +35,14 @@ def indexing(model: Model, corpus: Corpus, store_path: str, k: int, sites: Seque
             raise SystemExit(130) from None
     summary = ", ".join(f"{count:,} {what}" for what, count in counts.items())
     console.print(f"{store_path}: {summary}", highlight=False)
+
+
+def annotating(model: Model, store: Store, neurons: Sequence[Neuron], k: int) -> None:
+    """Attribute examples, showing how many are done."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.completed}/{task.total} examples"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=None)
+        annotate(
+            model, store, neurons, k, on_progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )

@@ -144,8 +144,11 @@ def _highlighted(example: Example) -> Text:
     """The tokens up to a little past the extreme one, which stands out."""
     tokens, place = example.sentence.tokens, example.token
     text = Text("..." if place > 25 else "")
+    parts = shares(list(example.relevance)) if example.relevance else [0.0] * len(tokens)
     for number in range(max(0, place - 25), min(len(tokens), place + 8)):
-        text.append(visible(tokens[number]), "bold reverse" if number == place else "")
+        rgb = color(parts[number])
+        style = Style(color=ink(rgb), bgcolor="#{:02x}{:02x}{:02x}".format(*rgb)) if example.relevance else Style()
+        text.append(visible(tokens[number]), style + Style(bold=True, underline=True) if number == place else style)
     return text.append("..." if place + 8 < len(tokens) else "")
 
 

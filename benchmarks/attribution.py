@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from concepts import attribute, load_model
-from concepts.attribution import _embedding_leaf
+from concepts.attribution import embedding_leaf
 
 
 def tokens(model, count: int) -> list[int]:
@@ -33,7 +33,7 @@ def forward(model, ids):
 
 
 def gradient_x_input(model, ids):
-    with _embedding_leaf(model) as leaf:
+    with embedding_leaf(model) as leaf:
         logits = model.net(torch.tensor([ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
         (gradient,) = torch.autograd.grad(logits.max(), leaf)
     return (gradient * leaf[0]).sum(-1)

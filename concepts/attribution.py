@@ -112,14 +112,13 @@ def _run(
 ) -> list[Relevance]:
     batch = plan.batch
     count, length = batch.ids.shape
-    dtype = torch.promote_types(model.dtype, torch.float32)
-    ledger = {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
+    ledger = new_ledger(model, count)
     taps = Taps(model, sites, count, length)
     layers = model.layer_modules if checkpoint else ()
     with (
         torch.enable_grad(),
         relevance_rules(model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers) as mode,
-        _embedding_leaf(model) as leaf,
+        embedding_leaf(model) as leaf,
         taps.reading(),
     ):
         needed = sorted({place for row in plan.positions for place in row})
@@ -128,11 +127,23 @@ def _run(
         taps.check_forward(batch.mask)
         (gradient,) = torch.autograd.grad(explained.sum(), leaf[0])
         taps.finish()
+    dtype = ledger["softmax"].dtype
     tokens = (leaf[0].detach().to(dtype) * gradient.to(dtype)).sum(-1)  # (B, T)
     return [
         _result(model, plan, row, targets[row], explained, logits, needed, tokens, taps, ledger, method, mode)
         for row in range(count)
     ]
+
+
+def new_ledger(model: Model, count: int) -> dict[str, Tensor]:
+    """Zeros (B,) for what the rules keep, by name, in float32 (float64 for a float64 model)."""
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
+
+
+def last_logits(model: Model, batch: Batch) -> Tensor:
+    """(B, 1, V) logits at the last column: the cheapest whole forward pass."""
+    return _logits(model, batch, [batch.ids.shape[1] - 1])
 
 
 def _logits(model: Model, batch: Batch, positions: list[int]) -> Tensor:
@@ -159,7 +170,7 @@ def _explained(plan: _Plan, logits: Tensor, needed: list[int]) -> tuple[list[tup
 
 
 @contextmanager
-def _embedding_leaf(model: Model) -> Iterator[list[Tensor]]:
+def embedding_leaf(model: Model) -> Iterator[list[Tensor]]:
     """Makes the token embeddings (B, T, D) a leaf that requires a gradient, and yields it in a list."""
     leaf: list[Tensor] = []
 

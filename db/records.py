@@ -80,6 +80,8 @@ class Example:
     activation: float
     token: int
     sentence: Sentence
+    relevance: tuple[float, ...] | None = None
+    """Of the sentence's tokens for the activation, once annotated."""
 
     @property
     def token_text(self) -> str:

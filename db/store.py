@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from db.errors import StoreError
+from db.errors import InputError, StoreError
 from db.records import Example, Neuron, NeuronStatistics, Sentence
 from db.schema import MIGRATIONS
 
@@ -184,35 +184,59 @@ class Store:
         found = self.statistics(neuron)
         return {"max": max(abs(found.max), abs(found.min)), "std": found.std}[unit]
 
-    def examples(self, neuron: Neuron, polarity: str = "+", k: int | None = None) -> list[Example]:
-        """The sentences that drive the neuron furthest in this direction, furthest first."""
+    def examples(
+        self, neuron: Neuron, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
+    ) -> list[Example]:
+        """The sentences that drive the neuron furthest in this direction, furthest first.
+
+        method: whose attributions come with them, where there are any.
+        """
         return self._examples(
-            neuron,
-            "examples",
-            "WHERE neuron = ? AND polarity = ? ORDER BY rank LIMIT ?",
-            "+-".index(polarity),
+            "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "
+            "AND a.polarity = e.polarity AND a.sentence = e.sentence AND a.method = ? "
+            "WHERE e.neuron = ? AND e.polarity = ? ORDER BY rank LIMIT ?",
+            method,
+            self.statistics(neuron).id,
+            _sign(polarity),
             -1 if k is None else k,
         )
 
     def samples(self, neuron: Neuron) -> list[Example]:
         """A seeded sample over the neuron's range, from its lowest to its highest activation."""
         return self._examples(
-            neuron,
-            "samples",
+            "FROM (SELECT *, NULL AS relevance FROM samples) a JOIN sentences s ON s.id = sentence "
             "WHERE neuron = ? ORDER BY quantile",
+            self.statistics(neuron).id,
         )
 
-    def _examples(self, neuron: Neuron, table: str, where: str, *arguments: Any) -> list[Example]:
-        identity = self.statistics(neuron).id
-        query = (
-            f'SELECT activation, token, s.id, text, title, "start", "end", tokens FROM {table} '
-            f"JOIN sentences s ON s.id = sentence {where}"
+    def _examples(self, source: str, *arguments: Any) -> list[Example]:
+        rows = self.database.execute(
+            f'SELECT activation, token, s.id, text, title, "start", "end", tokens, a.relevance {source}', arguments
         )
-        rows = self.database.execute(query, (identity, *arguments))
         return [
-            Example(activation, token, Sentence(number, text, title, start, end, tuple(json.loads(tokens))))
-            for activation, token, number, text, title, start, end, tokens in rows
+            Example(
+                activation,
+                token,
+                Sentence(number, text, title, start, end, tuple(json.loads(tokens))),
+                tuple(json.loads(relevance)["tokens"]) if relevance else None,
+            )
+            for activation, token, number, text, title, start, end, tokens, relevance in rows
         ]
+
+    def add_attributions(self, method: str, rows: Iterable[tuple[Neuron, str, int, list[float], dict]]) -> None:
+        """Rows of neuron, polarity, sentence id, token relevances, conservation."""
+        packed = [
+            (
+                self.statistics(neuron).id,
+                _sign(polarity),
+                sentence,
+                method,
+                json.dumps({"tokens": [round(value, 6) for value in tokens], "conservation": conservation}),
+            )
+            for neuron, polarity, sentence, tokens, conservation in rows
+        ]
+        with self._writing():
+            self.database.conn.executemany("INSERT OR REPLACE INTO attributions VALUES (?, ?, ?, ?, ?)", packed)
 
     # --- words ------------------------------------------------------------------------------------------
 
@@ -240,3 +264,10 @@ class Store:
 
     def count(self, table: str) -> int:
         return self.database[table].count
+
+
+def _sign(polarity: str) -> int:
+    """0 for ``+``, 1 for ``-``."""
+    if polarity not in ("+", "-"):
+        raise InputError(f"{polarity!r} is not a polarity; use + or -.")
+    return "+-".index(polarity)

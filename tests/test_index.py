@@ -13,11 +13,12 @@ import pytest
 import torch
 from conftest import LLAMA, random_model
 
-from actmax import build_index, index, read_corpus
+from actmax import annotate, build_index, index, read_corpus
 from actmax.corpus import sentence_id
 from actmax.scan import _hash
 from actmax.topk import HISTOGRAM_EDGES
-from concepts import Model, attribute
+from concepts import ATTNLRP, CP_LRP, Model, attribute
+from concepts.neuron_attribution import attribute_neurons
 from db import open_store
 from db.errors import InputError, StoreError
 from db.records import Neuron
@@ -200,6 +201,30 @@ def test_planted_neuron(tmp_path, monkeypatch):
     assert {example.sentence.text for example in found[:2]} == {texts[1], texts[3]}
     assert all(example.sentence.text[example.token] == "z" for example in found[:2])
     assert len(found) == 2  # nothing else makes it fire
+
+
+@pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=lambda m: m.name)
+def test_annotations_conserve_and_batch_as_one_by_one(model, corpus, tmp_path, method, monkeypatch):
+    neurons = [Neuron(layer, "ffn", index) for layer in range(3) for index in (2, 11)]
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        count = annotate(model, store, neurons, k=3, method=method)
+        assert count > 10
+        assert annotate(model, store, neurons, k=3, method=method) == 0
+        rows = store.database.execute("SELECT relevance FROM attributions").fetchall()
+        assert len(rows) == count
+        for (text,) in rows:
+            conserved = json.loads(text)["conservation"]
+            assert abs(conserved["rest"]) < 1e-5 * max(1, abs(conserved["target"]))
+            assert sum(json.loads(text)["tokens"]) == pytest.approx(conserved["tokens"], abs=1e-4)
+            assert method is ATTNLRP or conserved["softmax"] == 0
+        for neuron in neurons:
+            for polarity in "+-":
+                for example in store.examples(neuron, polarity, 3, method.name):
+                    (alone,) = attribute_neurons(model, [example.sentence.text], [neuron], [example.token], method)
+                    assert alone.conserved.target == pytest.approx(example.activation, rel=1e-4)
+                    assert list(example.relevance) == pytest.approx(alone.tokens.tolist(), abs=1e-4)
+                    assert not alone.tokens[example.token + 1 :].any()
 
 
 def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):

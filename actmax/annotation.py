@@ -1,0 +1,55 @@
+"""`annotate`: why a neuron fired in its examples, token by token, stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from concepts.lrp.method import ATTNLRP, AttnLRP
+from concepts.models import Model
+from concepts.neuron_attribution import attribute_neurons
+from db.records import Example, Neuron
+from db.store import Store
+
+BATCH = 16
+
+
+def annotate(
+    model: Model,
+    store: Store,
+    neurons: Sequence[Neuron],
+    k: int = 8,
+    method: AttnLRP = ATTNLRP,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Attribute the k furthest examples of both signs of each neuron; those with an attribution are passed over.
+
+    Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed.
+    """
+    store.check(model.fingerprint, model.name)
+    wanted: list[tuple[Neuron, str, Example]] = [
+        (neuron, polarity, example)
+        for neuron in neurons
+        for polarity in "+-"
+        for example in store.examples(neuron, polarity, k, method.name)
+        if example.relevance is None
+    ]
+    wanted.sort(key=lambda row: (len(row[2].sentence.tokens), row[2].sentence.id))
+    for start in range(0, len(wanted), BATCH):
+        on_progress(start, len(wanted))
+        rows = wanted[start : start + BATCH]
+        found = attribute_neurons(
+            model,
+            [example.sentence.text for _, _, example in rows],
+            [neuron for neuron, _, _ in rows],
+            [example.token for _, _, example in rows],
+            method,
+        )
+        store.add_attributions(
+            method.name,
+            [
+                (neuron, polarity, example.sentence.id, result.tokens.tolist(), result.conserved.to_dict())
+                for (neuron, polarity, example), result in zip(rows, found, strict=True)
+            ],
+        )
+    on_progress(len(wanted), len(wanted))
+    return len(wanted)

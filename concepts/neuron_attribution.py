@@ -1,0 +1,78 @@
+"""`attribute_neurons`: relevance of the tokens for a neuron's own activation, many neurons in one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from concepts.attribution import embedding_leaf, last_logits, new_ledger
+from concepts.lrp.context import relevance_rules
+from concepts.lrp.method import ATTNLRP, AttnLRP
+from concepts.models import Model, Prompt
+from concepts.relevance import Conservation
+from concepts.taps import visiting
+from db.records import Neuron
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronRelevance:
+    """Why a neuron fired at a token: signed relevance of the tokens (T,), and where the rest of it went."""
+
+    tokens: Tensor
+    conserved: Conservation
+    """Its target is the activation."""
+
+
+def attribute_neurons(
+    model: Model,
+    prompts: Sequence[Prompt],
+    neurons: Sequence[Neuron],
+    positions: Sequence[int],
+    method: AttnLRP = ATTNLRP,
+) -> list[NeuronRelevance]:
+    """For each row: the relevance of the prompt's tokens for the activation of its neuron at its position.
+
+    Rows of a batch do not see each other, so one backward pass from the sum of all activations explains each.
+    Source: AttnLRP (Achtibat et al. 2024), started at a latent neuron instead of a logit.
+    """
+    for neuron in neurons:
+        model.check(neuron)
+    batch = model.encode(prompts)
+    ledger = new_ledger(model, len(prompts))
+    seen: dict[tuple[str, int], Tensor] = {}
+
+    def visit(site: str, layer: int, x: Tensor) -> None:
+        seen[site, layer] = x
+
+    places = {(neuron.site, neuron.layer) for neuron in neurons}
+    with (
+        model.lock,
+        torch.enable_grad(),
+        relevance_rules(model.net, method, ledger=ledger),
+        embedding_leaf(model) as leaf,
+        visiting(model, places, visit),
+    ):
+        last_logits(model, batch)
+        activations = torch.stack(
+            [
+                seen[neuron.site, neuron.layer][row, position, neuron.index]
+                for row, (neuron, position) in enumerate(zip(neurons, positions, strict=True))
+            ]
+        )
+        (gradient,) = torch.autograd.grad(activations.sum(), leaf[0])
+    dtype = ledger["softmax"].dtype
+    tokens = (leaf[0].detach().to(dtype) * gradient.to(dtype)).sum(-1)  # (B, T)
+    return [
+        NeuronRelevance(
+            tokens[row, :length].cpu(),
+            Conservation(
+                target=activations[row].item(),
+                tokens=tokens[row, :length].sum().item(),
+                **{name: entry[row].item() for name, entry in ledger.items()},
+            ),
+        )
+        for row, length in enumerate(batch.lengths)
+    ]
