@@ -35,6 +35,8 @@ class Card:
     """polarity -> an automatic label, see `distinctive_words`."""
     label: str | None
     """What somebody called it."""
+    nearest: list[tuple[Neuron, float]]
+    """The neurons that write most nearly the same, with the cosine."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -42,6 +44,7 @@ class Card:
             "label": self.label,
             "automatic_label": self.words,
             "class": self.kind,
+            "nearest": [{"neuron": str(other), "cosine": cosine} for other, cosine in self.nearest],
             "statistics": {
                 name: getattr(self.statistics, name) for name in ("mean", "std", "min", "max", "positive", "histogram")
             },
@@ -75,6 +78,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
         {polarity: classify(found, statistics) for polarity, found in examples.items()},
         {polarity: distinctive_words(store, found) for polarity, found in examples.items()},
         store.label(neuron),
+        store.similar(neuron, 5) if neuron.site in ("ffn", "attn") else [],
     )
 
 

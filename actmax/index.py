@@ -18,6 +18,8 @@ from actmax.corpus import Corpus
 from actmax.scan import empty_table, neuron_count, scan_shard, shards
 from actmax.topk import FIXED_POINT, Table, merge
 from concepts.models import Model
+from concepts.vocabulary import final_gain, unembedding, w2
+from db import vectors
 from db.errors import InputError
 from db.records import Sentence
 from db.store import Store
@@ -76,6 +78,7 @@ def build_index(
     if "finished" in store.facts():
         for _ in all_shards:
             pass
+        _ensure_vectors(model, store, sites)
         return counts
     done = store.finished_shards()
     table = _unpack(store.progress()) or empty_table(neuron_count(model, sites), k)
@@ -103,7 +106,25 @@ def build_index(
         raise InputError(f"The corpus {corpus.name} has no sentence of at least two tokens.")
     finished = {"finished": True, "tokens": table.token_count}
     store.finish(_statistics(table, model, sites), _examples(table), _samples(table), finished)
+    _ensure_vectors(model, store, sites)
     return counts
+
+
+def _ensure_vectors(model: Model, store: Store, sites: Sequence[str]) -> None:
+    """The vectors for search, from the model, unless they are there. Neurons that do not write have zeros."""
+    if store.vectors("w2").exists() and store.vectors("tokens").exists():
+        return
+    gain = final_gain(model)
+    rows = [
+        w2(model, site, layer) * gain
+        if site in ("ffn", "attn")
+        else torch.zeros(model.width(site), len(gain), device=model.device)
+        for site in sites
+        for layer in range(model.layers)
+    ]
+    vectors.save(store.vectors("w2"), torch.cat(rows).cpu().numpy())
+    vectors.save(store.vectors("tokens"), unembedding(model).cpu().numpy())
+    store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
 
 
 # --- the running summary, packed --------------------------------------------------------------------------

@@ -316,6 +316,30 @@ def neuron(neuron: str, top: int, annotated: bool, as_json: bool, store_path: st
 
 
 @main.command()
+@click.argument("text")
+@click.option("--top", default=20, show_default=True, type=click.IntRange(min=1))
+@json_option
+@store_option
+def search(text: str, top: int, as_json: bool, store_path: str) -> None:
+    """Which neurons know about TEXT: by what they write and by the sentences that drive them.
+
+    \b
+    Example:
+      icebear search "Arctic ice" --store wiki.db --top 5
+    """
+    from app.terminal import hits
+    from db.store import open_store
+
+    with open_store(store_path, create=False) as store:
+        found = store.search(text, top)
+        labels = {hit.neuron: store.label(hit.neuron) for hit in found}
+    if as_json:
+        print_json([{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit.neuron]} for hit in found])
+    else:
+        stdout().print(hits(found, labels))
+
+
+@main.command()
 @click.argument("neurons", nargs=-1)
 @click.option("--prompt", help="The neurons that matter most to what follows this prompt.")
 @click.option("--top", default=50, show_default=True, type=click.IntRange(min=1), help="How many of them.")

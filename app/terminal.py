@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.relevance import Relevance
     from concepts.vocabulary import Projection
-    from db.records import Example, Ranked, TokenScore
+    from db.records import Example, Hit, Ranked, TokenScore
 
 
 def heatmap(relevance: Relevance) -> Text:
@@ -137,7 +137,18 @@ def card(found: Card) -> Group:
         for example in examples:
             table.add_row(f"{example.activation:+.2f}", _highlighted(example))
         parts.append(table)
+    if found.nearest:
+        nearest = ", ".join(f"{other} {cosine:+.2f}" for other, cosine in found.nearest)
+        parts.append(Text(f"Writes most nearly the same: {nearest}", "dim"))
     return Group(*parts)
+
+
+def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
+    """What a search found, and why."""
+    table = _grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))
+    for hit in found:
+        table.add_row(str(hit.neuron), hit.polarity, Text("; ".join(hit.why)), Text(labels.get(hit.neuron) or ""))
+    return table
 
 
 def _highlighted(example: Example) -> Text:

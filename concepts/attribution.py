@@ -209,7 +209,7 @@ def _result(
     return Relevance(
         tokens=relevance,
         token_ids=ids,
-        token_strings=tuple(model.text(token) for token in ids),
+        token_strings=model.pieces(ids),
         target=model.token_score(here, target_ids[0]) if len(target_ids) == 1 else None,
         target_text="".join(model.text(token) for token in target_ids),
         contrast=None if contrast is None else model.token_score(here, contrast),

@@ -178,7 +178,19 @@ class Model:
 
     def token_texts(self, text: str) -> tuple[str, ...]:
         """The tokens of a text as the model reads it, special ones included."""
-        return tuple(self.text(token) for token in self._ids(text))
+        return self.pieces(self._ids(text))
+
+    def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The text of each token; a character of several tokens is whole in its last one, the others are empty."""
+        found = [self.text(token) for token in ids]
+        if any("\ufffd" in piece for piece in found):
+            before = ""
+            for place in range(len(found)):
+                after = self._tokenizer().decode(ids[: place + 1])
+                whole = not after.endswith("\ufffd") or place + 1 == len(found)
+                found[place] = after[len(before) :] if whole else ""
+                before = after if whole else before
+        return tuple(found)
 
     def special_ids(self) -> set[int]:
         return set(self.tokenizer.all_special_ids) if self.tokenizer is not None else set()

@@ -77,7 +77,7 @@ def w2_row(model: Model, neuron: Neuron) -> Tensor:
     if neuron.site not in ("ffn", "attn"):
         raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
     row = w2(model, neuron.site, neuron.layer)[neuron.index]
-    return row * gain(model, model.net.get_submodule(model.family.final_norm))
+    return row * final_gain(model)
 
 
 def w2(model: Model, site: str, layer: int) -> Tensor:
@@ -90,6 +90,11 @@ def w2(model: Model, site: str, layer: int) -> Tensor:
 def gain(model: Model, norm: nn.Module) -> Tensor:
     """(D,) the factor by which a norm scales each coordinate."""
     return model.family.norm_offset + norm.weight.detach().float()  # type: ignore[union-attr, operator]
+
+
+def final_gain(model: Model) -> Tensor:
+    """(D,) of the norm before the unembedding."""
+    return gain(model, model.net.get_submodule(model.family.final_norm))
 
 
 def unembedding(model: Model) -> Tensor:

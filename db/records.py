@@ -101,3 +101,13 @@ class NeuronStatistics:
     positive: float
     """The share of tokens with activation > 0."""
     histogram: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A neuron that a search found, at one polarity; `why` has a sentence for each reason."""
+
+    neuron: Neuron
+    polarity: str
+    score: float
+    why: tuple[str, ...]

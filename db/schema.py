@@ -10,6 +10,7 @@
     samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
     attributions  neuron, polarity, sentence, method, token relevances as JSON
     labels      neuron, text: what people called it
+    tokens      id, text: the model's vocabulary
 
 The views neuron_names and example_texts show them with readable ids.
 """
@@ -45,6 +46,8 @@ def initial(database: Database) -> None:
         "sentence INTEGER NOT NULL REFERENCES sentences, method TEXT NOT NULL, relevance TEXT NOT NULL, "
         "PRIMARY KEY (neuron, polarity, sentence, method)) WITHOUT ROWID",
         "CREATE TABLE labels (neuron INTEGER PRIMARY KEY REFERENCES neurons, text TEXT NOT NULL)",
+        "CREATE TABLE tokens (id INTEGER PRIMARY KEY, text TEXT NOT NULL)",
+        "CREATE INDEX token_texts ON tokens (text)",
         "CREATE VIEW neuron_names AS SELECT 'L' || layer || '.' || site || '.' || idx AS name, * FROM neurons",
         "CREATE VIEW example_texts AS SELECT name, CASE polarity WHEN 0 THEN '+' ELSE '-' END AS sign, rank, "
         "activation, token, text, title FROM examples JOIN neuron_names ON neuron = neuron_names.id "

@@ -13,7 +13,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from db.errors import InputError, StoreError
-from db.records import Example, Neuron, NeuronStatistics, Sentence
+from db.records import Example, Hit, Neuron, NeuronStatistics, Sentence
 from db.schema import MIGRATIONS
 
 RESULTS = ("shards", "sentences", "neurons", "examples", "samples")
@@ -237,6 +237,54 @@ class Store:
         ]
         with self._writing():
             self.database.conn.executemany("INSERT OR REPLACE INTO attributions VALUES (?, ?, ?, ?, ?)", packed)
+
+    # --- search -----------------------------------------------------------------------------------------
+
+    def vectors(self, name: str) -> Path:
+        """The file of the vectors called `name`: ``w2`` (by neuron id) or ``tokens`` (unembedding, by token id)."""
+        return self.path.with_name(f"{self.path.stem}.{name}.faiss")
+
+    def search(self, text: str, k: int = 20) -> list[Hit]:
+        """The neurons that know about `text`; see `db.search.search`."""
+        from db.search import search
+
+        return search(self, text, k)
+
+    def similar(self, neuron: Neuron, k: int = 10) -> list[tuple[Neuron, float]]:
+        """The neurons with the nearest W2 rows; see `db.search.similar`."""
+        from db.search import similar
+
+        return similar(self, neuron, k)
+
+    def neurons(self, identities: Iterable[int]) -> dict[int, Neuron]:
+        """id -> neuron."""
+        query = "SELECT layer, site, idx FROM neurons WHERE id = ?"
+        return {identity: Neuron(*self.database.execute(query, (identity,)).fetchone()) for identity in identities}
+
+    def set_tokens(self, texts: Iterable[str]) -> None:
+        """The model's vocabulary, in order of token id."""
+        with self._writing():
+            self.database.execute("DELETE FROM tokens")
+            self.database.conn.executemany("INSERT INTO tokens VALUES (?, ?)", enumerate(texts))
+
+    def token_ids(self, texts: Iterable[str]) -> list[int]:
+        """The ids of those texts that are one token."""
+        query = "SELECT id FROM tokens WHERE text = ?"
+        return sorted(row[0] for text in set(texts) for row in self.database.execute(query, (text,)))
+
+    def neurons_driven_by(self, query: str, k: int) -> list[tuple[int, str, int, int]]:
+        """Neuron id, polarity, examples that match the full-text query (at least 2), examples; most first."""
+        rows = self.database.execute(
+            "SELECT neuron, polarity, COUNT(*) AS count FROM examples WHERE sentence IN "
+            "(SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ?) "
+            "GROUP BY neuron, polarity HAVING count > 1 ORDER BY count DESC, SUM(rank), neuron, polarity LIMIT ?",
+            (query, k),
+        ).fetchall()
+        total = "SELECT COUNT(*) FROM examples WHERE neuron = ? AND polarity = ?"
+        return [
+            (neuron, "+-"[sign], count, self.database.execute(total, (neuron, sign)).fetchone()[0])
+            for neuron, sign, count in rows
+        ]
 
     # --- words ------------------------------------------------------------------------------------------
 

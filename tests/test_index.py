@@ -19,6 +19,7 @@ from actmax.scan import _hash
 from actmax.topk import HISTOGRAM_EDGES
 from concepts import ATTNLRP, CP_LRP, Model, attribute
 from concepts.neuron_attribution import attribute_neurons
+from concepts.vocabulary import w2_row
 from db import open_store
 from db.errors import InputError, StoreError
 from db.records import Neuron
@@ -254,6 +255,41 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
     with pytest.raises(StoreError, match="something else"), open_store(tmp_path / "other.db"):
         pass
     assert checksum
+
+
+def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp_path):
+    """Against the definition, computed from the model and the examples."""
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        neuron = Neuron(2, "ffn", 4)
+        rows = torch.nn.functional.normalize(
+            torch.stack([w2_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
+        )
+        cosines = rows @ rows[44]
+        cosines[44] = -2
+        assert store.similar(neuron, 3)[0][0].index == int(cosines.argmax()) % 20
+        assert store.similar(neuron, 3)[0][1] == pytest.approx(cosines.max().item(), abs=2e-3)
+        hits = store.search("bear", k=60)
+        counts = {
+            (hit.neuron, hit.polarity): sum(
+                "bear" in e.sentence.text.lower() for e in store.examples(hit.neuron, hit.polarity)
+            )
+            for hit in hits
+        }
+        for hit in hits:
+            said = [int(why.split()[0]) for why in hit.why if "examples" in why]
+            assert said == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] > 1 else [])
+        assert any(said > 1 for said in counts.values())
+        with pytest.raises(InputError, match="no words"):
+            store.search("?!")
+        for odd in ('" OR 1', "a*b NEAR (", "'; DROP TABLE neurons; --"):
+            store.search(odd)
+        assert store.count("neurons") == 60
+        store.vectors("w2").unlink()
+        with pytest.raises(StoreError, match="run icebear index again"):
+            store.search("bear")
+        build_index(model, corpus, store, k=K)
+        assert store.search("bear", k=60) == hits
 
 
 def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):

@@ -163,3 +163,11 @@ def test_deepcopied_model_has_the_same_fingerprint_in_another_dtype(llama):
 def test_prompts_and_targets_must_match_in_number(llama):
     with pytest.raises(InputError, match="2 prompts but 1"):
         attribute(llama, [IDS, IDS], target=[3])
+
+
+def test_characters_of_several_tokens_are_shown_whole(smol):
+    text = "Κεκροπία \U0001f43b naïve."
+    pieces = smol.token_texts(text)
+    assert "".join(pieces) == text
+    assert len(pieces) == len(smol.encode([text]).ids[0])
+    assert attribute(smol, text).token_strings == pieces

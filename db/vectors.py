@@ -1,0 +1,48 @@
+"""All FAISS: exact inner-product indexes in files beside the store. Ids are neuron or token ids."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from db.errors import StoreError
+
+
+def save(path: Path, rows: np.ndarray) -> None:
+    """Write the rows (N, D), scaled to length 1, as an exact index with the ids 0 to N - 1; replaces `path` at once."""
+    import faiss
+
+    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    faiss.normalize_L2(rows)
+    index = faiss.IndexScalarQuantizer(rows.shape[1], faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
+    index.add(rows)
+    part = path.with_name(path.name + ".part")
+    faiss.write_index(index, str(part))
+    os.replace(part, path)
+
+
+def load(path: Path) -> Any:
+    """Raises `StoreError` when the file is missing or damaged."""
+    import faiss
+
+    try:
+        return faiss.read_index(str(path))
+    except RuntimeError:
+        raise StoreError(
+            f"The vectors {path} are missing or damaged; run icebear index again with the same options to rebuild them."
+        ) from None
+
+
+def search(index: Any, query: np.ndarray, k: int) -> list[tuple[int, float]]:
+    """The k rows with the largest cosine to query (D,), largest first."""
+    query = np.asarray(query, dtype=np.float32)
+    scores, ids = index.search(query[None] / max(float(np.linalg.norm(query)), 1e-12), k)
+    return [(int(i), float(score)) for i, score in zip(ids[0], scores[0], strict=True) if i >= 0]
+
+
+def row(index: Any, identity: int) -> np.ndarray:
+    """(D,) one row, of length 1."""
+    return index.reconstruct(identity)
