@@ -18,8 +18,8 @@ from app.options import (
     model_options,
     print_json,
     stdout,
-    store_option,
 )
+from app.store_verbs import VERBS as STORE_VERBS
 from db.errors import IcebearError
 
 if TYPE_CHECKING:
@@ -250,143 +250,8 @@ def steer(
         stdout().print(side_by_side(prompt, result["plain"], result["steered"]))
 
 
-@main.command()
-@click.option(
-    "--corpus",
-    default="wiki-summaries",
-    show_default=True,
-    help="Or a .txt, .jsonl, .csv, .parquet, or the id of a Hugging Face data set.",
-)
-@click.option("--language", default="en", show_default=True, help="Of the corpus: en, es or fr for wiki-summaries.")
-@click.option("--column", default="text", show_default=True, help="Where files and data sets keep the text.")
-@click.option("--limit", type=click.IntRange(min=1), help="Documents to read.")
-@click.option("--site", "sites", multiple=True, default=("ffn",), show_default=True, help="ffn, attn, q, k, v.")
-@click.option("--k", default=32, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
-@store_option
-@model_options
-def index(
-    corpus: str, language: str, column: str, limit: int | None, sites: tuple[str, ...], k: int, store_path: str,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Scan a corpus for the sentences that drive each neuron furthest. Interrupt it, run it again: it goes on.
-
-    \b
-    Example:
-      icebear index --limit 20 --store wiki.db
-    """
-    from actmax.corpus import read_corpus
-    from app.progress import indexing
-
-    documents = read_corpus(corpus, limit, language, column)
-    indexing(load(**options), documents, store_path, k, sites)
-
-
-@main.command()
-@click.argument("neuron")
-@click.option("--top", default=8, show_default=True, type=click.IntRange(min=1), help="Examples and words to show.")
-@click.option("--annotate", "annotated", is_flag=True, help="Attribute the shown examples first, and keep that.")
-@json_option
-@store_option
-@model_options
-def neuron(neuron: str, top: int, annotated: bool, as_json: bool, store_path: str, **options: Any) -> None:
-    """What NEURON means: its vocabulary and the sentences that drive it, both signs.
-
-    \b
-    Example:
-      icebear neuron L29.ffn.860 --store wiki.db
-    """
-    from actmax.card import describe
-    from app.progress import annotating
-    from app.terminal import card
-    from db.records import Neuron
-    from db.store import open_store
-
-    wanted = Neuron.parse(neuron)
-    with open_store(store_path, create=False) as store:
-        store.statistics(wanted)
-        model = load(**options)
-        store.check(model.fingerprint, model.name)
-        if annotated:
-            annotating(model, store, [wanted], top)
-        found = describe(store, wanted, model, top)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        stdout().print(card(found))
-
-
-@main.command()
-@click.argument("text")
-@click.option("--top", default=20, show_default=True, type=click.IntRange(min=1))
-@json_option
-@store_option
-def search(text: str, top: int, as_json: bool, store_path: str) -> None:
-    """Which neurons know about TEXT: by what they write and by the sentences that drive them.
-
-    \b
-    Example:
-      icebear search "Arctic ice" --store wiki.db --top 5
-    """
-    from app.terminal import hits
-    from db.store import open_store
-
-    with open_store(store_path, create=False) as store:
-        found = store.search(text, top)
-        labels = {hit.neuron: store.label(hit.neuron) for hit in found}
-    if as_json:
-        print_json([{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit.neuron]} for hit in found])
-    else:
-        stdout().print(hits(found, labels))
-
-
-@main.command()
-@click.argument("neurons", nargs=-1)
-@click.option("--prompt", help="The neurons that matter most to what follows this prompt.")
-@click.option("--top", default=50, show_default=True, type=click.IntRange(min=1), help="How many of them.")
-@click.option("--k", default=8, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
-@store_option
-@model_options
-def annotate(neurons: tuple[str, ...], prompt: str | None, top: int, k: int, store_path: str, **options: Any) -> None:
-    """Attribute the examples of NEURONS to their tokens, and keep that in the store.
-
-    \b
-    Example:
-      icebear annotate L29.ffn.860 --store wiki.db --k 2
-    """
-    from app.progress import annotating
-    from concepts.attribution import attribute as run
-    from db.records import Neuron
-    from db.store import open_store
-
-    if bool(neurons) == bool(prompt):
-        raise click.UsageError("Give either NEURONS or --prompt.")
-    wanted = [Neuron.parse(name) for name in neurons]
-    with open_store(store_path, create=False) as store:
-        for name in wanted:
-            store.statistics(name)
-        model = load(**options)
-        if prompt:
-            relevance = run(model, prompt, sites=store.facts()["sites"])
-            wanted = [row.neuron for row in relevance.top(top)]
-        annotating(model, store, wanted, k)
-
-
-@main.command()
-@click.argument("neuron")
-@click.argument("text")
-@store_option
-def label(neuron: str, text: str, store_path: str) -> None:
-    """Call NEURON by a name of your own; an empty TEXT removes it.
-
-    \b
-    Example:
-      icebear label L29.ffn.860 "the far north" --store wiki.db
-    """
-    from db.records import Neuron
-    from db.store import open_store
-
-    with open_store(store_path, create=False) as store:
-        store.set_label(Neuron.parse(neuron), text)
+for verb in STORE_VERBS:
+    main.add_command(verb)
 
 
 @main.command()
