@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actmax.annotation import annotate
+    from actmax.card import describe
     from actmax.corpus import read_corpus
+    from actmax.directions import sentence_vector
+    from actmax.engines import on_ray
     from actmax.index import build_index
 
-__all__ = ["annotate", "build_index", "read_corpus"]
-
-_LAZY = {"annotate": "actmax.annotation", "build_index": "actmax.index", "read_corpus": "actmax.corpus"}
+_LAZY = {
+    "annotate": "actmax.annotation",
+    "build_index": "actmax.index",
+    "describe": "actmax.card",
+    "on_ray": "actmax.engines",
+    "read_corpus": "actmax.corpus",
+    "sentence_vector": "actmax.directions",
+}
+__all__ = ["annotate", "build_index", "describe", "on_ray", "read_corpus", "sentence_vector"]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ def annotate(
     Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed.
     """
     store.check(model.fingerprint, model.name)
+    limit = store.facts()["max_tokens"]
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)
         for neuron in neurons
@@ -39,7 +40,7 @@ def annotate(
         rows = wanted[start : start + BATCH]
         found = attribute_neurons(
             model,
-            [example.sentence.text for _, _, example in rows],
+            [model.token_ids(example.sentence.text, limit) for _, _, example in rows],
             [neuron for neuron, _, _ in rows],
             [example.token for _, _, example in rows],
             method,

@@ -11,13 +11,15 @@ from typing import Any
 
 from concepts.models import Model
 from concepts.vocabulary import Projection, project
-from db.records import Example, Neuron, NeuronStatistics
+from db.records import Example, Hit, Neuron, NeuronStatistics
 from db.store import Store
 
 SHARE = 0.9
 """Of a polarity's examples that must agree for a class."""
 DEAD = 1e-3
 """A dead neuron's activation never exceeds this."""
+SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
+"""What neurons can have in common -> the sites without it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Card:
     """polarity -> an automatic label, see `distinctive_words`."""
     label: str | None
     """What somebody called it."""
-    nearest: list[tuple[Neuron, float]]
-    """The neurons that write most nearly the same, with the cosine."""
+    nearest: dict[str, list[Hit]]
+    """What they have in common (``writes``, ``reads``, ``examples``) -> the neurons most like this one at ``+``."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -44,7 +46,10 @@ class Card:
             "label": self.label,
             "automatic_label": self.words,
             "class": self.kind,
-            "nearest": [{"neuron": str(other), "cosine": cosine} for other, cosine in self.nearest],
+            "nearest": {
+                by: [{"neuron": str(hit.neuron), "polarity": hit.polarity, "cosine": hit.score} for hit in hits]
+                for by, hits in self.nearest.items()
+            },
             "statistics": {
                 name: getattr(self.statistics, name) for name in ("mean", "std", "min", "max", "positive", "histogram")
             },
@@ -70,6 +75,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
     """The card of a neuron of the store's index, with its vocabulary if the model is given."""
     statistics = store.statistics(neuron)
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
+    common = [by for by, silent in SILENT.items() if neuron.site not in silent]
     return Card(
         neuron,
         project(model, neuron, k) if model and neuron.site in ("ffn", "attn") else None,
@@ -78,7 +84,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
         {polarity: classify(found, statistics) for polarity, found in examples.items()},
         {polarity: distinctive_words(store, found) for polarity, found in examples.items()},
         store.label(neuron),
-        store.similar(neuron, 5) if neuron.site in ("ffn", "attn") else [],
+        {by: store.similar(neuron, 5, by) for by in common},
     )
 
 

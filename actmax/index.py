@@ -7,7 +7,7 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from actmax.corpus import Corpus
-from actmax.scan import empty_table, neuron_count, scan_shard, shards
+from actmax.directions import ensure_vectors
+from actmax.engines import Engine, local
+from actmax.scan import Settings, empty_table, neuron_count, shards
 from actmax.topk import FIXED_POINT, Table, merge
 from concepts.models import Model
-from concepts.vocabulary import final_gain, unembedding, w2
-from db import vectors
 from db.errors import InputError
 from db.records import Sentence
 from db.store import Store
@@ -49,52 +49,66 @@ def build_index(
     store: Store,
     k: int = 32,
     sites: Sequence[str] = ("ffn",),
+    by: str = "activation",
+    max_tokens: int = 256,
     seed: int = 0,
+    engine: Engine = local,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    order: Callable[[list[int]], list[int]] | None = None,
 ) -> Counter[str]:
     """Scan `corpus` into `store`: for each neuron the k most extreme sentences of both signs, a sample, statistics.
 
-    Interrupted, it goes on where it was; the finished tables are the same to the bit, whatever the interruptions
-    and the order of shards. Returns the corpus's counts. Raises `StoreError` when the store was made otherwise.
-    order: rearranges the shards' numbers (for tests of just that).
+    Interrupted, it goes on where it was; the finished tables are the same to the bit, whatever the interruptions,
+    the order of shards and the engine. Returns the corpus's counts. Raises `StoreError` when the store was made
+    otherwise. by, max_tokens, seed: see `actmax.scan.Settings`. engine: see `actmax.engines`.
     """
-    if k < 1:
-        raise InputError(f"An index keeps at least 1 example a neuron, not {k}.")
-    facts = {
-        "model": model.name,
-        "fingerprint": model.fingerprint,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "corpus": corpus.name,
-        "corpus_fingerprint": corpus.fingerprint,
-        "k": k,
-        "sites": list(sites),
-        "shard": SHARD,
-        "seed": seed,
-    }
-    store.claim(facts)
+    settings = Settings(k, tuple(sites), by, max_tokens, seed)
+    store.claim(
+        {
+            "model": model.name,
+            "fingerprint": model.fingerprint,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "corpus": corpus.name,
+            "corpus_fingerprint": corpus.fingerprint,
+            "shard": SHARD,
+            **dataclasses.asdict(settings),
+            "sites": list(sites),
+        }
+    )
     counts: Counter[str] = Counter()
     all_shards = shards(corpus.sentences(counts), SHARD)
     if "finished" in store.facts():
         for _ in all_shards:
             pass
-        _ensure_vectors(model, store, sites)
-        return counts
+    else:
+        _scan(model, all_shards, store, settings, engine, on_progress)
+    ensure_vectors(model, store)
+    return counts
+
+
+def _scan(
+    model: Model,
+    all_shards: Iterable[list[Sentence]],
+    store: Store,
+    settings: Settings,
+    engine: Engine,
+    on_progress: Callable[[Progress], None],
+) -> None:
     done = store.finished_shards()
-    table = _unpack(store.progress()) or empty_table(neuron_count(model, sites), k)
-    waiting: dict[int, list[Sentence]] = {}
+    table = _unpack(store.progress()) or empty_table(neuron_count(model, settings.sites), settings.k)
     start = last = time.monotonic()
     sentences = tokens = 0
-    numbered: Iterator[tuple[int, list[Sentence]]] = enumerate(all_shards)
-    if order:
-        listed = list(numbered)
-        numbered = iter([listed[number] for number in order(list(range(len(listed))))])
-    for number, shard in numbered:
-        if number in done:
-            continue
-        found = scan_shard(model, shard, k, sites, seed, threshold=table.values[:, :, -1])
+    waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
+
+    def threshold() -> torch.Tensor:
+        return table.values[:, :, -1]
+
+    left = ((number, shard) for number, shard in enumerate(all_shards) if number not in done)
+    for number, shard, found, vectors in engine(model, settings, left, threshold):
         table = merge(table, found)
-        waiting[number] = [dataclasses.replace(sentence, tokens=model.token_texts(sentence.text)) for sentence in shard]
+        waiting[number] = [
+            (_as_read(model, sentence, settings), vector.tobytes())
+            for sentence, vector in zip(shard, vectors.numpy(), strict=True)
+        ]
         sentences, tokens = sentences + len(shard), tokens + found.token_count
         on_progress(Progress(sentences, tokens, time.monotonic() - start))
         if time.monotonic() - last > COMMIT_SECONDS:
@@ -103,28 +117,13 @@ def build_index(
     if waiting:
         store.commit_shards(waiting, _pack(table))
     if not table.token_count:
-        raise InputError(f"The corpus {corpus.name} has no sentence of at least two tokens.")
+        raise InputError("The corpus has no sentence of at least two tokens; give another one.")
     finished = {"finished": True, "tokens": table.token_count}
-    store.finish(_statistics(table, model, sites), _examples(table), _samples(table), finished)
-    _ensure_vectors(model, store, sites)
-    return counts
+    store.finish(_statistics(table, model, settings.sites), _examples(table), _samples(table), finished)
 
 
-def _ensure_vectors(model: Model, store: Store, sites: Sequence[str]) -> None:
-    """The vectors for search, from the model, unless they are there. Neurons that do not write have zeros."""
-    if store.vectors("w2").exists() and store.vectors("tokens").exists():
-        return
-    gain = final_gain(model)
-    rows = [
-        w2(model, site, layer) * gain
-        if site in ("ffn", "attn")
-        else torch.zeros(model.width(site), len(gain), device=model.device)
-        for site in sites
-        for layer in range(model.layers)
-    ]
-    vectors.save(store.vectors("w2"), torch.cat(rows).cpu().numpy())
-    vectors.save(store.vectors("tokens"), unembedding(model).cpu().numpy())
-    store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
+def _as_read(model: Model, sentence: Sentence, settings: Settings) -> Sentence:
+    return dataclasses.replace(sentence, tokens=model.pieces(model.token_ids(sentence.text, settings.max_tokens)))
 
 
 # --- the running summary, packed --------------------------------------------------------------------------

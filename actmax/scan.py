@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from actmax.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
+from concepts.attribution import embedding_leaf
+from concepts.lrp.context import relevance_rules
 from concepts.models import Batch, Model
 from concepts.taps import visiting
+from db.errors import InputError
 from db.records import Sentence
 
 BATCH = 32
-By = Literal["activation"]
+BY = ("activation", "relevance")
+RELEVANCE_BATCH = 8
+"""Smaller, because the logits of every token are kept for the backward pass."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an index is made of, beside model and corpus."""
+
+    k: int = 32
+    """Examples a neuron and polarity."""
+    sites: tuple[str, ...] = ("ffn",)
+    by: str = "activation"
+    """What makes a sentence extreme: ``activation`` (ActMax), or ``relevance`` (RelMax): the relevance of the neuron
+    at a token for the model's own top predictions there and further on, all in one backward pass."""
+    max_tokens: int = 256
+    """Of a sentence; the rest of it is not read."""
+    seed: int = 0
+    """Of the sample."""
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise InputError(f"An index keeps at least 1 example a neuron, not {self.k}.")
+        if self.max_tokens < 2:
+            raise InputError(f"Sentences need at least 2 tokens to be read, not {self.max_tokens}.")
+        if self.by not in BY:
+            raise InputError(f"An index ranks by {' or '.join(BY)}, not by {self.by!r}.")
 
 
 def neuron_count(model: Model, sites: Sequence[str]) -> int:
@@ -45,93 +75,114 @@ def empty_table(neurons: int, k: int) -> Table:
 def scan_shard(
     model: Model,
     sentences: Sequence[Sentence],
-    k: int,
-    sites: Sequence[str] = ("ffn",),
-    seed: int = 0,
+    settings: Settings,
     threshold: Tensor | None = None,
-    batch_size: int = BATCH,
-) -> Table:
-    """The table of some sentences; each counts once a neuron, at its extreme token.
+    batch_size: int | None = None,
+) -> tuple[Table, Tensor]:
+    """The table of some sentences, each counted once a neuron, at its extreme token; and their vectors.
 
     The first token (a sink, or the tokenizer's own) and padding do not count; a sentence without further tokens is
     passed over. threshold: (2, N) values below which no example is wanted (those of a table it will be merged with).
+    The vectors (S, D) float16 are the final residual stream behind its norm, averaged over the tokens that count.
     """
-    encoded = [(sentence.id, model.encode([sentence.text]).ids[0].tolist()) for sentence in sentences]
-    encoded = sorted((row for row in encoded if len(row[1]) > 1), key=lambda row: (len(row[1]), row[0]))
-    neurons = neuron_count(model, sites)
-    reader = _Reader(model, sites, len(encoded), neurons, threshold, seed)
-    for start in range(0, len(encoded), batch_size):
-        reader.read(encoded[start : start + batch_size])
-    return reader.table(k)
+    rows = [(place, model.token_ids(sentence.text, settings.max_tokens)) for place, sentence in enumerate(sentences)]
+    rows = sorted((row for row in rows if len(row[1]) > 1), key=lambda row: (len(row[1]), sentences[row[0]].id))
+    reader = _Reader(model, settings, len(rows), threshold)
+    vectors = torch.zeros(len(sentences), model.net.config.hidden_size, dtype=torch.float16)
+    size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        vectors[[place for place, _ in part]] = reader.read([(sentences[place].id, ids) for place, ids in part])
+    return reader.table(settings.k), vectors
 
 
 class _Reader:
     """Collects what the hooks see of the batches of one shard."""
 
-    def __init__(
-        self, model: Model, sites: Sequence[str], count: int, neurons: int, threshold: Tensor | None, seed: int
-    ):
-        self.model, self.seed = model, seed
-        self.places = [(site, layer) for site in sites for layer in range(model.layers)]
+    def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None):
+        self.model, self.settings = model, settings
+        self.places = [(site, layer) for site in settings.sites for layer in range(model.layers)]
         starts, self.columns = 0, {}
         for site, layer in self.places:
             self.columns[site, layer] = slice(starts, starts + model.width(site))
             starts += model.width(site)
-        self.threshold = torch.full((2, neurons), -torch.inf) if threshold is None else threshold
+        self.threshold = torch.full((2, starts), -torch.inf) if threshold is None else threshold
         self.ids = torch.zeros(count, dtype=torch.int64)
-        self.values = torch.full((2, count, neurons), -torch.inf)  # by sentence; what cannot enter stays -inf
-        self.tokens = torch.zeros(2, count, neurons, dtype=torch.int16)
-        self.seeded = torch.zeros(count, neurons)
+        self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
+        self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
+        self.seeded = torch.zeros(count, starts)
         self.seeded_tokens = torch.zeros(count, dtype=torch.int16)
-        self.empty = empty_table(neurons, 1)
-        self.sums = torch.zeros(2, neurons, dtype=torch.float64)
+        self.empty = empty_table(starts, 1)
+        self.sums = torch.zeros(2, starts, dtype=torch.float64)
         self.token_count = self.done = 0
 
-    def read(self, rows: Sequence[tuple[int, list[int]]]) -> None:
+    def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
+        """Take in a batch of (sentence id, token ids), shortest first; returns the sentences' vectors (B, D)."""
         batch = self.model.encode([ids for _, ids in rows])
         span = slice(self.done, self.done + len(rows))
         self.ids[span] = torch.tensor([identity for identity, _ in rows])
+        seed = self.settings.seed
         self.seeded_tokens[span] = torch.tensor(
-            [1 + _hash(self.seed, "token", identity) % (len(ids) - 1) for identity, ids in rows], dtype=torch.int16
+            [1 + _hash(seed, "token", identity) % (len(ids) - 1) for identity, ids in rows], dtype=torch.int16
         )
         self.token_count += sum(batch.lengths) - len(rows)
-
-        def visit(site: str, layer: int, x: Tensor) -> None:
-            self._collect(self.columns[site, layer], x, batch, span)
-
-        with self.model.lock, torch.no_grad(), visiting(self.model, self.places, visit):
-            self.model.net.base_model(**self.model.inputs(batch), use_cache=False)  # no logits
         self.done = span.stop
 
-    def _collect(self, columns: slice, x: Tensor, batch: Batch, span: slice) -> None:
-        """x (B, T, N) of one layer; rows are sorted by length, so only the last few tokens have padding."""
-        x = x.float()
-        shortest = batch.lengths[0]
-        parts = [x[:, 1:shortest]]
-        if shortest < x.shape[1]:
-            tail = x[:, shortest:]
-            parts.append(tail)
-            padding = batch.mask[:, shortest:, None] == 0
+        def visit(site: str, layer: int, x: Tensor) -> None:
+            columns = self.columns[site, layer]
+            values = x.detach().float()
+            best = _largest(values, batch)
+            self._summarise(columns, values, best, batch, span)
+            if self.settings.by == "activation":
+                self._enter(columns, values, best, batch, span)
+            else:
+                x.register_hook(lambda g: enter_relevance(columns, values * g.float()))
+
+        def enter_relevance(columns: slice, relevance: Tensor) -> None:
+            self._enter(columns, relevance, _largest(relevance, batch), batch, span)
+
+        with self.model.lock, visiting(self.model, self.places, visit):
+            stream = self._pass(batch).detach().float()  # (B, T, D)
+        weights = batch.mask[:, 1:, None].float()
+        return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
+
+    def _pass(self, batch: Batch) -> Tensor:
+        """A forward pass (and for relevance a backward pass) past the hooks; the final residual stream (B, T, D)."""
+        inputs = self.model.inputs(batch)
+        if self.settings.by == "activation":
+            with torch.no_grad():
+                return self.model.net.base_model(**inputs, use_cache=False)[0]  # no logits
+        with torch.enable_grad(), relevance_rules(self.model.net), embedding_leaf(self.model):
+            output = self.model.net(**inputs, use_cache=False, output_hidden_states=True)
+            # Padding predicts too, but nothing that counts is before it.
+            predicted = output.logits.amax(-1) * batch.mask  # (B, T)
+            predicted.sum().backward()
+        return output.hidden_states[-1]
+
+    def _summarise(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
+        """Statistics of the activations x (B, T, N) of one layer, with their extremes (2, B, N)."""
+        extremes = self.empty.extremes[:, columns]
+        torch.maximum(extremes, best.amax(1), out=extremes)
+        flat = x.flatten(0, 1)  # (B * T, N)
+        counted = batch.mask.float()
+        counted[:, 0] = 0
+        weights = counted.flatten()  # a product with it is the sum over what counts
+        scratch = torch.empty_like(flat)
+        self.sums[0, columns] += (weights @ flat).double().cpu()
+        self.sums[1, columns] += (weights @ torch.mul(flat, flat, out=scratch)).double().cpu()
+        self.empty.positive[columns] += (weights @ torch.gt(flat, 0, out=scratch)).long().cpu()
+        seeded = x[range(len(x)), self.seeded_tokens[span].long()].cpu()  # (B, N)
+        self.seeded[span, columns] = seeded
+        bins = torch.bucketize(seeded, HISTOGRAM_EDGES, right=True).T
+        self.empty.histogram[columns].scatter_add_(1, bins, torch.ones((), dtype=torch.int32).expand_as(bins))
+
+    def _enter(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
+        """Note which sentences may be among the top k by x (B, T, N), whose extremes are best (2, B, N)."""
         for polarity, sign in enumerate((1, -1)):
-            best = parts[0].amax(1) if sign > 0 else -parts[0].amin(1)  # (B, N)
-            if len(parts) > 1:
-                rest = (sign * tail).masked_fill(padding, -torch.inf).amax(1)
-                best = torch.maximum(best, rest)
-            best = best.cpu()
-            extremes = self.empty.extremes[polarity, columns]
-            torch.maximum(extremes, best.amax(0), out=extremes)
-            entering = (best >= self.threshold[polarity, columns]) & (best > 0)
+            entering = (best[polarity] >= self.threshold[polarity, columns]) & (best[polarity] > 0)
             row, neuron = entering.nonzero(as_tuple=True)
-            self.values[polarity, span, columns][row, neuron] = best[row, neuron]
+            self.values[polarity, span, columns][row, neuron] = best[polarity][row, neuron]
             self.tokens[polarity, span, columns][row, neuron] = _place(x, batch, row, neuron, sign)
-        for power in range(2):
-            for part in (parts[0], *(rest.masked_fill(padding, 0) for rest in parts[1:])):
-                self.sums[power, columns] += (part * part if power else part).sum((0, 1), dtype=torch.float64).cpu()
-        positive = (parts[0] > 0).sum((0, 1))
-        if len(parts) > 1:
-            positive = positive + ((tail > 0) & ~padding).sum((0, 1))
-        self.empty.positive[columns] += positive.cpu()
-        self.seeded[span, columns] = x[range(len(x)), self.seeded_tokens[span].long()].cpu()
 
     def table(self, k: int) -> Table:
         """The shard's table; sums become fixed point here, so that merging tables is exact."""
@@ -144,16 +195,26 @@ class _Reader:
         values, ids, tokens = (torch.stack(parts) for parts in zip(*top, strict=True))
         ids = ids.masked_fill(values == -torch.inf, EMPTY)
         tokens = tokens.masked_fill(values == -torch.inf, 0)
-        keys = torch.tensor([_hash(self.seed, "sample", identity) for identity in self.ids.tolist()], dtype=torch.int64)
+        keys = torch.tensor(
+            [_hash(self.settings.seed, "sample", identity) for identity in self.ids.tolist()], dtype=torch.int64
+        )
         chosen = keys.argsort()[:SAMPLE]
-        bins = torch.bucketize(self.seeded, HISTOGRAM_EDGES, right=True)  # (S, N)
-        histogram = torch.zeros(bins.shape[1], len(HISTOGRAM_EDGES) + 1, dtype=torch.int32)
-        histogram.scatter_add_(1, bins.T, torch.ones_like(bins.T, dtype=torch.int32))
         fixed = (self.sums * FIXED_POINT).round().long()
         return Table(
-            values, ids, tokens, self.empty.extremes, fixed[0], fixed[1], self.empty.positive, histogram,
+            values, ids, tokens, self.empty.extremes, fixed[0], fixed[1], self.empty.positive, self.empty.histogram,
             self.token_count, keys[chosen], self.ids[chosen], self.seeded_tokens[chosen], self.seeded[chosen],
         )  # fmt: skip
+
+
+def _largest(x: Tensor, batch: Batch) -> Tensor:
+    """(2, B, N) the largest x and -x over the tokens that count."""
+    shortest = batch.lengths[0]  # rows are sorted by length, so only the tokens behind it may be padding
+    best = torch.stack((x[:, 1:shortest].amax(1), -x[:, 1:shortest].amin(1)))
+    if shortest < x.shape[1]:
+        rest, padding = x[:, shortest:], batch.mask[:, shortest:, None] == 0
+        for polarity, sign in enumerate((1, -1)):
+            torch.maximum(best[polarity], (sign * rest).masked_fill(padding, -torch.inf).amax(1), out=best[polarity])
+    return best.cpu()
 
 
 def _place(x: Tensor, batch: Batch, row: Tensor, neuron: Tensor, sign: int) -> Tensor:
@@ -177,7 +238,5 @@ def _hash(seed: int, purpose: str, identity: int) -> int:
 
 def shards(sentences: Iterator[Sentence], size: int) -> Iterator[list[Sentence]]:
     """Consecutive lists of `size` sentences, the last one shorter."""
-    import itertools
-
     while shard := list(itertools.islice(sentences, size)):
         yield shard

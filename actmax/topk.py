@@ -100,14 +100,12 @@ def top_k(values: Tensor, sentences: Tensor, tokens: Tensor, k: int) -> tuple[Te
         values = torch.cat((values, values.new_full(grow, -torch.inf)), -1)
         sentences = torch.cat((sentences, sentences.new_full(grow, EMPTY)), -1)
         tokens = torch.cat((tokens, tokens.new_zeros(grow)), -1)
-    order = values.topk(k, dim=-1).indices
-    # topk alone promises nothing about equal values: where the last place is tied, sort the whole row.
-    last = values.gather(-1, order[..., -1:])
-    tied = ((values >= last).sum(-1) > k) & (last[..., 0] > -torch.inf)
+    best = values.topk(min(k + 1, values.shape[-1]), dim=-1)
+    order = best.indices[..., :k]
+    # topk promises nothing about equal values: sort the whole row where two of the first k + 1 are equal.
+    tied = ((best.values[..., 1:] == best.values[..., :-1]) & (best.values[..., 1:] > -torch.inf)).any(-1)
     if tied.any():
         order[tied] = _by_value_then_id(values[tied], sentences[tied])[..., :k]
-    values, sentences, tokens = (x.gather(-1, order) for x in (values, sentences, tokens))
-    order = _by_value_then_id(values, sentences)
     return values.gather(-1, order), sentences.gather(-1, order), tokens.gather(-1, order)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,8 +16,8 @@ from db.records import Neuron
 from db.store import Store, open_store
 
 
-def indexing(model: Model, corpus: Corpus, store_path: str, k: int, sites: Sequence[str]) -> None:
-    """Build an index, showing sentences, tokens per second and the time left."""
+def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> None:
+    """`build_index` with its options, showing sentences, tokens per second and the time left."""
     console = Console(stderr=True, highlight=False)
     total = sum(1 for _ in corpus.sentences())
     columns = (TextColumn("{task.completed}/{task.total} sentences"), BarColumn(), TextColumn("{task.fields[speed]}"))
@@ -29,7 +30,7 @@ def indexing(model: Model, corpus: Corpus, store_path: str, k: int, sites: Seque
             bar.update(task, completed=min(total, done + progress.sentences), speed=speed)
 
         try:
-            counts = index.build_index(model, corpus, store, k, sites, on_progress=show)
+            counts = index.build_index(model, corpus, store, on_progress=show, **options)
         except KeyboardInterrupt:
             console.print("Interrupted; the same command goes on from the last commit.")
             raise SystemExit(130) from None

@@ -19,13 +19,24 @@ from app.options import json_option, load, model_options, print_json, stdout, st
 @click.option("--language", default="en", show_default=True, help="Of the corpus: en, es or fr for wiki-summaries.")
 @click.option("--column", default="text", show_default=True, help="Where files and data sets keep the text.")
 @click.option("--limit", type=click.IntRange(min=1), help="Documents to read.")
+@click.option("--max-tokens", default=256, show_default=True, help="Of a sentence; the rest of it is not read.")
 @click.option("--site", "sites", multiple=True, default=("ffn",), show_default=True, help="ffn, attn, q, k, v.")
 @click.option("--k", default=32, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
+@click.option(
+    "--by",
+    default="activation",
+    show_default=True,
+    type=click.Choice(("activation", "relevance")),
+    help="Extreme in activation, or in relevance for the model's own predictions (RelMax; slower).",
+)
+@click.option("--engine", default="local", show_default=True, type=click.Choice(("local", "ray")))
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Of the engine ray.")
+@click.option("--address", help="Of a running Ray cluster; default: one on this machine, for the scan.")
 @store_option
 @model_options
 def index(
-    corpus: str, language: str, column: str, limit: int | None, sites: tuple[str, ...], k: int, store_path: str,
-    **options: Any,
+    corpus: str, language: str, column: str, limit: int | None, max_tokens: int, sites: tuple[str, ...], k: int,
+    by: str, engine: str, workers: int, address: str | None, store_path: str, **options: Any,
 ) -> None:  # fmt: skip
     """Scan a corpus for the sentences that drive each neuron furthest. Interrupt it, run it again: it goes on.
 
@@ -34,10 +45,12 @@ def index(
       icebear index --limit 20 --store wiki.db
     """
     from actmax.corpus import read_corpus
+    from actmax.engines import local, on_ray
     from app.progress import indexing
 
+    where = on_ray(workers, address) if engine == "ray" else local
     documents = read_corpus(corpus, limit, language, column)
-    indexing(load(**options), documents, store_path, k, sites)
+    indexing(load(**options), documents, store_path, k=k, sites=sites, by=by, max_tokens=max_tokens, engine=where)
 
 
 @click.command()

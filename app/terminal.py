@@ -116,6 +116,9 @@ def predictions(tokens: Sequence[TokenScore]) -> str:
     return ", ".join(f"{token.text!r} {token.probability:.2f}" for token in tokens)
 
 
+NEAREST = {"writes": "Write most nearly the same", "reads": "Read the same", "examples": "Are driven by the same"}
+
+
 def card(found: Card) -> Group:
     """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
     statistics = found.statistics
@@ -137,9 +140,9 @@ def card(found: Card) -> Group:
         for example in examples:
             table.add_row(f"{example.activation:+.2f}", _highlighted(example))
         parts.append(table)
-    if found.nearest:
-        nearest = ", ".join(f"{other} {cosine:+.2f}" for other, cosine in found.nearest)
-        parts.append(Text(f"Writes most nearly the same: {nearest}", "dim"))
+    for by, nearest in found.nearest.items():
+        names = ", ".join(f"{hit.neuron} {hit.polarity} ({hit.score:.2f})" for hit in nearest)
+        parts.append(Text(f"{NEAREST[by]}: {names}", "dim"))
     return Group(*parts)
 
 

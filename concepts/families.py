@@ -16,6 +16,8 @@ class Family:
     layers: str = "model.layers"
     ffn_out: str = "mlp.down_proj"
     """The FFN's second linear map: its input is the site `ffn`, its matrix is W2."""
+    ffn_in: str = "mlp.gate_proj"
+    """The FFN's first linear map, W1; the gate of a gated one."""
     attn_out: str = "self_attn.o_proj"
     """The attention output projection: its input is the site `attn`."""
     q: str = "self_attn.q_proj"

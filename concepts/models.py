@@ -44,6 +44,12 @@ class Model:
         self.name = name or net.config._name_or_path or type(net).__name__
         self.lock = threading.RLock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=threading.RLock())
+
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {str(self.dtype)[6:]} on {self.device})"
 
@@ -176,9 +182,10 @@ class Model:
     def text(self, token: int) -> str:
         return self._tokenizer().decode([token]) if self.tokenizer is not None else f"<{token}>"
 
-    def token_texts(self, text: str) -> tuple[str, ...]:
-        """The tokens of a text as the model reads it, special ones included."""
-        return self.pieces(self._ids(text))
+    def token_ids(self, text: str, limit: int | None = None) -> list[int]:
+        """The tokens of a text as the model reads it, special ones included: the first `limit`, if there are more."""
+        ids = self._tokenizer()(text)["input_ids"]
+        return ids[: min(limit or len(ids), self.context_length)]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """The text of each token; a character of several tokens is whole in its last one, the others are empty."""

@@ -74,17 +74,33 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
 def w2_row(model: Model, neuron: Neuron) -> Tensor:
     """(D,) what one unit of the neuron's activation adds to the residual stream, times the final norm's gain."""
     model.check(neuron)
-    if neuron.site not in ("ffn", "attn"):
+    rows = w2(model, neuron.site, neuron.layer)
+    if rows is None:
         raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
-    row = w2(model, neuron.site, neuron.layer)[neuron.index]
-    return row * final_gain(model)
+    return rows[neuron.index] * final_gain(model)
 
 
-def w2(model: Model, site: str, layer: int) -> Tensor:
-    """(N, D) in float32: the rows of W2 (or of the attention output projection), with a sandwich norm's gain."""
+def w2(model: Model, site: str, layer: int) -> Tensor | None:
+    """(N, D) in float32: the rows of W2 (or of the attention output projection), with a sandwich norm's gain.
+
+    None for a site that does not write to the residual stream.
+    """
+    if site not in ("ffn", "attn"):
+        return None
     rows = model.site_module(site, layer).weight.detach().float().T  # type: ignore[union-attr, operator]
     norm = model.family.ffn_norm if site == "ffn" else model.family.attn_norm
     return rows * gain(model, model.layer_modules[layer].get_submodule(norm)) if norm else rows
+
+
+def w1(model: Model, site: str, layer: int) -> Tensor | None:
+    """(N, D) in float32: what a neuron reads, the rows of W1 (of the gate in a gated FFN) or of q, k, v.
+
+    None for a site that does not read the residual stream.
+    """
+    if site == "attn":
+        return None
+    name = model.family.ffn_in if site == "ffn" else getattr(model.family, site)
+    return model.layer_modules[layer].get_submodule(name).weight.detach().float()  # type: ignore[union-attr, operator]
 
 
 def gain(model: Model, norm: nn.Module) -> Tensor:

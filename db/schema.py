@@ -5,8 +5,9 @@
     progress    the running summary of an unfinished scan, packed
     sentences   id, text, title, start, end (offsets in the document), tokens (as the model splits it, JSON), with
                 full-text search in sentences_fts and its words in sentence_words
+    sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/scan.py)
     neurons     id, layer, site, idx, and statistics over the corpus
-    examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation
+    examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation (or relevance)
     samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
     attributions  neuron, polarity, sentence, method, token relevances as JSON
     labels      neuron, text: what people called it
@@ -56,3 +57,11 @@ def initial(database: Database) -> None:
         database.execute(statement)
     database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
     database.execute("CREATE VIRTUAL TABLE sentence_words USING fts5vocab(sentences_fts, row)")
+
+
+@migration
+def sentence_vectors(database: Database) -> None:
+    """float16 numbers of the machine that wrote them (little-endian everywhere that runs PyTorch)."""
+    database.execute(
+        "CREATE TABLE sentence_vectors (sentence INTEGER PRIMARY KEY REFERENCES sentences, vector BLOB NOT NULL)"
+    )

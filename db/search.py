@@ -1,15 +1,15 @@
-"""Which neurons know about some words: by what they write, and by the sentences that drive them."""
+"""Which neurons know about some words, or are like another neuron: by what they write, read and are driven by."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from db import vectors
-from db.errors import InputError
+from db.errors import InputError, UnknownName
 from db.records import Hit, Neuron
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CANDIDATES = 200
 """Of each list before they are fused."""
+MATCHING = 50
+"""Sentences of the corpus that stand for a text."""
 RANK_CONSTANT = 60
 """Of reciprocal rank fusion (Cormack et al. 2009): a list gives 1 / (60 + rank)."""
 
@@ -24,17 +26,21 @@ Found = list[tuple[int, str, str]]
 """neuron id, polarity, why; best first."""
 
 
-def search(store: Store, text: str, k: int = 20) -> list[Hit]:
+def search(store: Store, text: str, k: int = 20, vector: np.ndarray | None = None) -> list[Hit]:
     """The k neurons (with polarity) that best match `text`, each with the reasons.
 
-    Two rankings, fused by reciprocal rank: the cosine between a W2 row and the unembedding of the words, and
-    how many of the neuron's examples contain them.
+    Three rankings, fused by reciprocal rank: the cosine between a W2 row and the unembedding of the words; how many
+    of the neuron's examples contain them; the cosine between the mean vector of its examples and that of the text.
+    The latter is `vector` (D,), see `actmax.sentence_vector`; without it, the mean vector of the sentences of the
+    corpus that match the words best.
     """
     words = re.findall(r"\w+", text)
     if not words:
         raise InputError("The search text has no words; write some.")
+    plain = [unicodedata.normalize("NFKD", word) for word in words]
+    query = " OR ".join(f'"{word}"' for word in plain)
     fused: dict[tuple[int, str], tuple[float, list[str]]] = {}
-    for ranking in (_by_output(store, words), _by_examples(store, words)):
+    for ranking in (_by_output(store, words), _by_examples(store, query), _by_vectors(store, query, vector)):
         for rank, (identity, polarity, why) in enumerate(ranking, 1):
             score, reasons = fused.get((identity, polarity), (0.0, []))
             fused[identity, polarity] = (score + 1 / (RANK_CONSTANT + rank), [*reasons, why])
@@ -55,28 +61,61 @@ def _by_output(store: Store, words: list[str]) -> Found:
             query += direction / np.linalg.norm(direction)
     if not known:
         return []
-    both = [
-        (score, identity, polarity)
-        for polarity, sign in (("+", 1), ("-", -1))
-        for identity, score in vectors.search(rows, sign * query, CANDIDATES)
-    ]
-    both.sort(key=lambda row: (-row[0], row[1], row[2]))
     said = " ".join(known)
-    return [(identity, polarity, f"writes {said!r} (cosine {score:.2f})") for score, identity, polarity in both]
+    return [
+        (identity, polarity, f"writes {said!r} (cosine {cosine:.2f})")
+        for identity, polarity, cosine in _both_signs(rows, query, CANDIDATES)
+    ]
 
 
-def _by_examples(store: Store, words: list[str]) -> Found:
-    plain = [unicodedata.normalize("NFKD", word) for word in words]
-    found = store.neurons_driven_by(" OR ".join(f'"{word}"' for word in plain), CANDIDATES)
+def _by_examples(store: Store, query: str) -> Found:
+    found = store.neurons_driven_by(query, CANDIDATES)
     return [
         (identity, polarity, f"{count} of its {total} examples have it") for identity, polarity, count, total in found
     ]
 
 
-def similar(store: Store, neuron: Neuron, k: int = 10) -> list[tuple[Neuron, float]]:
-    """The k neurons whose W2 rows point most nearly the same way, with the cosine."""
-    rows = vectors.load(store.vectors("w2"))
-    identity = store.statistics(neuron).id
-    found = [hit for hit in vectors.search(rows, vectors.row(rows, identity), k + 1) if hit[0] != identity][:k]
-    names = store.neurons([other for other, _ in found])
-    return [(names[other], score) for other, score in found]
+def _by_vectors(store: Store, query: str, vector: np.ndarray | None) -> Found:
+    index = vectors.load(store.vectors("examples"))
+    if vector is None:
+        matching = store.matching(query, MATCHING)
+        if not matching:
+            return []
+        vector = store.sentence_vectors(matching)[1].astype(np.float32).mean(0)
+    centre = store.sentence_vectors()[1].mean(0, dtype=np.float32)
+    found = vectors.search(index, vector - centre, CANDIDATES)
+    return [(i // 2, "+-"[i % 2], f"its examples are like it (cosine {cosine:.2f})") for i, cosine in found]
+
+
+def _both_signs(index: Any, query: np.ndarray, k: int) -> list[tuple[int, str, float]]:
+    """Id, polarity and cosine of the k rows that point most nearly along the query, or (polarity -) against it."""
+    both = [
+        (cosine, identity, polarity)
+        for polarity, sign in (("+", 1), ("-", -1))
+        for identity, cosine in vectors.search(index, sign * query, k)
+    ]
+    both.sort(key=lambda row: (-row[0], row[1], row[2]))
+    return [(identity, polarity, cosine) for cosine, identity, polarity in both[:k]]
+
+
+NEAR = {"writes": "w2", "reads": "w1", "examples": "examples"}
+"""What neurons are compared by -> the vectors' name."""
+
+
+def similar(store: Store, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
+    """The k neurons nearest to this one at this polarity, each at the polarity that is near; the score is the cosine.
+
+    by: ``writes`` (W2 rows), ``reads`` (W1 or gate rows), ``examples`` (mean vectors of the sentences that drive them).
+    """
+    if by not in NEAR:
+        raise UnknownName("comparison", by, NEAR, f"Neurons are compared by {', '.join(NEAR)}.")
+    index = vectors.load(store.vectors(NEAR[by]))
+    identity, sign = store.statistics(neuron).id, 1 if polarity == "+" else -1
+    if by == "examples":
+        query = vectors.row(index, 2 * identity + (sign < 0))
+        found = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.search(index, query, k + 2)]
+    else:
+        found = _both_signs(index, sign * vectors.row(index, identity), k + 2)
+    found = [row for row in found if row[0] != identity][:k]
+    names = store.neurons([other for other, _, _ in found])
+    return [Hit(names[other], p, cosine, (f"{by} (cosine {cosine:.2f})",)) for other, p, cosine in found]

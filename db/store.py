@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlite_utils import Database
 
 from db.errors import InputError, StoreError
 from db.records import Example, Hit, Neuron, NeuronStatistics, Sentence
 from db.schema import MIGRATIONS
 
-RESULTS = ("shards", "sentences", "neurons", "examples", "samples")
+RESULTS = ("shards", "sentences", "sentence_vectors", "neurons", "examples", "samples")
 """The tables that a finished scan fixes, to the bit."""
 
 
@@ -70,7 +71,8 @@ class Store:
             try:
                 yield
             except BaseException:
-                self.database.execute("ROLLBACK")
+                if self.database.conn.in_transaction:  # a full disk rolls back by itself
+                    self.database.execute("ROLLBACK")
                 raise
             self.database.execute("COMMIT")
         except sqlite3.Error as error:
@@ -127,8 +129,11 @@ class Store:
         """The parts of the running summary, empty before the first commit."""
         return dict(self.database.execute("SELECT part, packed FROM progress").fetchall())
 
-    def commit_shards(self, shards: dict[int, list[Sentence]], progress: dict[str, bytes]) -> None:
-        """Shards and the summary that holds them, in one transaction: a kill leaves both or neither."""
+    def commit_shards(self, shards: dict[int, list[tuple[Sentence, bytes]]], progress: dict[str, bytes]) -> None:
+        """Shards of sentences with their vectors (float16), and the summary that holds them, in one transaction.
+
+        A kill leaves all or nothing of it.
+        """
         with self._writing():
             self.database.conn.executemany(
                 "INSERT INTO shards VALUES (?, ?)", [(number, len(shard)) for number, shard in shards.items()]
@@ -138,8 +143,12 @@ class Store:
                 [
                     (s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False))
                     for shard in shards.values()
-                    for s in shard
+                    for s, _ in shard
                 ],
+            )
+            self.database.conn.executemany(
+                "INSERT INTO sentence_vectors VALUES (?, ?)",
+                [(s.id, vector) for shard in shards.values() for s, vector in shard],
             )
             self.database.conn.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?)", progress.items())
 
@@ -241,20 +250,42 @@ class Store:
     # --- search -----------------------------------------------------------------------------------------
 
     def vectors(self, name: str) -> Path:
-        """The file of the vectors called `name`: ``w2`` (by neuron id) or ``tokens`` (unembedding, by token id)."""
+        """The file of the vectors called `name`, see `db.vectors`."""
         return self.path.with_name(f"{self.path.stem}.{name}.faiss")
 
-    def search(self, text: str, k: int = 20) -> list[Hit]:
+    def sentence_vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The sentences (S,), all or those of `ids`, and the vectors (S, D) of what the model made of them."""
+        query = "SELECT sentence, vector FROM sentence_vectors"
+        if ids is not None:
+            query += f" WHERE sentence IN ({', '.join('?' * len(ids))})"
+        rows = self.database.execute(query, ids or ()).fetchall()
+        vectors = np.frombuffer(b"".join(vector for _, vector in rows), dtype=np.float16)
+        return np.array([sentence for sentence, _ in rows], dtype=np.int64), vectors.reshape(len(rows), -1)
+
+    def example_keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each example 2 * neuron id + polarity (E,), ascending, and its sentence (E,)."""
+        query = "SELECT 2 * neuron + polarity, sentence FROM examples ORDER BY neuron, polarity, rank"
+        rows = np.fromiter(self.database.execute(query), dtype=np.dtype("i8, i8"))
+        return rows["f0"], rows["f1"]
+
+    def search(self, text: str, k: int = 20, vector: np.ndarray | None = None) -> list[Hit]:
         """The neurons that know about `text`; see `db.search.search`."""
         from db.search import search
 
-        return search(self, text, k)
+        return search(self, text, k, vector)
 
-    def similar(self, neuron: Neuron, k: int = 10) -> list[tuple[Neuron, float]]:
-        """The neurons with the nearest W2 rows; see `db.search.similar`."""
+    def similar(self, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
+        """The neurons nearest to this one; see `db.search.similar`."""
         from db.search import similar
 
-        return similar(self, neuron, k)
+        return similar(self, neuron, k, by, polarity)
+
+    def matching(self, query: str, k: int) -> list[int]:
+        """The ids of the k sentences that match the full-text query best."""
+        rows = self.database.execute(
+            "SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ? ORDER BY rank, rowid LIMIT ?", (query, k)
+        )
+        return [row[0] for row in rows]
 
     def neurons(self, identities: Iterable[int]) -> dict[int, Neuron]:
         """id -> neuron."""

@@ -1,8 +1,15 @@
-"""All FAISS: exact inner-product indexes in files beside the store. Ids are neuron or token ids."""
+"""All FAISS: exact inner-product indexes in files beside the store.
+
+w2        what neurons write, by neuron id
+w1        what neurons read (of a gated FFN the gate), by neuron id
+examples  the mean vector of the sentences that drive a neuron, by 2 * neuron id + (polarity is -)
+tokens    the unembedding, by token id
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +18,24 @@ import numpy as np
 from db.errors import StoreError
 
 
-def save(path: Path, rows: np.ndarray) -> None:
-    """Write the rows (N, D), scaled to length 1, as an exact index with the ids 0 to N - 1; replaces `path` at once."""
+def save(path: Path, blocks: Iterable[np.ndarray]) -> None:
+    """Write the rows (N, D) of all blocks, scaled to length 1, with the ids 0 to N - 1; replaces `path` at once."""
     import faiss
 
-    rows = np.ascontiguousarray(rows, dtype=np.float32)
-    faiss.normalize_L2(rows)
-    index = faiss.IndexScalarQuantizer(rows.shape[1], faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
-    index.add(rows)
+    index: Any = None
+    for block in blocks:
+        rows = np.array(block, dtype=np.float32, order="C")
+        faiss.normalize_L2(rows)
+        if index is None:
+            kind = faiss.ScalarQuantizer.QT_fp16
+            index = faiss.IndexScalarQuantizer(rows.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
+        index.add(rows)
     part = path.with_name(path.name + ".part")
-    faiss.write_index(index, str(part))
+    try:
+        faiss.write_index(index, str(part))
+    except RuntimeError:
+        part.unlink(missing_ok=True)
+        raise StoreError(f"{path} cannot be written; make room or check the folder, and run it again.") from None
     os.replace(part, path)
 
 

@@ -1,10 +1,13 @@
 """Small random models from their configurations, and the real default model."""
 
+import random
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
+from actmax import index, read_corpus
 from concepts import Model, load_model
 
 LLAMA = LlamaConfig(
@@ -63,3 +66,35 @@ def smol() -> Model:
 
 ICE_BEAR = "The ice bear lives in the"
 IDS = [7, 3, 12, 44, 5, 3, 21, 9]
+
+
+class Letters:
+    """A tokenizer of 50 letters and signs, enough for a random model."""
+
+    all_special_ids = ()
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [ord(letter) % 50 for letter in text][:60]}
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+@pytest.fixture
+def model():
+    """A random Llama that reads letters."""
+    made = random_model(LLAMA, dtype=torch.float32)
+    return Model(made.net, Letters(), "letters")
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """120 random sentences in shards of 16."""
+    monkeypatch.setattr(index, "SHARD", 16)
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    generator = random.Random(seed)
+    words = "ice bear desert camel water north cold snow warm sand a of the in to lives eats".split()
+    lines = [" ".join(generator.choices(words, k=generator.randint(1, 9))).capitalize() + "." for _ in range(120)]
+    (tmp_path / "c.txt").write_text("\n".join([*lines, "", lines[0], "x"]))
+    return read_corpus(str(tmp_path / "c.txt"))

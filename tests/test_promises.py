@@ -167,7 +167,7 @@ def test_prompts_and_targets_must_match_in_number(llama):
 
 def test_characters_of_several_tokens_are_shown_whole(smol):
     text = "Κεκροπία \U0001f43b naïve."
-    pieces = smol.token_texts(text)
+    pieces = smol.pieces(smol.token_ids(text))
     assert "".join(pieces) == text
     assert len(pieces) == len(smol.encode([text]).ids[0])
     assert attribute(smol, text).token_strings == pieces

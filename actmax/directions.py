@@ -1,0 +1,69 @@
+"""The vectors of an index, for search: what neurons write, what they read, and what drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from concepts.models import Model
+from concepts.vocabulary import final_gain, unembedding, w1, w2
+from db import vectors
+from db.store import Store
+
+BLOCK = 4096
+"""Rows made at a time."""
+
+
+def ensure_vectors(model: Model, store: Store) -> None:
+    """Make those files of vectors beside the store that are not there; ids are neuron, example or token ids."""
+    makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
+        "w2": lambda: _rows(model, store, w2, final_gain(model)),
+        "w1": lambda: _rows(model, store, w1),
+        "examples": lambda: _example_vectors(store),
+        "tokens": lambda: (block.cpu().numpy() for block in unembedding(model).split(BLOCK)),
+    }
+    for name, make in makers.items():
+        if not store.vectors(name).exists():
+            vectors.save(store.vectors(name), make())
+    if not store.count("tokens"):
+        store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
+
+
+def _rows(
+    model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None], gain: Tensor | float = 1.0
+) -> Iterator[np.ndarray]:
+    """Rows by neuron id; zeros where a site has no such matrix."""
+    for site in store.facts()["sites"]:
+        for layer in range(model.layers):
+            rows = matrix(model, site, layer)
+            if rows is None:
+                rows = torch.zeros(model.width(site), model.net.config.hidden_size, device=model.device)
+            yield (rows * gain).cpu().numpy()
+
+
+def _example_vectors(store: Store) -> Iterator[np.ndarray]:
+    """The mean vector of the sentences that drive a neuron, by 2 * neuron id + (polarity is -), off the corpus mean."""
+    ids, rows = store.sentence_vectors()  # (S,), (S, D)
+    order = np.argsort(ids)
+    weight = torch.from_numpy(rows[order].astype(np.float32))
+    weight -= weight.mean(0)
+    keys, sentences = store.example_keys()  # (E,), (E,), in order of key
+    places = torch.from_numpy(np.searchsorted(ids[order], sentences))
+    starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))
+    for first in range(0, len(starts) - 1, BLOCK):
+        bounds = starts[first : first + BLOCK + 1]
+        inside = places[bounds[0] : bounds[-1]]
+        yield F.embedding_bag(inside, weight, bounds[:-1] - bounds[0], mode="mean").numpy()
+
+
+@torch.no_grad()
+def sentence_vector(model: Model, text: str) -> np.ndarray:
+    """(D,) what the model makes of a text: its final residual stream behind the norm, averaged, without the sink."""
+    batch = model.encode([model.token_ids(text)])
+    with model.lock:
+        stream = model.net.base_model(**model.inputs(batch), use_cache=False)[0][0].float()  # (T, D)
+    return (stream[1:] if len(stream) > 1 else stream).mean(0).cpu().numpy()

@@ -1,0 +1,98 @@
+"""Where shards are scanned: here, or on a Ray cluster. An engine yields finished shards, in any order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from actmax.scan import Settings, scan_shard
+from actmax.topk import Table
+from concepts.models import Model
+from db.errors import InputError
+from db.records import Sentence
+
+Shards = Iterable[tuple[int, list[Sentence]]]
+Scanned = Iterator[tuple[int, list[Sentence], Table, Tensor]]
+"""Shard number, its sentences, their table and vectors."""
+Engine = Callable[[Model, Settings, Shards, Callable[[], Tensor]], Scanned]
+"""The last argument gives the values (2, N) below which no example is wanted any more."""
+
+
+def local(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
+    """One shard after the other, in this process."""
+    for number, shard in shards:
+        yield number, shard, *scan_shard(model, shard, settings, threshold())
+
+
+def on_ray(workers: int = 2, address: str | None = None) -> Engine:
+    """Shards on `workers` Ray workers, each with its copy of the model; a dead worker's shard is run again.
+
+    address: of a running cluster; None starts one on this machine for the time of the scan. A worker uses
+    OMP_NUM_THREADS threads, by default this machine's cores divided by the workers: numbers are the same to the bit
+    as long as the threads are.
+    """
+    if workers < 1:
+        raise InputError(f"A Ray scan needs at least 1 worker, not {workers}.")
+
+    def run(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
+        ray = _start(address)
+        try:
+            threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // workers)
+            worker = ray.remote(
+                num_cpus=0 if address is None else threads,
+                num_gpus=1 if model.device.type == "cuda" else 0,
+                max_restarts=-1,
+                max_task_retries=-1,
+            )(_Worker)
+            shared = ray.put(model)
+            idle = [worker.remote(shared, settings, threads) for _ in range(workers)]
+            running: dict[Any, tuple[int, list[Sentence], Any]] = {}
+
+            def finished() -> tuple[int, list[Sentence], Table, Tensor]:
+                (first,), _ = ray.wait(list(running))
+                number, shard, actor = running.pop(first)
+                idle.append(actor)
+                return number, shard, *ray.get(first)
+
+            for number, shard in shards:
+                while not idle:
+                    yield finished()
+                actor = idle.pop()
+                running[actor.scan.remote(shard, threshold())] = (number, shard, actor)
+            while running:
+                yield finished()
+        finally:
+            ray.shutdown()
+
+    return run
+
+
+class _Worker:
+    """One process of the cluster."""
+
+    def __init__(self, model: Model, settings: Settings, threads: int):
+        import torch
+
+        torch.set_num_threads(threads)
+        self.model, self.settings = model, settings
+
+    def scan(self, shard: list[Sentence], threshold: Tensor) -> tuple[Table, Tensor]:
+        return scan_shard(self.model, shard, self.settings, threshold)
+
+
+def _start(address: str | None) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise InputError("The engine ray needs Ray; pip install 'icebear[ray]'.") from None
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"No Ray cluster at {address} ({reason}); check --address, or leave it out.") from None
+    return ray

@@ -1,0 +1,158 @@
+"""One file: what is refused, with a sentence that helps; search; readers and writers."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import LLAMA, Letters, random_model
+
+from actmax import build_index, index, read_corpus, sentence_vector
+from concepts import Model
+from concepts.vocabulary import w2_row
+from db import open_store, vectors
+from db.errors import InputError, StoreError, UnknownName
+from db.records import Neuron
+
+K = 5
+
+
+def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        with pytest.raises(StoreError, match="built with k 5, not 6"):
+            build_index(model, corpus, store, k=6)
+        (tmp_path / "other.txt").write_text("Another text.")
+        with pytest.raises(StoreError, match="built with corpus"):
+            build_index(model, read_corpus(str(tmp_path / "other.txt")), store, k=K)
+        with pytest.raises(StoreError, match="built with by 'activation', not 'relevance'"):
+            build_index(model, corpus, store, k=K, by="relevance")
+        other = Model(random_model(LLAMA, dtype=torch.float32, seed=3).net, Letters(), "letters")
+        with pytest.raises(StoreError, match="built with fingerprint"):
+            build_index(other, corpus, store, k=K)
+        with pytest.raises(StoreError, match="does not have L9"):
+            store.examples(Neuron(9, "ffn", 0))
+        store.database.execute("PRAGMA user_version = 999")
+    with pytest.raises(StoreError, match="newer icebear"), open_store(tmp_path / "i.db"):
+        pass
+    whole = (tmp_path / "i.db").read_bytes()
+    for length in (100, len(whole) // 2, len(whole) - 5000):
+        (tmp_path / "cut.db").write_bytes(whole[:length])
+        with pytest.raises(StoreError, match="damaged"), open_store(tmp_path / "cut.db") as store:
+            store.checksum()
+    (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 50)
+    with pytest.raises(StoreError, match="no SQLite file"), open_store(tmp_path / "text.db"):
+        pass
+    with pytest.raises(StoreError, match="There is no store"), open_store(tmp_path / "none.db", create=False):
+        pass
+    with pytest.raises(StoreError, match="cannot be written"), open_store(tmp_path / "no" / "folder.db"):
+        pass
+    import sqlite3
+
+    sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
+    with pytest.raises(StoreError, match="something else"), open_store(tmp_path / "other.db"):
+        pass
+
+
+def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp_path):
+    """Against the definition, computed from the model and the examples."""
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        neuron = Neuron(2, "ffn", 4)
+        rows = torch.nn.functional.normalize(
+            torch.stack([w2_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
+        )
+        cosines = rows @ rows[44]
+        cosines[44] = -2
+        (nearest, *_) = store.similar(neuron, 3)
+        flipped = cosines.abs()
+        flipped[44] = -2
+        assert nearest.neuron.index == int(flipped.argmax()) % 20
+        assert nearest.score == pytest.approx(flipped.max().item(), abs=2e-3)
+        assert nearest.polarity == ("+" if cosines[int(flipped.argmax())] > 0 else "-")
+        hits = store.search("bear", k=60)
+        counts = {
+            (hit.neuron, hit.polarity): sum(
+                "bear" in e.sentence.text.lower() for e in store.examples(hit.neuron, hit.polarity)
+            )
+            for hit in hits
+        }
+        for hit in hits:
+            said = [int(why.split()[0]) for why in hit.why if "examples have it" in why]
+            assert said == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] > 1 else [])
+        assert any(said > 1 for said in counts.values())
+        with pytest.raises(InputError, match="no words"):
+            store.search("?!")
+        for odd in ('" OR 1', "a*b NEAR (", "'; DROP TABLE neurons; --"):
+            store.search(odd)
+        assert store.count("neurons") == 60
+        for name in ("w2", "examples", "tokens"):
+            store.vectors(name).unlink()
+            with pytest.raises(StoreError, match="run icebear index again"):
+                store.search("bear")
+            build_index(model, corpus, store, k=K)
+            assert store.search("bear", k=60) == hits
+
+
+def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        ids, rows = store.sentence_vectors()
+        of = dict(zip(ids.tolist(), rows.astype(np.float64), strict=True))
+        for sentence in list(corpus.sentences())[:5]:
+            assert of[sentence.id] == pytest.approx(sentence_vector(model, sentence.text), abs=1e-2)
+        centre = np.mean(list(of.values()), axis=0)
+        saved = vectors.load(store.vectors("examples"))
+        for number in range(0, 60, 11):
+            for sign, polarity in enumerate("+-"):
+                examples = store.examples(Neuron(number // 20, "ffn", number % 20), polarity)
+                mean = np.mean([of[e.sentence.id] for e in examples], axis=0) - centre
+                row = vectors.row(saved, 2 * number + sign)
+                assert row == pytest.approx(mean / np.linalg.norm(mean), abs=2e-3)
+        # Sentences of the same text as a query are nearest to the neurons they drive.
+        query = of[store.examples(Neuron(0, "ffn", 3))[0].sentence.id]
+        assert any("like it" in why for hit in store.search("bear", 5, query) for why in hit.why)
+        assert store.similar(Neuron(0, "ffn", 3), 3, by="examples")[0].score <= 1.001
+        assert store.similar(Neuron(0, "ffn", 3), 3, by="reads")[0].neuron != Neuron(0, "ffn", 3)
+        with pytest.raises(UnknownName, match="compared by writes, reads, examples"):
+            store.similar(Neuron(0, "ffn", 3), by="smell")
+
+
+def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):
+    with open_store(tmp_path / "i.db") as first, open_store(tmp_path / "i.db") as second:
+        second.database.conn.execute("PRAGMA busy_timeout = 100")
+        with first._writing(), pytest.raises(StoreError, match="Another process is writing"):
+            second.claim({"k": 1})
+        assert second.facts() == {}
+
+
+def test_a_full_disk_loses_nothing(model, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
+    with open_store(tmp_path / "full.db") as store, open_store(tmp_path / "whole.db") as whole:
+        pages = store.database.execute("PRAGMA page_count").fetchone()[0]
+        store.database.execute(f"PRAGMA max_page_count = {pages + 9}")  # SQLite fails as on a full disk
+        with pytest.raises(StoreError, match=r"disk of .* is full; make room and run the same command again"):
+            build_index(model, corpus, store, k=K)
+        store.database.execute("PRAGMA max_page_count = 1000000")
+        build_index(model, corpus, store, k=K)
+        build_index(model, corpus, whole, k=K)
+        assert store.checksum() == whole.checksum()
+
+
+def test_folders_that_cannot_be_written(model, corpus, tmp_path):
+    with pytest.raises(StoreError, match="cannot be written"), open_store("/proc/icebear.db"):
+        pass
+    with pytest.raises(StoreError, match="cannot be written"):
+        vectors.save(tmp_path / "no" / "folder.faiss", [np.ones((2, 3))])
+
+
+def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
+    seen = []
+    with open_store(tmp_path / "i.db") as writer, open_store(tmp_path / "i.db") as reader:
+
+        def look(progress):
+            with writer._writing():
+                seen.append(reader.count("sentences"))
+
+        build_index(model, corpus, writer, k=K, on_progress=look)
+        assert seen == sorted(seen)
+        assert seen[-1] > seen[0]
