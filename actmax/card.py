@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actmax.page import card_fragment, card_page
 from concepts.models import Model
 from concepts.vocabulary import Projection, project
 from db.records import Example, Hit, Neuron, NeuronStatistics
@@ -39,6 +40,13 @@ class Card:
     """What somebody called it."""
     nearest: dict[str, list[Hit]]
     """What they have in common (``writes``, ``reads``, ``examples``) -> the neurons most like this one at ``+``."""
+
+    def to_html(self) -> str:
+        """A self-contained page."""
+        return card_page(self)
+
+    def _repr_html_(self) -> str:
+        return card_fragment(self)
 
     def to_dict(self) -> dict[str, Any]:
         return {

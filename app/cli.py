@@ -6,24 +6,23 @@ import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from app.options import (
     explain_options,
+    html_option,
     json_option,
     load,
     method_named,
     model_options,
     print_json,
     stdout,
+    write_page,
 )
 from app.store_verbs import VERBS as STORE_VERBS
 from db.errors import IcebearError
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLE_RECIPE = Path(__file__).parent / "recipes" / "ice-bear-to-desert.json"
 
@@ -96,7 +95,7 @@ def models(as_json: bool) -> None:
 @explain_options
 @click.option("--target-text", help="Explain a whole continuation instead of one token.")
 @click.option("--checkpoint", is_flag=True, help="Less memory for long prompts, more time.")
-@click.option("--html", type=click.Path(dir_okay=False), help="Write a self-contained heatmap page.")
+@html_option
 @json_option
 @model_options
 def attribute(
@@ -117,11 +116,7 @@ def attribute(
         load(**options), prompt, target, contrast, target_text=target_text, method=chosen, checkpoint=checkpoint
     )
     if html:
-        try:
-            Path(html).write_text(relevance.to_html(), encoding="utf-8")
-        except OSError as error:
-            raise IcebearError(f"{html} cannot be written ({error.strerror}); choose another path.") from None
-        click.echo(f"Wrote {html}", err=True)
+        write_page(html, relevance.to_html())
     if as_json:
         click.echo(relevance.to_json())
     else:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from actmax.card import describe
+from actmax.corpus import read_corpus
 from app.cli import EXAMPLE_RECIPE
+from app.progress import annotating, indexing
 from app.sidebyside import compare
-from app.terminal import explanation, projection, ranking, side_by_side
+from app.terminal import card, explanation, projection, ranking, side_by_side
 from concepts.attribution import attribute
 from concepts.models import load_model
 from concepts.vocabulary import project_many
+from db.fetch import cache_folder
+from db.records import Neuron
+from db.store import open_store
 from steering.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PROMPT, CONTRAST = "The ice bear lives in the", " desert"
+NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
 
 
 def run(console: Console) -> None:
@@ -32,7 +39,15 @@ def run(console: Console) -> None:
     # The later the layer, the less stands between a neuron and the vocabulary.
     console.print(projection(max(projections, key=lambda result: result.neuron.layer)))
 
-    console.rule("3. Is it causal?")
+    console.rule(f"3. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
+    store_path = cache_folder() / "demo.db"
+    store_path.parent.mkdir(parents=True, exist_ok=True)
+    indexing(model, read_corpus("wiki-summaries", limit=SUMMARIES), str(store_path))
+    with open_store(store_path) as store:
+        annotating(model, store, [NEURON], 4)
+        console.print(card(describe(store, NEURON, model, k=4)))
+
+    console.rule("4. Is it causal?")
     recipe = Recipe.load(EXAMPLE_RECIPE)
     console.print(f"The recipe {recipe.name!r} sets {len(recipe)} of the model's neurons at the last prompt token:")
     console.print("  " + "  ".join(str(edit).split("@")[0] for edit in recipe), soft_wrap=False)
@@ -44,5 +59,6 @@ def run(console: Console) -> None:
         '  icebear rank "Your own prompt"          the neurons behind another prediction\n'
         "  icebear project L29.ffn.490             what a neuron writes, both signs\n"
         f'  icebear steer "{PROMPT}" --edit "L29.ffn.860*0"\n'
+        f'  icebear search "water" --store {store_path}\n'
         "  icebear -h                              everything else"
     )

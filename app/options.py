@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from db.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+html_option = click.option("--html", type=click.Path(dir_okay=False), help="Write a self-contained page.")
 store_option = click.option("--store", "store_path", default="icebear.db", show_default=True, help="The SQLite file.")
 
 
@@ -57,9 +61,16 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, indent=1))
 
 
+def write_page(path: str, html: str) -> None:
+    try:
+        Path(path).write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
+    click.echo(f"Wrote {path}", err=True)
+
+
 def method_named(name: str) -> Any:
     from concepts.lrp.method import METHODS
-    from db.errors import UnknownName
 
     if name not in METHODS:
         raise UnknownName("method", name, METHODS, f"The methods are {', '.join(METHODS)}.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from app.options import json_option, load, model_options, print_json, stdout, store_option
+from app.options import html_option, json_option, load, model_options, print_json, stdout, store_option, write_page
 
 
 @click.command()
@@ -57,10 +57,13 @@ def index(
 @click.argument("neuron")
 @click.option("--top", default=8, show_default=True, type=click.IntRange(min=1), help="Examples and words to show.")
 @click.option("--annotate", "annotated", is_flag=True, help="Attribute the shown examples first, and keep that.")
+@html_option
 @json_option
 @store_option
 @model_options
-def neuron(neuron: str, top: int, annotated: bool, as_json: bool, store_path: str, **options: Any) -> None:
+def neuron(
+    neuron: str, top: int, annotated: bool, html: str | None, as_json: bool, store_path: str, **options: Any
+) -> None:  # fmt: skip
     """What NEURON means: its vocabulary and the sentences that drive it, both signs.
 
     \b
@@ -81,6 +84,8 @@ def neuron(neuron: str, top: int, annotated: bool, as_json: bool, store_path: st
         if annotated:
             annotating(model, store, [wanted], top)
         found = describe(store, wanted, model, top)
+    if html:
+        write_page(html, found.to_html())
     if as_json:
         print_json(found.to_dict())
     else:

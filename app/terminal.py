@@ -12,6 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from actmax.page import NEAREST
 from concepts.render import color, ink, shares, visible
 
 if TYPE_CHECKING:
@@ -114,9 +115,6 @@ def _bars(tokens: list[dict[str, Any]]) -> str:
 
 def predictions(tokens: Sequence[TokenScore]) -> str:
     return ", ".join(f"{token.text!r} {token.probability:.2f}" for token in tokens)
-
-
-NEAREST = {"writes": "Write most nearly the same", "reads": "Read the same", "examples": "Are driven by the same"}
 
 
 def card(found: Card) -> Group:

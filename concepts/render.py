@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -79,10 +80,30 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
 
 def relevance_page(relevance: Relevance) -> str:
     """A self-contained page: no scripts, nothing fetched."""
+    return page("icebear relevance", relevance_fragment(relevance, k=30))
+
+
+def page(title: str, body: str, style: str = "") -> str:
+    """A self-contained page around HTML; only the title is escaped here."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>icebear relevance</title><style>'
-        "body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}"
+        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title><style>'
+        ":root{color-scheme:light dark}"
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
         "td,th{text-align:right;padding:.1rem .8rem}td:first-child,th:first-child{text-align:left}"
-        f"</style></head><body>{relevance_fragment(relevance, k=30)}</body></html>"
+        f"{style}</style></head><body>{body}</body></html>"
     )
+
+
+def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> str:
+    """A sentence's tokens on the colours of their relevance (if there is any); the extreme token stands out."""
+    spans = []
+    for place, token in enumerate(tokens):
+        style, title = "", ""
+        if values is not None:
+            rgb = color(shares(list(values))[place])
+            style, title = f"background:rgb{rgb};color:{ink(rgb)}", f"{values[place]:+.3f}"
+        text = escape(visible(token))
+        text = f"<b><u>{text}</u></b>" if place == extreme else text
+        spans.append(f'<span title="{title}" style="{style}">{text}</span>' if style else text)
+    return f'<span dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(spans)}</span>'

@@ -1,0 +1,99 @@
+"""A neuron's card as HTML. Everything that comes from a text or a model is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from actmax.topk import HISTOGRAM_EDGES
+from concepts.render import NEGATIVE, POSITIVE, marked, page
+from concepts.vocabulary import Projection, Promotion
+from db.records import Example
+
+if TYPE_CHECKING:
+    from actmax.card import Card
+
+STYLE = """
+.card{--line:#8886;--dim:color-mix(in srgb,currentColor 65%,transparent)}
+.card h2{margin:.2rem 0}.card h3{font-size:1rem;margin:1.2rem 0 .3rem}
+.card .dim{color:var(--dim);font-size:.85rem}.card .two{display:flex;flex-wrap:wrap;gap:0 2rem}
+.card .two>*{flex:1 1 20rem;min-width:0}
+.card .row{display:flex;gap:.8rem;padding:.35rem 0;border-top:1px solid var(--line)}
+.card .number{flex:0 0 4.5rem;text-align:right;font-variant-numeric:tabular-nums}
+.card .bar{height:.7rem;border-radius:2px}
+.card .word{flex:0 0 9rem;overflow-wrap:anywhere;font-family:ui-monospace,monospace}
+"""
+NEAREST = {"writes": "Write most nearly the same", "reads": "Read the same", "examples": "Are driven by the same"}
+
+
+def card_page(card: Card) -> str:
+    """A self-contained page: no scripts, nothing fetched."""
+    return page(f"{card.neuron} - icebear", card_fragment(card), STYLE)
+
+
+def card_fragment(card: Card) -> str:
+    """The card itself, for a page with `STYLE` (a notebook shows it well enough without)."""
+    statistics = card.statistics
+    parts = [
+        f"<h2><code>{card.neuron}</code> {escape(card.label or '')}</h2>",
+        f'<p class="dim">mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, least '
+        f"{statistics.min:+.2f}, most {statistics.max:+.2f}, positive on {statistics.positive:.0%} of the tokens</p>",
+        histogram(statistics.histogram),
+    ]
+    if card.projection:
+        parts.append(vocabulary(card.projection))
+    for polarity, examples in card.examples.items():
+        words = ", ".join(card.words[polarity]) or "none"
+        parts.append(
+            f"<h3>Drive it to {polarity}</h3><p class='dim'>class: {card.kind[polarity]}; automatic label: "
+            f"{escape(words)}</p>{''.join(map(example_row, examples))}"
+        )
+    for by, hits in card.nearest.items():
+        names = ", ".join(f"<code>{hit.neuron}</code> {hit.polarity} ({hit.score:.2f})" for hit in hits)
+        parts.append(f'<p class="dim">{NEAREST[by]}: {names}</p>')
+    return f'<div class="card">{"".join(parts)}</div>'
+
+
+def example_row(example: Example) -> str:
+    text = marked(example.sentence.tokens, example.relevance, example.token)
+    source = f'<span class="dim">{escape(example.sentence.title)}</span>'
+    return f'<div class="row"><span class="number">{example.activation:+.2f}</span><span>{text} {source}</span></div>'
+
+
+def vocabulary(projection: Projection) -> str:
+    """Promoted and suppressed tokens side by side, as bars."""
+    largest = max(abs(token.logit) for token in (*projection.promoted, *projection.suppressed)) or 1.0
+
+    def side(name: str, tokens: Sequence[Promotion], rgb: tuple[int, int, int]) -> str:
+        rows = "".join(
+            f'<div class="row" style="border:0;padding:0;align-items:center"><span class="word">{escape(repr(t.text))}'
+            f'</span><span class="bar" style="background:rgb{rgb};flex:0 1 {9 * abs(t.logit) / largest:.2f}rem" '
+            f'title="logit {t.logit:+.3f}, z {t.z:+.1f}"></span><span class="dim">{t.logit:+.2f}</span></div>'
+            for t in tokens
+        )
+        return f"<div><h3>{name}</h3>{rows}</div>"
+
+    promoted = side("Promotes at + (suppresses at -)", projection.promoted, POSITIVE)
+    return f'<div class="two">{promoted}{side("Suppresses at +", projection.suppressed, NEGATIVE)}</div>'
+
+
+def histogram(counts: Sequence[int]) -> str:
+    """Activations of one token a sentence by powers of two, the height by square root, as SVG."""
+    largest = max(counts) or 1
+    edges = [float("-inf"), *HISTOGRAM_EDGES.tolist(), float("inf")]
+    heights = [58 * (count / largest) ** 0.5 for count in counts]
+    bars = "".join(
+        f'<rect x="{12 * i}" y="{60 - height:.1f}" width="11" height="{height:.1f}" '
+        f'fill="rgb{NEGATIVE if edges[i] < 0 else POSITIVE}"><title>{edges[i]:g} to {edges[i + 1]:g}: {counts[i]}'
+        "</title></rect>"
+        for i, height in enumerate(heights)
+    )
+    ticks = "".join(
+        f'<text x="{12 * (edges.index(edge)):d}" y="74" text-anchor="middle">{edge:g}</text>'
+        for edge in (-128.0, -8.0, -0.5, 0.0, 0.5, 8.0, 128.0)
+    )
+    return (
+        f'<svg role="img" aria-label="histogram of activations" viewBox="-16 0 {12 * len(counts) + 32} 78" '
+        f'style="max-width:30rem;width:100%" fill="currentColor" font-size="9">{bars}{ticks}</svg>'
+    )
