@@ -1,6 +1,7 @@
 """The index against everything in memory and sorted; interrupted, killed and shuffled."""
 
 import collections
+import dataclasses
 import json
 import os
 import random
@@ -13,14 +14,15 @@ import pytest
 import torch
 from conftest import LLAMA, Letters, random_model
 
-from actmax import annotate, build_index, index, read_corpus
+from actmax import annotate, build_index, describe, index, read_corpus
+from actmax.card import classify
 from actmax.engines import local
 from actmax.scan import Settings, _hash, scan_shard
 from actmax.topk import HISTOGRAM_EDGES
 from concepts import ATTNLRP, CP_LRP, Model, attribute
 from concepts.neuron_attribution import attribute_neurons
 from db import open_store
-from db.records import Neuron
+from db.records import Example, Neuron, NeuronStatistics, Sentence
 
 K = 5
 
@@ -165,15 +167,60 @@ def test_planted_neuron(tmp_path, monkeypatch):
             projection.weight[7] = 0
             projection.weight[7, 5] = 1
         layer.post_attention_layernorm.weight.fill_(1)
+        made.net.model.norm.weight.fill_(1)
+        layer.mlp.down_proj.weight[:, 7] = made.net.lm_head.weight[letter]
     model = Model(made.net, Letters(), "planted")
-    texts = ["The quiet bear sleeps.", "A zebra runs.", "Snow is cold.", "It was a lazy day.", "We eat."]
+    bare = [f"{start} {end}" for start in ("The bear", "Snow", "A fish") for end in ("sleeps.", "is cold.", "eats it.")]
+    texts = [*bare, "A zebra runs.", "My old zebra.", "One zebra here."]
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    planted = Neuron(0, "ffn", 7)
     with open_store(tmp_path / "p.db") as store:
-        build_index(model, read_corpus(str(tmp_path / "p.jsonl")), store, k=3)
-        found = store.examples(Neuron(0, "ffn", 7), "+")
-    assert {example.sentence.text for example in found[:2]} == {texts[1], texts[3]}
-    assert all(example.sentence.text[example.token] == "z" for example in found[:2])
-    assert len(found) == 2  # nothing else makes it fire
+        build_index(model, read_corpus(str(tmp_path / "p.jsonl")), store, k=4)
+        card = describe(store, planted, model)
+        found = card.examples["+"]
+        assert {example.sentence.text for example in found} == set(texts[-3:])  # nothing else makes it fire
+        assert all(example.token_text == "z" for example in found)
+        assert card.kind["+"] == "token detector"
+        assert card.words["+"] == ["zebra"]
+        assert card.projection.promoted[0].id == letter
+        assert card.statistics.min > -1e-3
+        assert [hit.neuron for hit in store.search("zebra", 3)].index(planted) == 0
+        assert store.search("z", 1)[0].why[0].startswith("writes 'z'")
+
+
+def test_classes():
+    def example(token, text="word"):
+        return Example(1.0, token, Sentence(token, text, "", 0, 4, (text,) * 30))
+
+    usual = NeuronStatistics(Neuron(0, "ffn", 0), 0, 0.0, 1.0, -2.0, 3.0, 0.5, (0,) * 28)
+    varied = [example(place, f"word{place}") for place in range(1, 21)]
+    assert classify(varied, usual) == "other"
+    assert (
+        classify([*varied[:2], *(example(n, "The" if n % 2 else " the") for n in range(1, 19))], usual)
+        == "token detector"
+    )
+    assert classify([*varied[:2], *(example(4, f"w{n}") for n in range(18))], usual) == "positional"
+    assert classify([*varied[:3], *(example(4, f"w{n}") for n in range(17))], usual) == "other"
+    assert classify([], dataclasses.replace(usual, min=-1e-4, max=0.0)) == "dead"
+
+
+def test_a_card_as_a_page_keeps_text_text(model, tmp_path):
+    nasty = [
+        "<script>alert(1)</script> bears <img src=x onerror=alert(2)>",
+        "\u202eright to left \U0001f43b `x` 'q' \"d\"",
+    ]
+    (tmp_path / "n.jsonl").write_text("\n".join(json.dumps({"text": t, "title": "<b>T</b>"}) for t in nasty))
+    with open_store(tmp_path / "n.db") as store:
+        build_index(model, read_corpus(str(tmp_path / "n.jsonl")), store, k=2)
+        neuron = Neuron(1, "ffn", 3)
+        store.set_label(neuron, "</h2><script>alert(3)</script>")
+        annotate(model, store, [neuron], k=1)
+        page = describe(store, neuron, model).to_html()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<b>T" not in page
+    assert "&lt;/h2&gt;&lt;script&gt;" in page
+    assert "<svg" in page
 
 
 @pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=lambda m: m.name)
