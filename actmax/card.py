@@ -11,21 +11,17 @@ from typing import Any
 
 from actmax.page import card_fragment, card_page
 from concepts.models import Model
-from concepts.vocabulary import Projection, project
-from db.records import Example, Hit, Neuron, NeuronStatistics
+from concepts.vocabulary import project
+from db.records import Example, Hit, Neuron, NeuronStatistics, Projection
 from db.store import Store
 
-SHARE = 0.9
-"""Of a polarity's examples that must agree for a class."""
-DEAD = 1e-3
-"""A dead neuron's activation never exceeds this."""
 SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
 """What neurons can have in common -> the sites without it."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A neuron: vocabulary (None without a model), examples of both signs, statistics, class and label."""
+    """A neuron: vocabulary (None if it does not write), examples of both signs, statistics, class and label."""
 
     neuron: Neuron
     projection: Projection | None
@@ -33,7 +29,7 @@ class Card:
     """polarity -> furthest first."""
     statistics: NeuronStatistics
     kind: dict[str, str]
-    """polarity -> class, see `classify`."""
+    """polarity -> class, see actmax/classes.py."""
     words: dict[str, list[str]]
     """polarity -> an automatic label, see `distinctive_words`."""
     label: str | None
@@ -80,37 +76,24 @@ class Card:
 
 
 def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 10) -> Card:
-    """The card of a neuron of the store's index, with its vocabulary if the model is given."""
+    """The card of a neuron of the store's index; a model makes its vocabulary exact, see `Store.vocabulary`."""
     statistics = store.statistics(neuron)
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
     common = [by for by, silent in SILENT.items() if neuron.site not in silent]
     return Card(
         neuron,
-        project(model, neuron, k) if model and neuron.site in ("ffn", "attn") else None,
+        _vocabulary(store, neuron, model, k) if neuron.site not in SILENT["writes"] else None,
         {polarity: found[:k] for polarity, found in examples.items()},
         statistics,
-        {polarity: classify(found, statistics) for polarity, found in examples.items()},
+        store.classes(neuron),
         {polarity: distinctive_words(store, found) for polarity, found in examples.items()},
         store.label(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
     )
 
 
-def classify(examples: Sequence[Example], statistics: NeuronStatistics) -> str:
-    """``dead``, ``token detector``, ``positional`` or ``other`` (after Voita et al. 2023, arXiv 2309.04827).
-
-    Read off the stored examples of one polarity: dead when no activation exceeds `DEAD`; a token detector when
-    `SHARE` of the examples have the same token at the extreme; positional when they have the same position.
-    """
-    if max(abs(statistics.min), abs(statistics.max)) < DEAD:
-        return "dead"
-    if len(examples) < 2:
-        return "other"
-    tokens = Counter(example.token_text.strip().lower() for example in examples)
-    positions = Counter(example.token for example in examples)
-    if max(tokens.values()) >= SHARE * len(examples):
-        return "token detector"
-    return "positional" if max(positions.values()) >= SHARE * len(examples) else "other"
+def _vocabulary(store: Store, neuron: Neuron, model: Model | None, k: int) -> Projection:
+    return project(model, neuron, k) if model else store.vocabulary(neuron, k)
 
 
 def distinctive_words(store: Store, examples: Sequence[Example], k: int = 3) -> list[str]:

@@ -28,7 +28,10 @@ def ensure_vectors(model: Model, store: Store) -> None:
     }
     for name, make in makers.items():
         if not store.vectors(name).exists():
-            vectors.save(store.vectors(name), make())
+            vectors.save(store.vectors(name), make(), unit=name != "tokens")
+    if not store.count("w2_norms"):
+        norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
+        store.set_w2_norms(np.concatenate(list(norms)).tolist())
     if not store.count("tokens"):
         store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
 
@@ -51,7 +54,7 @@ def _example_vectors(store: Store) -> Iterator[np.ndarray]:
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
     weight -= weight.mean(0)
-    keys, sentences = store.example_keys()  # (E,), (E,), in order of key
+    keys, sentences, _ = store.example_keys()  # in order of key
     places = torch.from_numpy(np.searchsorted(ids[order], sentences))
     starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))
     for first in range(0, len(starts) - 1, BLOCK):

@@ -49,7 +49,7 @@ def on_ray(workers: int = 2, address: str | None = None) -> Engine:
                 max_task_retries=-1,
             )(_Worker)
             shared = ray.put(model)
-            idle = [worker.remote(shared, settings, threads) for _ in range(workers)]
+            idle = [worker.remote([shared], settings, threads) for _ in range(workers)]
             running: dict[Any, tuple[int, list[Sentence], Any]] = {}
 
             def finished() -> tuple[int, list[Sentence], Table, Tensor]:
@@ -74,11 +74,12 @@ def on_ray(workers: int = 2, address: str | None = None) -> Engine:
 class _Worker:
     """One process of the cluster."""
 
-    def __init__(self, model: Model, settings: Settings, threads: int):
+    def __init__(self, model: list[Any], settings: Settings, threads: int):
+        import ray
         import torch
 
         torch.set_num_threads(threads)
-        self.model, self.settings = model, settings
+        self.model, self.settings = ray.get(model[0]), settings
 
     def scan(self, shard: list[Sentence], threshold: Tensor) -> tuple[Table, Tensor]:
         return scan_shard(self.model, shard, self.settings, threshold)

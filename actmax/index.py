@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from actmax.classes import ensure_classes
 from actmax.corpus import Corpus
 from actmax.directions import ensure_vectors
 from actmax.engines import Engine, local
@@ -82,6 +83,7 @@ def build_index(
     else:
         _scan(model, all_shards, store, settings, engine, on_progress)
     ensure_vectors(model, store)
+    ensure_classes(store)
     return counts
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from actmax.topk import HISTOGRAM_EDGES
 from concepts.render import NEGATIVE, POSITIVE, marked, page
-from concepts.vocabulary import Projection, Promotion
-from db.records import Example
+from db.records import Example, Projection, Promotion
 
 if TYPE_CHECKING:
     from actmax.card import Card

@@ -11,7 +11,7 @@ from app.progress import annotating, indexing
 from app.sidebyside import compare
 from app.terminal import card, explanation, projection, ranking, side_by_side
 from concepts.attribution import attribute
-from concepts.models import load_model
+from concepts.loading import load_model
 from concepts.vocabulary import project_many
 from db.fetch import cache_folder
 from db.records import Neuron

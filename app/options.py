@@ -45,7 +45,7 @@ def explain_options(command: Callable) -> Callable:
 
 
 def load(model_name: str, device: str, dtype: str | None, accept_terms: bool) -> Model:
-    from concepts.models import load_model
+    from concepts.loading import load_model
 
     return load_model(model_name, device=device, dtype=dtype, accept_terms=accept_terms)
 

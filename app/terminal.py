@@ -18,8 +18,7 @@ from concepts.render import color, ink, shares, visible
 if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.relevance import Relevance
-    from concepts.vocabulary import Projection
-    from db.records import Example, Hit, Ranked, TokenScore
+    from db.records import Example, Hit, Projection, Ranked, TokenScore
 
 
 def heatmap(relevance: Relevance) -> Text:

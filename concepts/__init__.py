@@ -13,7 +13,8 @@ from db.records import Neuron
 
 if TYPE_CHECKING:
     from concepts.attribution import attribute
-    from concepts.models import Model, load_model
+    from concepts.loading import load_model
+    from concepts.models import Model
     from concepts.relevance import Relevance
     from concepts.vocabulary import project
 
@@ -31,7 +32,7 @@ __all__ = [
 
 _LAZY = {
     "Model": "concepts.models",
-    "load_model": "concepts.models",
+    "load_model": "concepts.loading",
     "Relevance": "concepts.relevance",
     "attribute": "concepts.attribution",
     "project": "concepts.vocabulary",

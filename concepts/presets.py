@@ -99,7 +99,7 @@ def _convert(gguf: Path, folder: Path, name: str) -> None:
     import torch
     from transformers import AutoTokenizer
 
-    from concepts.models import load_gguf
+    from concepts.loading import load_gguf
 
     print(f"Converting {name} once; this takes half a minute ...", file=sys.stderr, flush=True)
     net = load_gguf(gguf, torch.float32)

@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from concepts.models import Model
 from db.errors import InputError
-from db.records import Neuron
-
-
-@dataclass(frozen=True)
-class Promotion:
-    """A token and the logit that one unit of activation adds to it; z is in standard deviations over the vocabulary."""
-
-    id: int
-    text: str
-    logit: float
-    z: float
-
-
-@dataclass(frozen=True)
-class Projection:
-    """The tokens that a neuron with positive activation promotes and suppresses, strongest first."""
-
-    neuron: Neuron
-    promoted: tuple[Promotion, ...]
-    suppressed: tuple[Promotion, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "neuron": str(self.neuron),
-            "promoted": [vars(token) for token in self.promoted],
-            "suppressed": [vars(token) for token in self.suppressed],
-        }
-
-    def words(self, polarity: str = "+", k: int = 4) -> str:
-        """The k tokens promoted at this polarity, for a table's cell."""
-        tokens = self.promoted if polarity == "+" else self.suppressed
-        return ", ".join(token.text.strip() or repr(token.text) for token in tokens[:k])
+from db.records import Neuron, Projection, Promotion
 
 
 def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from db.errors import InputError
 
@@ -111,3 +112,34 @@ class Hit:
     polarity: str
     score: float
     why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A token and the logit that one unit of activation adds to it; z is in standard deviations over the vocabulary."""
+
+    id: int
+    text: str
+    logit: float
+    z: float
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The tokens that a neuron with positive activation promotes and suppresses, strongest first."""
+
+    neuron: Neuron
+    promoted: tuple[Promotion, ...]
+    suppressed: tuple[Promotion, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "neuron": str(self.neuron),
+            "promoted": [vars(token) for token in self.promoted],
+            "suppressed": [vars(token) for token in self.suppressed],
+        }
+
+    def words(self, polarity: str = "+", k: int = 4) -> str:
+        """The k tokens promoted at this polarity, for a table's cell."""
+        tokens = self.promoted if polarity == "+" else self.suppressed
+        return ", ".join(token.text.strip() or repr(token.text) for token in tokens[:k])

@@ -8,6 +8,8 @@
     sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/scan.py)
     neurons     id, layer, site, idx, and statistics over the corpus
     examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation (or relevance)
+    classes     neuron, polarity, class: dead, token detector, positional, other (see actmax/classes.py)
+    w2_norms    neuron, norm: of its W2 row, times the final norm's gain
     samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
     attributions  neuron, polarity, sentence, method, token relevances as JSON
     labels      neuron, text: what people called it
@@ -64,4 +66,13 @@ def sentence_vectors(database: Database) -> None:
     """float16 numbers of the machine that wrote them (little-endian everywhere that runs PyTorch)."""
     database.execute(
         "CREATE TABLE sentence_vectors (sentence INTEGER PRIMARY KEY REFERENCES sentences, vector BLOB NOT NULL)"
+    )
+
+
+@migration
+def summaries_of_neurons(database: Database) -> None:
+    database.execute("CREATE TABLE w2_norms (neuron INTEGER PRIMARY KEY REFERENCES neurons, norm REAL NOT NULL)")
+    database.execute(
+        "CREATE TABLE classes (neuron INTEGER NOT NULL REFERENCES neurons, polarity INTEGER NOT NULL, "
+        "class TEXT NOT NULL, PRIMARY KEY (neuron, polarity)) WITHOUT ROWID"
     )

@@ -8,6 +8,7 @@ tokens    the unembedding, by token id
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,14 +19,18 @@ import numpy as np
 from db.errors import StoreError
 
 
-def save(path: Path, blocks: Iterable[np.ndarray]) -> None:
-    """Write the rows (N, D) of all blocks, scaled to length 1, with the ids 0 to N - 1; replaces `path` at once."""
+def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
+    """Write the rows (N, D) of all blocks with the ids 0 to N - 1; replaces `path` at once.
+
+    unit: scale the rows to length 1, so that inner products are cosines.
+    """
     import faiss
 
     index: Any = None
     for block in blocks:
         rows = np.array(block, dtype=np.float32, order="C")
-        faiss.normalize_L2(rows)
+        if unit:
+            faiss.normalize_L2(rows)
         if index is None:
             kind = faiss.ScalarQuantizer.QT_fp16
             index = faiss.IndexScalarQuantizer(rows.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
@@ -40,24 +45,35 @@ def save(path: Path, blocks: Iterable[np.ndarray]) -> None:
 
 
 def load(path: Path) -> Any:
-    """Raises `StoreError` when the file is missing or damaged."""
-    import faiss
-
+    """An index, kept in memory until its file changes. Raises `StoreError` when it is missing or damaged."""
     try:
-        return faiss.read_index(str(path))
-    except RuntimeError:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, RuntimeError):
         raise StoreError(
             f"The vectors {path} are missing or damaged; run icebear index again with the same options to rebuild them."
         ) from None
 
 
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, modified: int) -> Any:
+    import faiss
+
+    return faiss.read_index(str(path))
+
+
 def search(index: Any, query: np.ndarray, k: int) -> list[tuple[int, float]]:
     """The k rows with the largest cosine to query (D,), largest first."""
     query = np.asarray(query, dtype=np.float32)
-    scores, ids = index.search(query[None] / max(float(np.linalg.norm(query)), 1e-12), k)
-    return [(int(i), float(score)) for i, score in zip(ids[0], scores[0], strict=True) if i >= 0]
+    ids, scores = products(index, query / max(float(np.linalg.norm(query)), 1e-12), k)
+    return list(zip(ids.tolist(), scores.tolist(), strict=True))
+
+
+def products(index: Any, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ids (k,) of the rows with the largest inner product with query (D,), largest first, and the products."""
+    scores, ids = index.search(np.asarray(query, dtype=np.float32)[None], min(k, index.ntotal))
+    return ids[0], scores[0]
 
 
 def row(index: Any, identity: int) -> np.ndarray:
-    """(D,) one row, of length 1."""
+    """(D,) one row."""
     return index.reconstruct(identity)

@@ -1,7 +1,6 @@
 """The index against everything in memory and sorted; interrupted, killed and shuffled."""
 
 import collections
-import dataclasses
 import json
 import os
 import random
@@ -10,19 +9,21 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from conftest import LLAMA, Letters, random_model
 
 from actmax import annotate, build_index, describe, index, read_corpus
-from actmax.card import classify
+from actmax.classes import classify
 from actmax.engines import local
 from actmax.scan import Settings, _hash, scan_shard
 from actmax.topk import HISTOGRAM_EDGES
 from concepts import ATTNLRP, CP_LRP, Model, attribute
 from concepts.neuron_attribution import attribute_neurons
+from concepts.vocabulary import project
 from db import open_store
-from db.records import Example, Neuron, NeuronStatistics, Sentence
+from db.records import Neuron
 
 K = 5
 
@@ -189,19 +190,53 @@ def test_planted_neuron(tmp_path, monkeypatch):
 
 
 def test_classes():
-    def example(token, text="word"):
-        return Example(1.0, token, Sentence(token, text, "", 0, 4, (text,) * 30))
+    keys, tokens, positions = [], [], []
+    cases = [
+        ("other", [(n, n) for n in range(20)]),
+        ("token detector", [(n, n) for n in range(2)] + [(99, n) for n in range(18)]),
+        ("positional", [(n, n) for n in range(2)] + [(n, 4) for n in range(5, 23)]),
+        ("other", [(n, n) for n in range(3)] + [(n, 4) for n in range(5, 22)]),
+        ("other", [(1, 1)]),
+        ("other", []),
+        ("dead", [(1, 1), (1, 1)]),
+        ("dead", []),
+    ]
+    for number, (_, rows) in enumerate(cases):
+        for token, position in rows:
+            keys.append(number)
+            tokens.append(token)
+            positions.append(position)
+    largest = np.array([1.0, 1.0, 1.0, 1e-4])
+    assert classify(*map(np.array, (keys, tokens, positions)), largest) == [kind for kind, _ in cases]
 
-    usual = NeuronStatistics(Neuron(0, "ffn", 0), 0, 0.0, 1.0, -2.0, 3.0, 0.5, (0,) * 28)
-    varied = [example(place, f"word{place}") for place in range(1, 21)]
-    assert classify(varied, usual) == "other"
-    assert (
-        classify([*varied[:2], *(example(n, "The" if n % 2 else " the") for n in range(1, 19))], usual)
-        == "token detector"
-    )
-    assert classify([*varied[:2], *(example(4, f"w{n}") for n in range(18))], usual) == "positional"
-    assert classify([*varied[:3], *(example(4, f"w{n}") for n in range(17))], usual) == "other"
-    assert classify([], dataclasses.replace(usual, min=-1e-4, max=0.0)) == "dead"
+
+def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        table = store.table().set_index("name")
+        for number in range(60):
+            neuron = Neuron(number // 20, "ffn", number % 20)
+            for polarity, column in (("+", "class_plus"), ("-", "class_minus")):
+                examples = store.examples(neuron, polarity)
+                tokens = collections.Counter(e.token_text.strip().lower() for e in examples)
+                positions = collections.Counter(e.token for e in examples)
+                expected = "other"
+                if len(examples) > 1 and max(positions.values()) >= 0.9 * len(examples):
+                    expected = "positional"
+                if len(examples) > 1 and max(tokens.values()) >= 0.9 * len(examples):
+                    expected = "token detector"
+                assert store.classes(neuron)[polarity] == table.loc[str(neuron), column] == expected
+
+
+def test_vocabulary_without_the_model(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        for neuron in (Neuron(0, "ffn", 0), Neuron(2, "ffn", 19)):
+            exact, kept = project(model, neuron, 5), store.vocabulary(neuron, 5)
+            for a, b in ((exact.promoted, kept.promoted), (exact.suppressed, kept.suppressed)):
+                assert [t.logit for t in a] == pytest.approx([t.logit for t in b], rel=2e-3)
+                assert [t.z for t in a] == pytest.approx([t.z for t in b], rel=5e-3)
+                assert [t.id for t in a] == [t.id for t in b]
 
 
 def test_a_card_as_a_page_keeps_text_text(model, tmp_path):

@@ -119,7 +119,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
 def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):
     with open_store(tmp_path / "i.db") as first, open_store(tmp_path / "i.db") as second:
         second.database.conn.execute("PRAGMA busy_timeout = 100")
-        with first._writing(), pytest.raises(StoreError, match="Another process is writing"):
+        with first.writing(), pytest.raises(StoreError, match="Another process is writing"):
             second.claim({"k": 1})
         assert second.facts() == {}
 
@@ -150,7 +150,7 @@ def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatc
     with open_store(tmp_path / "i.db") as writer, open_store(tmp_path / "i.db") as reader:
 
         def look(progress):
-            with writer._writing():
+            with writer.writing():
                 seen.append(reader.count("sentences"))
 
         build_index(model, corpus, writer, k=K, on_progress=look)

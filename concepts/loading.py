@@ -1,0 +1,156 @@
+"""`load_model`: presets, folders, LoRA adapters, GGUF files and hub ids."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from concepts.models import Model
+from concepts.presets import PRESETS, fetch
+from db.errors import InputError, ModelError, UnknownName
+
+
+def load_model(
+    name: str = "smollm2-135m",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype | None = None,
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+    accept_terms: bool = False,
+) -> Model:
+    """Load a preset, a folder (also of a LoRA adapter), a .gguf file or a hub id.
+
+    device: ``auto`` takes cuda, then mps, then cpu.
+    dtype: ``None`` takes bfloat16 on cuda when it has it, else float32.
+    attention: ``sdpa``, ``eager``, or None for the model's default.
+    accept_terms: download presets that ask for it (gemma3-270m).
+
+    Raises `ModelError`, `UnknownName`, `DownloadError` or `InputError`, each with the way out.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    place = _device(device)
+    kind = _dtype(dtype, place)
+    source: str | Path = name
+    if name in PRESETS:
+        source = fetch(PRESETS[name], accept_terms)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    try:
+        if not os.path.exists(source) and not name.endswith(".gguf") and not _hub_reachable():
+            source = _from_hub_cache(name)
+        if str(name).endswith(".gguf"):
+            path = _existing(Path(name))
+            net = load_gguf(path, kind, attention)
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options)
+        elif (Path(source) / "adapter_config.json").is_file():
+            net = _load_adapter(Path(source), kind, attention, options)
+            tokenizer = AutoTokenizer.from_pretrained(net.config._name_or_path, **options)
+        else:
+            net = AutoModelForCausalLM.from_pretrained(
+                source, dtype=kind, attn_implementation=attention, use_safetensors=True, **options
+            )
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise _loading_error(name, error) from None
+    return Model(net.to(place), tokenizer, name)
+
+
+def load_gguf(path: Path, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """A GGUF file's model with its weights de-quantised to `dtype`."""
+    from transformers import AutoModelForCausalLM
+
+    net = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=dtype, attn_implementation=attention
+    )
+    # The weights are plain by now, but transformers refuses to save what it still calls quantised.
+    net.hf_quantizer = None
+    del net.config.quantization_config
+    return net
+
+
+def _load_adapter(folder: Path, dtype: torch.dtype, attention: str | None, options: dict) -> Any:
+    try:
+        from peft import AutoPeftModelForCausalLM
+    except ImportError:
+        raise ModelError(f"{folder} is a LoRA adapter; pip install peft to load it.") from None
+    adapted = AutoPeftModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, **options
+    )
+    return adapted.merge_and_unload()
+
+
+def _hub_reachable() -> bool:
+    """Whether the hub's name resolves: without a network its client would retry for half a minute."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _from_hub_cache(name: str) -> str:
+    """The folder of a hub model fetched earlier; raises OSError or ValueError when there is none."""
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(name, local_files_only=True)
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ModelError(f"There is no file {path}; check the path.")
+    return path
+
+
+def _loading_error(name: str, error: Exception) -> Exception:
+    if os.path.exists(name) or name in PRESETS:
+        reason = str(error).strip().splitlines()[0][:200]
+        return ModelError(f"{name} could not be loaded ({reason}); check that it is a complete transformers model.")
+    return UnknownName(
+        "model",
+        name,
+        PRESETS,
+        "It is no preset, folder or .gguf file, and no model hub that has it could be reached; "
+        "`icebear models` lists the presets.",
+    )
+
+
+def _device(name: str) -> torch.device:
+    available = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    if name == "auto":
+        return torch.device(available[0])
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UnknownName("device", name, available, f"This machine has {', '.join(available)}.") from None
+    if device.type not in available:
+        raise InputError(f"This machine has no {name} device; use --device {available[0]}.")
+    return device
+
+
+def _dtype(wanted: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if wanted is None:
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if half else torch.float32
+    dtype = wanted if isinstance(wanted, torch.dtype) else getattr(torch, wanted, None)
+    known = ("float32", "bfloat16", "float16", "float64")
+    if not isinstance(dtype, torch.dtype):
+        raise UnknownName("dtype", str(wanted), known, f"Use one of {', '.join(known)}.")
+    try:
+        ones = torch.ones(2, 2, dtype=dtype, device=device)
+        if not dtype.is_floating_point:
+            raise TypeError
+        (ones @ ones).softmax(-1)
+    except (RuntimeError, TypeError):
+        raise InputError(f"{device.type} cannot compute in {wanted}; use --dtype float32.") from None
+    return dtype
