@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from actmax.annotation import annotate
     from actmax.card import describe
     from actmax.corpus import read_corpus
-    from actmax.directions import sentence_vector
     from actmax.engines import on_ray
     from actmax.index import build_index
 
@@ -19,9 +18,8 @@ _LAZY = {
     "describe": "actmax.card",
     "on_ray": "actmax.engines",
     "read_corpus": "actmax.corpus",
-    "sentence_vector": "actmax.directions",
 }
-__all__ = ["annotate", "build_index", "describe", "on_ray", "read_corpus", "sentence_vector"]
+__all__ = ["annotate", "build_index", "describe", "on_ray", "read_corpus"]
 
 
 def __getattr__(name: str) -> Any:

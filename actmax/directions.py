@@ -61,12 +61,3 @@ def _example_vectors(store: Store) -> Iterator[np.ndarray]:
         bounds = starts[first : first + BLOCK + 1]
         inside = places[bounds[0] : bounds[-1]]
         yield F.embedding_bag(inside, weight, bounds[:-1] - bounds[0], mode="mean").numpy()
-
-
-@torch.no_grad()
-def sentence_vector(model: Model, text: str) -> np.ndarray:
-    """(D,) what the model makes of a text: its final residual stream behind the norm, averaged, without the sink."""
-    batch = model.encode([model.token_ids(text)])
-    with model.lock:
-        stream = model.net.base_model(**model.inputs(batch), use_cache=False)[0][0].float()  # (T, D)
-    return (stream[1:] if len(stream) > 1 else stream).mean(0).cpu().numpy()

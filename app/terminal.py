@@ -157,6 +157,8 @@ def _highlighted(example: Example) -> Text:
     text = Text("..." if place > 25 else "")
     parts = shares(list(example.relevance)) if example.relevance else [0.0] * len(tokens)
     for number in range(max(0, place - 25), min(len(tokens), place + 8)):
+        if not tokens[number]:  # part of a character that a later token completes
+            continue
         rgb = color(parts[number])
         style = Style(color=ink(rgb), bgcolor="#{:02x}{:02x}{:02x}".format(*rgb)) if example.relevance else Style()
         text.append(visible(tokens[number]), style + Style(bold=True, underline=True) if number == place else style)

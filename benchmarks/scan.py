@@ -1,61 +1,120 @@
-"""Speed of the scan against a bare forward pass over the same batches, in one run, in turn.
+"""What an index costs: speed, memory, room, reading, annotation. Each part prints a table; read the ratios.
 
-    python benchmarks/scan.py [--documents 300] [--rounds 2]
-
-The scan of each k goes through all shards with the running top-k table, both signs, sample and statistics included;
-the forward pass computes no logits either. Read the ratios.
+python benchmarks/scan.py speed     the scan against a bare forward pass over the same batches, shard by shard
+python benchmarks/scan.py memory    peak memory of a scan of 300 and of 3,000 summaries, in fresh processes
+python benchmarks/scan.py reading   bytes a neuron, card and search time, annotation in batches and one by one
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 
-from actmax import index, read_corpus
-from actmax.scan import BATCH, empty_table, neuron_count, scan_shard, shards
+from actmax import annotate, annotation, build_index, describe, index, read_corpus
+from actmax.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
 from actmax.topk import merge
-from concepts import load_model
+from concepts import Neuron, load_model
+from db import open_store
 
 
-def forward(model, parts) -> float:
+def seconds(work) -> float:
     start = time.perf_counter()
-    for shard in parts:
-        rows = sorted((model.encode([s.text]).ids[0].tolist() for s in shard), key=len)
-        for place in range(0, len(rows), BATCH):
-            with torch.no_grad():
-                model.net.base_model(**model.inputs(model.encode(rows[place : place + BATCH])), use_cache=False)
+    work()
     return time.perf_counter() - start
 
 
-def scan(model, parts, k: int) -> list[float]:
-    """Seconds of each shard."""
-    table, seconds = empty_table(neuron_count(model, ("ffn",)), k), []
+def forward(model, shard) -> None:
+    """No logits, as in the scan."""
+    rows = sorted((model.token_ids(s.text) for s in shard), key=len)
+    for place in range(0, len(rows), BATCH):
+        with torch.no_grad():
+            model.net.base_model(**model.inputs(model.encode(rows[place : place + BATCH])), use_cache=False)
+
+
+def speed(documents: int) -> None:
+    model = load_model()
+    parts = list(shards(read_corpus("wiki-summaries", limit=documents).sentences(), index.SHARD))
+    parts = [part for part in parts if len(part) == index.SHARD]
+    tables = {k: empty_table(neuron_count(model, ("ffn",)), k) for k in (10, 32, 100)}
+    ratios: dict[int, list[float]] = {k: [] for k in tables}
+    forward(model, parts[0])
     for shard in parts:
-        start = time.perf_counter()
-        table = merge(table, scan_shard(model, shard, k, threshold=table.values[:, :, -1]))
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        for k, table in tables.items():
+            bare = seconds(lambda: forward(model, shard))  # noqa: B023
+            start = time.perf_counter()
+            found, _ = scan_shard(model, shard, Settings(k), table.values[:, :, -1])
+            tables[k] = merge(table, found)
+            ratios[k].append(bare / (time.perf_counter() - start))
+    print(f"{len(parts)} shards of {index.SHARD} sentences\n")
+    print("| k | scan speed / forward: first shard | median of the rest | last |\n| --- | --- | --- | --- |")
+    for k, found in ratios.items():
+        print(f"| {k} | {found[0]:.2f} | {statistics.median(found[1:]):.2f} | {found[-1]:.2f} |")
+
+
+def memory() -> None:
+    print("| summaries | peak MB | of which before the scan |\n| --- | --- | --- |")
+    for documents in (300, 3000):
+        code = f"import sys; sys.argv = ['x']; from benchmarks.scan import one_scan; one_scan({documents})"
+        root = Path(__file__).parent.parent
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def one_scan(documents: int) -> None:
+    model = load_model()
+    forward(model, next(shards(read_corpus("wiki-summaries", limit=300).sentences(), index.SHARD)))
+    before = peak()
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+        build_index(model, read_corpus("wiki-summaries", limit=documents), store)
+    print(f"| {documents} | {peak()} | {before} |", flush=True)
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def reading(documents: int) -> None:
+    model = load_model()
+    neurons = [Neuron(layer, "ffn", 37 * layer + 5) for layer in range(30)]
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+        build_index(model, read_corpus("wiki-summaries", limit=documents), store)
+        count = store.count("neurons")
+        print(f"{documents} summaries, k = 32, {count} neurons\n")
+        print(
+            f"database: {store.path.stat().st_size / 1e6:.0f} MB, {store.path.stat().st_size / count:.0f} bytes a neuron"
+        )
+        examples = [seconds(lambda: [store.examples(n, p) for p in "+-"]) for n in neurons]  # noqa: B023
+        print(f"examples of both signs: {1000 * statistics.median(examples):.2f} ms")
+        cards = [seconds(lambda: describe(store, n)) for n in neurons]  # noqa: B023
+        print(f"card with vocabulary and nearest neurons, no model: first {1000 * cards[0]:.0f} ms, then "
+              f"{1000 * statistics.median(cards[1:]):.0f} ms")  # fmt: skip
+        words = ["water", "Arctic ice", "music", "war", "king of France"]
+        times = [seconds(lambda: store.search(text)) for text in words]  # noqa: B023
+        print(f"search: {1000 * statistics.median(times):.0f} ms")
+        batch = annotation.BATCH
+        found: dict[int, list[float]] = {batch: [], 1: []}
+        for part in range(0, 30, 6):
+            for size, taken in found.items():
+                annotation.BATCH = size
+                taken.append(seconds(lambda: annotate(model, store, neurons[part : part + 6], k=4)))  # noqa: B023
+                store.database["attributions"].delete_where()
+        ratio = statistics.median(a / b for a, b in zip(found[1], found[batch], strict=True))
+        print(f"annotation, batches of {batch}: {ratio:.1f} x as fast as one by one")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("speed", "memory", "reading"))
     parser.add_argument("--documents", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    model = load_model()
-    parts = list(shards(read_corpus("wiki-summaries", limit=options.documents).sentences(), index.SHARD))
-    tokens = sum(len(model.encode([s.text]).ids[0]) for shard in parts for s in shard)
-    print(f"{model!r}, {options.documents} summaries, {tokens} tokens, {len(parts)} shards of {index.SHARD}\n")
-    ratios: dict[int, list[float]] = {10: [], 32: [], 100: []}
-    last: dict[int, list[float]] = {10: [], 32: [], 100: []}
-    for _ in range(options.rounds):
-        for k in ratios:
-            bare, seconds = forward(model, parts), scan(model, parts, k)
-            ratios[k].append(bare / sum(seconds))
-            last[k].append(forward(model, parts[-2:-1]) / seconds[-2])
-    print("| k | scan speed / forward, whole | the last full shard |\n| --- | --- | --- |")
-    for k in ratios:
-        print(f"| {k} | {statistics.median(ratios[k]):.2f} | {statistics.median(last[k]):.2f} |")
+    if options.part == "memory":
+        memory()
+    else:
+        {"speed": speed, "reading": reading}[options.part](options.documents)

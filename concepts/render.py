@@ -99,6 +99,8 @@ def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) 
     """A sentence's tokens on the colours of their relevance (if there is any); the extreme token stands out."""
     spans = []
     for place, token in enumerate(tokens):
+        if not token:  # part of a character that a later token completes
+            continue
         style, title = "", ""
         if values is not None:
             rgb = color(shares(list(values))[place])

@@ -26,24 +26,24 @@ Found = list[tuple[int, str, str]]
 """neuron id, polarity, why; best first."""
 
 
-def search(store: Store, text: str, k: int = 20, vector: np.ndarray | None = None) -> list[Hit]:
+def search(store: Store, text: str, k: int = 20) -> list[Hit]:
     """The k neurons (with polarity) that best match `text`, each with the reasons.
 
-    Three rankings, fused by reciprocal rank: the cosine between a W2 row and the unembedding of the words; how many
-    of the neuron's examples contain them; the cosine between the mean vector of its examples and that of the text.
-    The latter is `vector` (D,), see `actmax.sentence_vector`; without it, the mean vector of the sentences of the
-    corpus that match the words best.
+    Two kinds of evidence count the same: what a neuron writes (the cosine between its W2 row and the unembedding of
+    the words), and what drives it: how many of its examples contain the words, and the cosine between the mean vector
+    of its examples and that of the sentences of the corpus that match the words best. (That mean finds neurons better
+    than the model's vector of the bare words, which is far from that of any sentence.) Fused by reciprocal rank.
     """
     words = re.findall(r"\w+", text)
     if not words:
         raise InputError("The search text has no words; write some.")
-    plain = [unicodedata.normalize("NFKD", word) for word in words]
-    query = " OR ".join(f'"{word}"' for word in plain)
+    query = " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
+    rankings = ((1.0, _by_output(store, words)), (0.5, _by_examples(store, query)), (0.5, _by_vectors(store, query)))
     fused: dict[tuple[int, str], tuple[float, list[str]]] = {}
-    for ranking in (_by_output(store, words), _by_examples(store, query), _by_vectors(store, query, vector)):
+    for weight, ranking in rankings:
         for rank, (identity, polarity, why) in enumerate(ranking, 1):
             score, reasons = fused.get((identity, polarity), (0.0, []))
-            fused[identity, polarity] = (score + 1 / (RANK_CONSTANT + rank), [*reasons, why])
+            fused[identity, polarity] = (score + weight / (RANK_CONSTANT + rank), [*reasons, why])
     best = sorted(fused.items(), key=lambda item: (-item[1][0], item[0]))[:k]
     names = store.neurons([identity for (identity, _), _ in best])
     return [Hit(names[identity], polarity, score, tuple(reasons)) for (identity, polarity), (score, reasons) in best]
@@ -76,15 +76,13 @@ def _by_examples(store: Store, query: str) -> Found:
     ]
 
 
-def _by_vectors(store: Store, query: str, vector: np.ndarray | None) -> Found:
-    index = vectors.load(store.vectors("examples"))
-    if vector is None:
-        matching = store.matching(query, MATCHING)
-        if not matching:
-            return []
-        vector = store.sentence_vectors(matching)[1].astype(np.float32).mean(0)
+def _by_vectors(store: Store, query: str) -> Found:
+    matching = store.matching(query, MATCHING)
+    if not matching:
+        return []
+    vector = store.sentence_vectors(matching)[1].mean(0, dtype=np.float32)
     centre = store.sentence_vectors()[1].mean(0, dtype=np.float32)
-    found = vectors.search(index, vector - centre, CANDIDATES)
+    found = vectors.search(vectors.load(store.vectors("examples")), vector - centre, CANDIDATES)
     return [(i // 2, "+-"[i % 2], f"its examples are like it (cosine {cosine:.2f})") for i, cosine in found]
 
 

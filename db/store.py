@@ -247,11 +247,11 @@ class Store(SqliteFile):
         )
         return pandas.read_sql_query(query, self.database.conn)
 
-    def search(self, text: str, k: int = 20, vector: np.ndarray | None = None) -> list[Hit]:
+    def search(self, text: str, k: int = 20) -> list[Hit]:
         """The neurons that know about `text`; see `db.search.search`."""
         from db.search import search
 
-        return search(self, text, k, vector)
+        return search(self, text, k)
 
     def similar(self, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
         """The neurons nearest to this one; see `db.search.similar`."""
