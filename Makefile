@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test lint
+.PHONY: install demo app test lint
 
 install: .venv/installed
 
@@ -14,6 +14,9 @@ install: .venv/installed
 
 demo: install
 	$(BIN)/icebear demo
+
+app: install
+	$(BIN)/icebear app
 
 lint: install
 	$(BIN)/ruff check .

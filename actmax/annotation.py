@@ -11,6 +11,7 @@ from db.records import Example, Neuron
 from db.store import Store
 
 BATCH = 16
+LAYERS = 5
 
 
 def annotate(
@@ -34,7 +35,8 @@ def annotate(
         for example in store.examples(neuron, polarity, k, method.name)
         if example.relevance is None
     ]
-    wanted.sort(key=lambda row: (len(row[2].sentence.tokens), row[2].sentence.id))
+    # Neurons of about the same depth, and extremes at about the same place, share a batch.
+    wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))
     for start in range(0, len(wanted), BATCH):
         on_progress(start, len(wanted))
         rows = wanted[start : start + BATCH]

@@ -22,6 +22,9 @@ STYLE = """
 .card .number{flex:0 0 4.5rem;text-align:right;font-variant-numeric:tabular-nums}
 .card .bar{height:.7rem;border-radius:2px}
 .card .word{flex:0 0 9rem;overflow-wrap:anywhere;font-family:ui-monospace,monospace}
+.card .bars{display:flex;align-items:flex-end;gap:1px;height:3.5rem;max-width:30rem}.card .bars span{flex:1}
+.card .ticks{position:relative;max-width:30rem;height:1.5rem}
+.card .ticks span{position:absolute;transform:translateX(-50%)}
 """
 NEAREST = {"writes": "Write most nearly the same", "reads": "Read the same", "examples": "Are driven by the same"}
 
@@ -78,21 +81,16 @@ def vocabulary(projection: Projection) -> str:
 
 
 def histogram(counts: Sequence[int]) -> str:
-    """Activations of one token a sentence by powers of two, the height by square root, as SVG."""
+    """Activations of one token a sentence, in bins by powers of two; the height is the square root of the count."""
     largest = max(counts) or 1
     edges = [float("-inf"), *HISTOGRAM_EDGES.tolist(), float("inf")]
-    heights = [58 * (count / largest) ** 0.5 for count in counts]
     bars = "".join(
-        f'<rect x="{12 * i}" y="{60 - height:.1f}" width="11" height="{height:.1f}" '
-        f'fill="rgb{NEGATIVE if edges[i] < 0 else POSITIVE}"><title>{edges[i]:g} to {edges[i + 1]:g}: {counts[i]}'
-        "</title></rect>"
-        for i, height in enumerate(heights)
+        f'<span title="{edges[i]:g} to {edges[i + 1]:g}: {count}" style="height:{3.5 * (count / largest) ** 0.5:.2f}rem;'
+        f'background:rgb{NEGATIVE if edges[i] < 0 else POSITIVE}"></span>'
+        for i, count in enumerate(counts)
     )
     ticks = "".join(
-        f'<text x="{12 * (edges.index(edge)):d}" y="74" text-anchor="middle">{edge:g}</text>'
-        for edge in (-128.0, -8.0, -0.5, 0.0, 0.5, 8.0, 128.0)
+        f'<span style="left:{100 * edges.index(edge) / len(counts):.1f}%">{edge:g}</span>'
+        for edge in (-128.0, -8.0, -0.5, 0.5, 8.0, 128.0)
     )
-    return (
-        f'<svg role="img" aria-label="histogram of activations" viewBox="-16 0 {12 * len(counts) + 32} 78" '
-        f'style="max-width:30rem;width:100%" fill="currentColor" font-size="9">{bars}{ticks}</svg>'
-    )
+    return f'<div class="bars" role="img" aria-label="activations">{bars}</div><div class="ticks dim">{ticks}</div>'

@@ -209,12 +209,14 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
 @click.option("--edit", "edits", multiple=True, help="Such as L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last.")
 @click.option("--recipe", type=click.Path(), help="A saved recipe.")
 @click.option("--max-new-tokens", default=40, show_default=True, type=click.IntRange(min=1))
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0), help="0: greedy.")
+@click.option("--seed", default=0, show_default=True, help="Of the draws at a temperature above 0.")
 @click.option("--store", "store_path", help="The index that knows max and std, for edits in those units.")
 @json_option
 @model_options
 def steer(
-    prompt: str, edits: tuple[str, ...], recipe: str | None, max_new_tokens: int, store_path: str | None,
-    as_json: bool, **options: Any,
+    prompt: str, edits: tuple[str, ...], recipe: str | None, max_new_tokens: int, temperature: float, seed: int,
+    store_path: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Generate after PROMPT without and with edited neurons.
 
@@ -238,7 +240,7 @@ def steer(
             store = stack.enter_context(open_store(store_path, create=False))
             store.check(model.fingerprint, model.name)
             statistic = store.statistic
-        result = compare(model, prompt, wanted, max_new_tokens, statistic)
+        result = compare(model, prompt, wanted, max_new_tokens, statistic, temperature, seed)
     if as_json:
         print_json(result)
     else:

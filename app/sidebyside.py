@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from concepts.models import Model
@@ -10,23 +11,37 @@ from steering.recipe import Recipe
 
 
 def compare(
-    model: Model, prompt: str, edits: Recipe | list, max_new_tokens: int, statistic: Statistic | None = None
-) -> dict[str, Any]:
-    """The text and next-token probabilities without and with `edits`; JSON-ready."""
+    model: Model, prompt: str, edits: Recipe | list, max_new_tokens: int, statistic: Statistic | None = None,
+    temperature: float = 0.0, seed: int = 0, on_token: Callable[[int], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The text and next-token probabilities without and with `edits`; JSON-ready.
 
-    def one() -> dict[str, Any]:
-        text = model.generate(prompt, max_new_tokens)
-        following = model.predict(prompt, 5)
+    `next` has the five most probable tokens of each side, with their probabilities on both; on_token as in
+    `Model.generate`, counting through both texts.
+    """
+    done = 0
+
+    def counted(count: int) -> None:
+        if on_token:
+            on_token(done + count)
+
+    def side(also: list[int]) -> dict[str, Any]:
+        text = model.generate(prompt, max_new_tokens, temperature, seed, counted)
+        following = model.predict(prompt, 5, also)
         return {"first_token": following[0].text, "text": text, "next": [vars(token) for token in following]}
 
-    plain = one()
+    plain = side([])
+    done = max_new_tokens
     with steer(model, edits, statistic):
-        steered = one()
+        steered = side([token["id"] for token in plain["next"]])
+    plain["next"] = [vars(token) for token in model.predict(prompt, 5, [token["id"] for token in steered["next"]])]
     return {
         "model": {"name": model.name, "fingerprint": model.fingerprint},
         "prompt": prompt,
         "recipe": edits.name if isinstance(edits, Recipe) else None,
         "edits": [str(edit) for edit in edits],
+        "temperature": temperature,
+        "seed": seed,
         "plain": plain,
         "steered": steered,
     }

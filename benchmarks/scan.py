@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
-from actmax import annotate, annotation, build_index, describe, index, read_corpus
+from actmax import annotate, build_index, describe, index, read_corpus
 from actmax.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
 from actmax.topk import merge
-from concepts import Neuron, load_model
+from concepts import Neuron, attribute, load_model
+from concepts.neuron_attribution import attribute_neurons
 from db import open_store
 
 
@@ -87,9 +88,8 @@ def reading(documents: int) -> None:
         build_index(model, read_corpus("wiki-summaries", limit=documents), store)
         count = store.count("neurons")
         print(f"{documents} summaries, k = 32, {count} neurons\n")
-        print(
-            f"database: {store.path.stat().st_size / 1e6:.0f} MB, {store.path.stat().st_size / count:.0f} bytes a neuron"
-        )
+        size = store.path.stat().st_size
+        print(f"database: {size / 1e6:.0f} MB, {size / count:.0f} bytes a neuron")
         examples = [seconds(lambda: [store.examples(n, p) for p in "+-"]) for n in neurons]  # noqa: B023
         print(f"examples of both signs: {1000 * statistics.median(examples):.2f} ms")
         cards = [seconds(lambda: describe(store, n)) for n in neurons]  # noqa: B023
@@ -98,15 +98,19 @@ def reading(documents: int) -> None:
         words = ["water", "Arctic ice", "music", "war", "king of France"]
         times = [seconds(lambda: store.search(text)) for text in words]  # noqa: B023
         print(f"search: {1000 * statistics.median(times):.0f} ms")
-        batch = annotation.BATCH
-        found: dict[int, list[float]] = {batch: [], 1: []}
-        for part in range(0, 30, 6):
-            for size, taken in found.items():
-                annotation.BATCH = size
-                taken.append(seconds(lambda: annotate(model, store, neurons[part : part + 6], k=4)))  # noqa: B023
-                store.database["attributions"].delete_where()
-        ratio = statistics.median(a / b for a, b in zip(found[1], found[batch], strict=True))
-        print(f"annotation, batches of {batch}: {ratio:.1f} x as fast as one by one")
+        pairs = [(n, e) for n in neurons for p in "+-" for e in store.examples(n, p, 4)][::6]
+        found: dict[str, list[float]] = {"batched": [], "one by one": [], "a whole pass each": []}
+        for _ in range(3):
+            store.database["attributions"].delete_where()
+            found["batched"].append(seconds(lambda: annotate(model, store, neurons, k=4)) / (8 * len(neurons)))
+            for name, one in {
+                "one by one": lambda n, e: attribute_neurons(model, [e.sentence.text], [n], [e.token]),
+                "a whole pass each": lambda n, e: attribute(model, e.sentence.text, sites=()),
+            }.items():
+                found[name].append(seconds(lambda: [one(n, e) for n, e in pairs]) / len(pairs))  # noqa: B023
+        for name, taken in found.items():
+            ratio = statistics.median(a / b for a, b in zip(taken, found["batched"], strict=True))
+            print(f"annotation, {name}: {1000 * statistics.median(taken):.0f} ms an example ({ratio:.2f} of batched)")
 
 
 if __name__ == "__main__":

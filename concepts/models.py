@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -207,11 +207,13 @@ class Model:
     # --- forward --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, prompt: Prompt, k: int = 10) -> list[TokenScore]:
-        """The k most probable next tokens."""
+    def predict(self, prompt: Prompt, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
+        """The k most probable next tokens, and behind them those of `also` that are not among them."""
         with self.lock:
             logits = self.net(**self.inputs(self.encode([prompt])), use_cache=False).logits[0, -1].float()
-        return self.top_tokens(logits, k)
+        found = self.top_tokens(logits, k)
+        known = {token.id for token in found}
+        return found + [self.token_score(logits, token) for token in also if token not in known]
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""
@@ -228,22 +230,46 @@ class Model:
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         return {"input_ids": batch.ids, "attention_mask": batch.mask}
 
-    def generate(self, prompt: str | Sequence[str], max_new_tokens: int = 40, **options: Any) -> Any:
-        """The text that follows the prompt (a list of texts for a list of prompts), greedy unless told otherwise.
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: int = 40,
+        temperature: float = 0.0,
+        seed: int = 0,
+        on_token: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> Any:
+        """The text that follows the prompt (a list of texts for a list of prompts).
 
-        options: what transformers' `generate` takes (do_sample, num_beams, use_cache, ...).
+        temperature: 0 always takes the most probable token; above, tokens are drawn with `seed`.
+        on_token: called with the number of new tokens after each; what it raises ends the generation.
+        options: what transformers' `generate` takes (num_beams, use_cache, ...).
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         batch = self.encode(prompts, padding_side="left")
-        room = self.context_length - batch.ids.shape[1]
+        length = batch.ids.shape[1]
+        room = self.context_length - length
         if max_new_tokens > room:
             raise InputError(
                 f"The prompt leaves room for {room} tokens in {self.name}; ask for at most that many new ones."
             )
-        options = {"do_sample": False, "pad_token_id": self._pad_id(), **options}
-        with self.lock, torch.no_grad():
+        if temperature < 0:
+            raise InputError(f"The temperature must be 0 or more, not {temperature}.")
+        options = {"do_sample": temperature > 0, "pad_token_id": self._pad_id(), **options}
+        if temperature > 0:
+            options["temperature"] = temperature
+        if on_token:
+
+            def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+                on_token(ids.shape[1] - length)
+                return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+            options["stopping_criteria"] = [watch]
+        with self.lock, torch.no_grad(), torch.random.fork_rng(enabled=temperature > 0):
+            if temperature > 0:
+                torch.manual_seed(seed)
             output = self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
-        texts = self._tokenizer().batch_decode(output[:, batch.ids.shape[1] :], skip_special_tokens=True)
+        texts = self._tokenizer().batch_decode(output[:, length:], skip_special_tokens=True)
         return texts[0] if isinstance(prompt, str) and len(texts) == 1 else texts
 
     def _pad_id(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from concepts.attribution import embedding_leaf, last_logits, new_ledger
 from concepts.lrp.context import relevance_rules
@@ -40,7 +41,9 @@ def attribute_neurons(
     """
     for neuron in neurons:
         model.check(neuron)
-    batch = model.encode(prompts)
+    encoded = model.encode(prompts)
+    # What comes after the neuron, in text and in layers, has no part in it.
+    batch = model.encode([ids[: at + 1] for ids, at in zip(encoded.ids.tolist(), positions, strict=True)])
     ledger = new_ledger(model, len(prompts))
     seen: dict[tuple[str, int], Tensor] = {}
 
@@ -51,6 +54,7 @@ def attribute_neurons(
     with (
         model.lock,
         torch.enable_grad(),
+        _first_layers(model, 1 + max(neuron.layer for neuron in neurons)),
         relevance_rules(model.net, method, ledger=ledger),
         embedding_leaf(model) as leaf,
         visiting(model, places, visit),
@@ -64,15 +68,29 @@ def attribute_neurons(
         )
         (gradient,) = torch.autograd.grad(activations.sum(), leaf[0])
     dtype = ledger["softmax"].dtype
-    tokens = (leaf[0].detach().to(dtype) * gradient.to(dtype)).sum(-1)  # (B, T)
+    tokens = torch.zeros(encoded.ids.shape, dtype=dtype)  # (B, T)
+    tokens[:, : batch.ids.shape[1]] = (leaf[0].detach().to(dtype) * gradient.to(dtype)).sum(-1).cpu()
     return [
         NeuronRelevance(
-            tokens[row, :length].cpu(),
+            tokens[row, :length],
             Conservation(
                 target=activations[row].item(),
                 tokens=tokens[row, :length].sum().item(),
                 **{name: entry[row].item() for name, entry in ledger.items()},
             ),
         )
-        for row, length in enumerate(batch.lengths)
+        for row, length in enumerate(encoded.lengths)
     ]
+
+
+@contextmanager
+def _first_layers(model: Model, count: int) -> Iterator[None]:
+    """The model with its first `count` layers only."""
+    path, _, name = model.family.layers.rpartition(".")
+    parent = model.net.get_submodule(path)
+    whole = getattr(parent, name)
+    setattr(parent, name, nn.ModuleList(model.layer_modules[:count]))
+    try:
+        yield
+    finally:
+        setattr(parent, name, whole)

@@ -135,6 +135,7 @@ class Relevance:
         position: Position = "last",
         include_sinks: bool = False,
         sign: Literal["+", "-"] = "+",
+        layers: range | None = None,
     ) -> list[Ranked]:
         """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id.
 
@@ -143,6 +144,7 @@ class Relevance:
         position: ``last`` (where the prediction is made), an index (negative from the end), or ``all``, which ranks
             (neuron, position) pairs and leaves sinks out unless `include_sinks`.
         sign: ``-`` ranks the most negative relevance first: what speaks against the target.
+        layers: only these.
         """
         if k < 1:
             raise InputError(f"The number of neurons to rank must be at least 1, not {k}.")
@@ -150,7 +152,7 @@ class Relevance:
         found = [
             ranked
             for name in ([site] if site else self.sites)
-            for ranked in self._top_of_site(k, name, polarity, positions, sign)
+            for ranked in self._top_of_site(k, name, polarity, positions, sign, layers)
         ]
         found.sort(key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
         return found[:k]
@@ -165,7 +167,7 @@ class Relevance:
         return [index % count]
 
     def _top_of_site(
-        self, k: int, site: str, polarity: str | None, positions: list[int], sign: str
+        self, k: int, site: str, polarity: str | None, positions: list[int], sign: str, layers: range | None
     ) -> Iterable[Ranked]:
         if site == "head":
             relevance, activation = self.heads(), None
@@ -176,6 +178,9 @@ class Relevance:
         if polarity and activation is not None:
             signs = activation[:, positions].transpose(1, 2)
             scores = scores.masked_fill(signs >= 0 if polarity == "-" else signs < 0, -torch.inf)
+        if layers is not None:
+            scores = scores.clone()
+            scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
         for place in _largest(scores.flatten(), k):
             layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
             index, p = divmod(rest, chosen.shape[2])
@@ -185,6 +190,11 @@ class Relevance:
                 float("nan") if activation is None else activation[layer, positions[p], index].item(),
                 chosen[layer, index, p].item(),
             )
+
+    def of_neuron(self, neuron: Neuron, position: Position = "last") -> float:
+        """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks."""
+        values = self.heads() if neuron.site == "head" else self.of(neuron.site)
+        return values[neuron.layer, self._positions(position, False), neuron.index].sum().item()
 
     # --- as other things ------------------------------------------------------------------------------
 

@@ -27,6 +27,13 @@ def ink(rgb: tuple[int, int, int]) -> str:
     return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 
 
+def style(share: float) -> str:
+    """CSS for a token with this share: transparent at 0, so that it suits light and dark pages."""
+    red, green, blue = POSITIVE if share >= 0 else NEGATIVE
+    text = ";color:#fff" if abs(share) > 0.55 else ""
+    return f"background:rgba({red},{green},{blue},{min(1.0, abs(share)):.2f}){text}"
+
+
 def shares(values: list[float]) -> list[float]:
     """Values divided by the largest magnitude."""
     largest = max(map(abs, values), default=0) or 1.0
@@ -42,11 +49,10 @@ def heatmap(tokens: list[str], values: list[float], sinks: tuple[int, ...] = ())
     """Tokens on their relevance's colour, the value on hover; sinks are dotted."""
     spans = []
     for place, (token, value, share) in enumerate(zip(tokens, values, shares(values), strict=True)):
-        rgb = color(share)
         sink = ";outline:1px dotted #888" if place in sinks else ""
         title = f"{place}: {value:+.4f}" + (" (sink)" if place in sinks else "")
         spans.append(
-            f'<span title="{escape(title)}" style="background:rgb{rgb};color:{ink(rgb)}{sink};'
+            f'<span title="{escape(title)}" style="{style(share)}{sink};'
             f'padding:.15em 0;white-space:pre-wrap">{escape(visible(token))}</span>'
         )
     return f'<div style="line-height:2;font-family:ui-monospace,monospace">{"".join(spans)}</div>'
@@ -97,15 +103,14 @@ def page(title: str, body: str, style: str = "") -> str:
 
 def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> str:
     """A sentence's tokens on the colours of their relevance (if there is any); the extreme token stands out."""
+    parts = shares(list(values or ()))
     spans = []
     for place, token in enumerate(tokens):
         if not token:  # part of a character that a later token completes
             continue
-        style, title = "", ""
-        if values is not None:
-            rgb = color(shares(list(values))[place])
-            style, title = f"background:rgb{rgb};color:{ink(rgb)}", f"{values[place]:+.3f}"
         text = escape(visible(token))
         text = f"<b><u>{text}</u></b>" if place == extreme else text
-        spans.append(f'<span title="{title}" style="{style}">{text}</span>' if style else text)
+        if values:
+            text = f'<span title="{values[place]:+.3f}" style="{style(parts[place])}">{text}</span>'
+        spans.append(text)
     return f'<span dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(spans)}</span>'

@@ -27,7 +27,7 @@ Found = list[tuple[int, str, str]]
 
 
 def search(store: Store, text: str, k: int = 20) -> list[Hit]:
-    """The k neurons (with polarity) that best match `text`, each with the reasons.
+    """The k neurons (with polarity) that best match `text`, each with the reasons, cosines in brackets.
 
     Two kinds of evidence count the same: what a neuron writes (the cosine between its W2 row and the unembedding of
     the words), and what drives it: how many of its examples contain the words, and the cosine between the mean vector
@@ -64,16 +64,14 @@ def _by_output(store: Store, words: list[str]) -> Found:
         return []
     said = " ".join(known)
     return [
-        (identity, polarity, f"writes {said!r} (cosine {cosine:.2f})")
+        (identity, polarity, f"writes {said!r} ({cosine:.2f})")
         for identity, polarity, cosine in _both_signs(rows, query, CANDIDATES)
     ]
 
 
 def _by_examples(store: Store, query: str) -> Found:
     found = store.neurons_driven_by(query, CANDIDATES)
-    return [
-        (identity, polarity, f"{count} of its {total} examples have it") for identity, polarity, count, total in found
-    ]
+    return [(identity, polarity, f"{count} of {total} examples have it") for identity, polarity, count, total in found]
 
 
 def _by_vectors(store: Store, query: str) -> Found:
@@ -83,7 +81,7 @@ def _by_vectors(store: Store, query: str) -> Found:
     vector = store.sentence_vectors(matching)[1].mean(0, dtype=np.float32)
     centre = store.sentence_vectors()[1].mean(0, dtype=np.float32)
     found = vectors.search(vectors.load(store.vectors("examples")), vector - centre, CANDIDATES)
-    return [(i // 2, "+-"[i % 2], f"its examples are like it (cosine {cosine:.2f})") for i, cosine in found]
+    return [(i // 2, "+-"[i % 2], f"examples like it ({cosine:.2f})") for i, cosine in found]
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> list[tuple[int, str, float]]:
@@ -119,6 +117,7 @@ def vocabulary(store: Store, neuron: Neuron, k: int) -> Projection:
 
 NEAR = {"writes": "w2", "reads": "w1", "examples": "examples"}
 """What neurons are compared by -> the vectors' name."""
+VERBS = {"writes": "writes", "reads": "reads", "examples": "is driven by"}
 
 
 def similar(store: Store, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
@@ -137,4 +136,4 @@ def similar(store: Store, neuron: Neuron, k: int = 10, by: str = "writes", polar
         found = _both_signs(index, sign * vectors.row(index, identity), k + 2)
     found = [row for row in found if row[0] != identity][:k]
     names = store.neurons([other for other, _, _ in found])
-    return [Hit(names[other], p, cosine, (f"{by} (cosine {cosine:.2f})",)) for other, p, cosine in found]
+    return [Hit(names[other], p, cosine, (f"{VERBS[by]} the same ({cosine:.2f})",)) for other, p, cosine in found]

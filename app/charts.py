@@ -1,0 +1,116 @@
+"""Results as Altair charts, on the colours of `concepts.render`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+import pandas
+
+from concepts.render import NEGATIVE, POSITIVE, visible
+
+if TYPE_CHECKING:
+    from concepts.relevance import Relevance
+
+BLUE, RED = ("#{:02x}{:02x}{:02x}".format(*rgb) for rgb in (NEGATIVE, POSITIVE))
+
+
+def layer_map(relevance: Relevance, site: str) -> alt.Chart:
+    """Layers x tokens: the relevance of a site's neurons."""
+    names = [f"{place} {visible(token)}" for place, token in enumerate(relevance.token_strings)]
+    rows = [
+        {"layer": layer, "token": names[place], "relevance": value, "sink": place in relevance.sinks}
+        for layer, values in enumerate(relevance.layers(site).tolist())
+        for place, value in enumerate(values)
+        if place not in relevance.sinks
+    ]
+    return _map(rows, alt.X("token:N", sort=names, title=None), "token", f"{site} by layer and token (sinks left out)")
+
+
+def head_map(relevance: Relevance) -> alt.Chart:
+    """Layers x heads, summed over the tokens that are no sinks."""
+    kept = [place for place in range(len(relevance.tokens)) if place not in relevance.sinks]
+    heads = relevance.heads()[:, kept].sum(1)
+    rows = [
+        {"layer": layer, "head": head, "relevance": value}
+        for layer, values in enumerate(heads.tolist())
+        for head, value in enumerate(values)
+    ]
+    return _map(rows, alt.X("head:O", title="head"), "head", "attention heads (sinks left out)")
+
+
+def _map(rows: list[dict[str, Any]], x: alt.X, across: str, title: str) -> alt.Chart:
+    largest = max((abs(row["relevance"]) for row in rows), default=1.0) or 1.0
+    scale = alt.Scale(domain=[-largest, 0, largest], range=[BLUE, "#ffffff", RED], interpolate="rgb")
+    return (
+        alt.Chart(pandas.DataFrame(rows), title=title)
+        .mark_rect()
+        .encode(
+            x=x,
+            y=alt.Y("layer:O", sort="descending", title="layer", axis=alt.Axis(labelOverlap=True)),
+            color=alt.Color("relevance:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
+            tooltip=["layer", across, alt.Tooltip("relevance:Q", format="+.4f")],
+        )
+        .properties(height=330)
+    )
+
+
+def paired_bars(plain: list[dict[str, Any]], steered: list[dict[str, Any]]) -> alt.Chart:
+    """The probabilities of the next token, without and with edits."""
+    rows = [
+        {"token": repr(token["text"]), "probability": token["probability"], "text": name}
+        for name, tokens in (("plain", plain), ("steered", steered))
+        for token in tokens
+    ]
+    order = list(dict.fromkeys(row["token"] for row in rows))
+    return (
+        alt.Chart(pandas.DataFrame(rows), title="next token")
+        .mark_bar()
+        .encode(
+            y=alt.Y("token:N", sort=order, title=None),
+            yOffset=alt.YOffset("text:N", sort=["plain", "steered"]),
+            x=alt.X("probability:Q", scale=alt.Scale(domain=[0, 1])),
+            color=alt.Color(
+                "text:N", scale=alt.Scale(domain=["plain", "steered"], range=["#8a8a8a", BLUE]),
+                legend=alt.Legend(orient="bottom", title=None),
+            ),
+            tooltip=["token", "text", alt.Tooltip("probability:Q", format=".4f")],
+        )
+        .properties(height=34 * len(order) + 20)
+    )  # fmt: skip
+
+
+def shared(table: pandas.DataFrame) -> alt.Chart:
+    """Neurons by their relevance on both sides of a comparison."""
+    return (
+        alt.Chart(table, title="each neuron's relevance on both sides")
+        .mark_circle(size=70)
+        .encode(
+            x=alt.X("A:Q"),
+            y=alt.Y("B:Q"),
+            color=alt.Color(
+                "in:N", scale=alt.Scale(domain=["both", "A", "B"], range=["#5a5a5a", RED, BLUE]),
+                legend=alt.Legend(orient="bottom", title="among the top of"),
+            ),
+            tooltip=["neuron", alt.Tooltip("A:Q", format="+.4f"), alt.Tooltip("B:Q", format="+.4f")],
+        )
+        .properties(height=330)
+    )  # fmt: skip
+
+
+def files(chart: alt.Chart) -> dict[str, Callable[[], str | bytes]]:
+    """suffix -> what makes the picture, for downloads."""
+
+    def svg() -> str:
+        text = io.StringIO()
+        chart.save(text, format="svg")
+        return text.getvalue()
+
+    def png() -> bytes:
+        data = io.BytesIO()
+        chart.save(data, format="png", scale_factor=2)
+        return data.getvalue()
+
+    return {"svg": svg, "png": png}

@@ -1,0 +1,51 @@
+"""Two prompts or two targets: the neurons they share and those that differ."""
+
+from __future__ import annotations
+
+import pandas
+import streamlit as st
+
+from app import charts
+from app.state import downloads, model_name, neuron_pills, plain, token_label, typed
+from app.views.explain import PROMPT, explained
+from concepts.relevance import Relevance
+from concepts.render import heatmap
+from db.records import Neuron
+
+
+def show() -> None:
+    sides: dict[str, Relevance] = {}
+    for column, name, prompt_default in zip(st.columns(2), "AB", (PROMPT, "The camel lives in the"), strict=True):
+        with column:
+            key = "prompt" if name == "A" else "prompt_b"
+            prompt = typed(st.text_area, f"Prompt {name}", key, value=prompt_default, height=80)
+            target = typed(st.text_input, f"Target {name} (empty: the most probable)", f"target_{name.lower()}")
+            relevance = explained(model_name(), prompt, target, None, "attnlrp")
+            st.markdown(f"Why {token_label(relevance.target_text)}?")
+            tokens = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
+            st.html(f'<div class="heat">{tokens}</div>')
+            st.caption(plain(f"Conservation: {relevance.conserved}"))
+            sides[name] = relevance
+    left, right = st.columns(2)
+    site = typed(left.selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"])
+    count = typed(right.number_input, "Neurons of each", "count", 1, 500, 50)
+    table = _table(sides, None if site == "ffn and attn" else site, count)
+    shared = table[table["in"] == "both"]
+    st.markdown(f"#### {len(shared)} shared, {sum(table['in'] == 'A')} only in A, {sum(table['in'] == 'B')} only in B")
+    if site != "head":
+        neuron_pills("Open a card", [(Neuron.parse(name), "+") for name in table["neuron"][:10]], "open_compared")
+    number = st.column_config.NumberColumn(format="%+.3f")
+    st.dataframe(table, hide_index=True, height=320, column_config={"A": number, "B": number})
+    chart = charts.shared(table)
+    st.altair_chart(chart)
+    downloads("compared", {"csv": lambda: table.to_csv(index=False), **charts.files(chart)})
+
+
+def _table(sides: dict[str, Relevance], site: str | None, count: int) -> pandas.DataFrame:
+    """The top neurons of both sides at the last token, with their relevance on each; shared ones first."""
+    top = {name: {row.neuron for row in relevance.top(count, site)} for name, relevance in sides.items()}
+    values = {neuron: {name: side.of_neuron(neuron) for name, side in sides.items()} for neuron in top["A"] | top["B"]}
+    where = {neuron: "both" if all(neuron in found for found in top.values()) else "A" if neuron in top["A"] else "B"
+             for neuron in values}  # fmt: skip
+    order = sorted(values, key=lambda neuron: (where[neuron] != "both", -max(values[neuron].values()), neuron))
+    return pandas.DataFrame([{"neuron": str(neuron), "in": where[neuron], **values[neuron]} for neuron in order])

@@ -1,0 +1,119 @@
+"""Which tokens and neurons carried a prediction."""
+
+from __future__ import annotations
+
+import pandas
+import streamlit as st
+
+from app import charts
+from app.state import downloads, model, model_name, neuron_pills, plain, to_steer, token_label, typed
+from concepts.attribution import attribute
+from concepts.lrp.method import METHODS
+from concepts.relevance import Relevance
+from concepts.render import heatmap
+from concepts.vocabulary import project_many
+from db.records import TokenScore
+
+PROMPT = "The ice bear lives in the"
+
+
+@st.cache_resource(max_entries=8, show_spinner="Explaining ...")
+def explained(name: str, prompt: str, target: str | None, contrast: str | None, method: str) -> Relevance:
+    """Shared by all visitors; a result is never changed."""
+    return attribute(model(), prompt, target or None, contrast or None, method=METHODS[method])
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def predicted(name: str, prompt: str) -> list[TokenScore]:
+    return model().predict(prompt, 10)
+
+
+def show() -> None:
+    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    tokens = predicted(model_name(), prompt)
+    _pick("Why this token? (click one)", "target", tokens)
+    _pick("Rather than (optional)", "contrast", tokens)
+    with st.expander("Another token, another method"):
+        left, middle, right = st.columns(3)
+        target = typed(left.text_input, "Target token (empty: the most probable)", "target")
+        contrast = typed(middle.text_input, "Contrast token", "contrast")
+        method = typed(right.selectbox, "Method", "method", list(METHODS))
+    relevance = explained(model_name(), prompt, target, contrast, method)
+    against = f" rather than {token_label(relevance.contrast.text)}" if relevance.contrast else ""
+    st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
+    tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
+    st.html(f'<div class="heat">{tokens_html}</div>')
+    st.caption(plain(f"Conservation: {relevance.conserved}. Red speaks for the token, blue against; dotted: sinks."))
+    _neurons(relevance)
+    _maps(relevance)
+
+
+def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
+    """The most probable tokens to click on, which fills the text field `key`."""
+    texts = {token.text: f"{token_label(token.text)} {token.probability:.2f}" for token in tokens}
+    chosen = st.session_state.get(key) or st.query_params.get(key)
+    picked = f"_{key}"
+    st.session_state[picked] = chosen if chosen in texts else None
+
+    def fill() -> None:
+        st.session_state[key] = st.session_state[picked] or ""
+
+    st.pills(label, list(texts), format_func=texts.__getitem__, key=picked, on_change=fill)
+
+
+def _neurons(relevance: Relevance) -> None:
+    st.markdown("#### The neurons behind it")
+    columns = st.columns(5)
+    site = typed(columns[0].selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"])
+    position = columns[1].selectbox(
+        "At token", ["last", "all", *range(len(relevance.tokens))], key="position",
+        format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.token_strings[p]}",
+    )  # fmt: skip
+    sign = typed(columns[2].selectbox, "Speaks", "speaks", ["for it", "against it"])
+    polarity = typed(columns[3].selectbox, "Activation", "sign", ["any", "+", "-"])
+    include = typed(columns[4].selectbox, "Sinks", "sinks", ["apart", "included"])
+    last = max(len(relevance.of(name)) for name in relevance.sites) - 1
+    low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
+    ranked = relevance.top(
+        50,
+        None if site == "ffn and attn" else site,
+        None if polarity == "any" else polarity,
+        position,
+        include == "included",
+        "+" if sign == "for it" else "-",
+        range(low, high + 1),
+    )
+    if not ranked:
+        st.info("No neuron is left; widen the filters.")
+        return
+    heads = site == "head"
+    words = {} if heads else {p.neuron: p for p in project_many(model(), [row.neuron for row in ranked], 5)}
+    table = pandas.DataFrame(
+        {
+            "neuron": [str(row.neuron) for row in ranked],
+            "relevance": [row.relevance for row in ranked],
+            "activation": [None if heads else row.activation for row in ranked],
+            "token": [relevance.token_strings[row.position] for row in ranked],
+            "promotes here": ["" if heads else words[row.neuron].words(row.polarity) for row in ranked],
+        }
+    )
+    if not heads:
+        neuron_pills("Open a card", [(row.neuron, row.polarity) for row in ranked[:10]], "open_ranked")
+    number = st.column_config.NumberColumn(format="%+.3f")
+    st.dataframe(table, hide_index=True, height=300, column_config={"relevance": number, "activation": number})
+    best = ranked[0].neuron
+    left, right = st.columns([1, 4])
+    with left:
+        downloads("neurons", {
+            "html": relevance.to_html, "json": relevance.to_json, "csv": lambda: table.to_csv(index=False),
+        })  # fmt: skip
+    right.button(f"Send {best} to Steer", on_click=to_steer, args=(best,))
+
+
+def _maps(relevance: Relevance) -> None:
+    site = st.segmented_control(
+        "Map", ["ffn", "attn", "heads"], default="ffn", required=True, key="map", persist_state="session"
+    )
+    chart = charts.head_map(relevance) if site == "heads" else charts.layer_map(relevance, site)
+    st.altair_chart(chart)
+    downloads(f"map-{site}", charts.files(chart))

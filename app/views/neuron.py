@@ -1,0 +1,86 @@
+"""What one neuron means."""
+
+from __future__ import annotations
+
+import json
+
+import streamlit as st
+
+from actmax import page
+from actmax.annotation import annotate
+from actmax.card import Card, describe
+from app.state import downloads, fitting, neuron_pills, plain, store, to_steer, typed
+from db.records import Neuron
+from db.store import Store
+
+EXAMPLES = 8
+
+
+def show() -> None:
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    name = typed(left.text_input, "Neuron", "neuron", value="L29.ffn.860")
+    polarity = typed(right.segmented_control, "Examples at", "polarity", ["+", "-"], default="+", required=True)
+    neuron = Neuron.parse(name)
+    with store() as opened:
+        card = describe(opened, neuron, k=EXAMPLES)
+        _head(card)
+        if card.projection:
+            st.html(_styled(page.vocabulary(card.projection)))
+        words = ", ".join(card.words[polarity]) or "none"
+        st.markdown(f"#### What drives it to {polarity}")
+        st.caption(plain(f"class: {card.kind[polarity]}; automatic label: {words}"))
+        examples = st.empty()
+        _examples(examples, card, polarity)
+        if any(example.relevance is None for example in card.examples[polarity]):
+            _annotating(opened, neuron)
+            _examples(examples, describe(opened, neuron, k=EXAMPLES), polarity)
+        for by, hits in card.nearest.items():
+            neuron_pills(page.NEAREST[by], [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
+        _actions(opened, card)
+
+
+def _styled(html: str) -> str:
+    return f'<style>{page.STYLE}</style><div class="card">{html}</div>'
+
+
+def _head(card: Card) -> None:
+    statistics = card.statistics
+    st.markdown(f"#### {card.neuron} {plain(card.label or '')}")
+    st.caption(
+        f"mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, least {statistics.min:+.2f}, most "
+        f"{statistics.max:+.2f}, positive on {statistics.positive:.0%} of the tokens"
+    )
+    st.html(_styled(page.histogram(statistics.histogram)))
+
+
+def _examples(place: st.delta_generator.DeltaGenerator, card: Card, polarity: str) -> None:
+    rows = "".join(map(page.example_row, card.examples[polarity]))
+    place.html(_styled(rows or '<p class="dim">No sentence drives it this way.</p>'))
+
+
+def _annotating(opened: Store, neuron: Neuron) -> None:
+    """On demand: attribute the shown examples, and keep that."""
+    if not st.button("Which tokens caused it?", icon=":material/palette:", key="annotate"):
+        return
+    loaded = fitting(opened)
+    bar = st.progress(0.0, "Attributing; what is done is kept")
+    st.button("Stop", key="stop_annotating")  # any click ends this run at the next step of the bar
+
+    def show_progress(done: int, total: int) -> None:
+        bar.progress(done / max(total, 1))
+
+    annotate(loaded, opened, [neuron], EXAMPLES, on_progress=show_progress)
+    bar.empty()
+
+
+def _actions(opened: Store, card: Card) -> None:
+    left, middle, right = st.columns(3, vertical_alignment="bottom")
+    text = left.text_input("Your label", card.label or "", key=f"label {card.neuron}")
+    if text != (card.label or ""):
+        opened.set_label(card.neuron, text)
+        st.rerun()
+    middle.button("Send to Steer", on_click=to_steer, args=(card.neuron,), key="card_to_steer")
+    with right:
+        downloads(str(card.neuron), {
+            "html": card.to_html, "json": lambda: json.dumps(card.to_dict(), ensure_ascii=False, indent=1),
+        })  # fmt: skip

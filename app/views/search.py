@@ -1,0 +1,87 @@
+"""Which neurons: by words, by likeness, by their statistics."""
+
+from __future__ import annotations
+
+import pandas
+import streamlit as st
+
+from app.state import downloads, neuron_pills, store, store_path, typed
+from db.records import Hit, Neuron
+from db.search import NEAR
+
+HOW = ("words", "like a neuron", "statistics")
+
+
+def show() -> None:
+    how = typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
+    {"words": _words, "like a neuron": _like, "statistics": _statistics}[how]()
+
+
+def _words() -> None:
+    text = typed(st.text_input, "Words", "text", value="water")
+    with store() as opened:
+        _show(opened.search(text, 50))
+
+
+def _like() -> None:
+    left, middle, right = st.columns(3)
+    name = typed(left.text_input, "Neuron", "neuron", value="L29.ffn.860")
+    by = typed(middle.selectbox, "By what it writes, reads, or its examples", "by", list(NEAR))
+    polarity = typed(right.segmented_control, "At", "polarity", ["+", "-"], default="+", required=True)
+    with store() as opened:
+        _show(opened.similar(Neuron.parse(name), 50, by, polarity))
+
+
+def _show(hits: list[Hit]) -> None:
+    if not hits:
+        st.info("No neuron was found; try other words.")
+        return
+    table = pandas.DataFrame(
+        {
+            "neuron": [str(hit.neuron) for hit in hits],
+            "sign": [hit.polarity for hit in hits],
+            "score": [hit.score for hit in hits],
+            "why": ["; ".join(hit.why) for hit in hits],
+        }
+    )
+    neuron_pills("Open a card", [(hit.neuron, hit.polarity) for hit in hits[:10]], "open_hit")
+    score = st.column_config.NumberColumn(format="%.4f", width=70)
+    widths = {"neuron": 110, "sign": 45, "why": 560}
+    columns = {name: st.column_config.TextColumn(width=width) for name, width in widths.items()}
+    st.dataframe(table, hide_index=True, column_config={**columns, "score": score})
+    downloads("search", {"csv": lambda: table.to_csv(index=False), "json": lambda: table.to_json(orient="records")})
+
+
+@st.cache_data(max_entries=2, show_spinner="Reading the statistics ...")
+def _table(path: str, changed: int) -> pandas.DataFrame:
+    with store() as opened:
+        return opened.table()
+
+
+def _statistics() -> None:
+    with store() as opened:
+        changed = opened.changed()
+    table = _table(str(store_path()), changed)
+    left, middle, right = st.columns(3)
+    sites = left.multiselect("Sites", sorted(set(table["site"])), key="sites", persist_state="session",
+                             placeholder="all")  # fmt: skip
+    kinds = middle.multiselect("Class, either sign", sorted(set(table["class_plus"])), key="kinds",
+                               persist_state="session", placeholder="all")  # fmt: skip
+    sharpness = right.slider("Sharpness at least", 0.0, 100.0, 0.0, key="sharpness", persist_state="session",
+                             help="How many standard deviations its extreme is from its mean")  # fmt: skip
+    last = int(table["layer"].max())
+    low, high = st.slider("Layers", 0, max(last, 1), (0, max(last, 1)), key="search_layers", persist_state="session")
+    chosen = table["layer"].between(low, high) & (table["sharpness"] >= sharpness)
+    if sites:
+        chosen &= table["site"].isin(sites)
+    if kinds:
+        chosen &= table["class_plus"].isin(kinds) | table["class_minus"].isin(kinds)
+    found = table[chosen].sort_values("sharpness", ascending=False)
+    st.caption(f"{len(found):,} of {len(table):,} neurons; click a column's head to sort by it.")
+    best = found[:10]
+    signs = ["+" if high > -low else "-" for high, low in zip(best["max"], best["min"], strict=True)]
+    neuron_pills("Open a card", zip(map(Neuron.parse, best["name"]), signs, strict=True), "open_row")
+    number = st.column_config.NumberColumn(format="%.3f")
+    st.dataframe(found, hide_index=True, height=420, column_config=dict.fromkeys(
+        ("mean", "std", "min", "max", "positive", "sharpness"), number))  # fmt: skip
+    downloads("neurons", {"csv": lambda: found.to_csv(index=False)})

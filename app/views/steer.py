@@ -1,0 +1,177 @@
+"""Turn neurons while the model generates, plain and steered side by side."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+import streamlit as st
+
+from app import charts
+from app.cli import EXAMPLE_RECIPE
+from app.sidebyside import compare
+from app.state import downloads, has_store, model, model_name, plain, store, store_path, typed
+from app.views.explain import PROMPT
+from db.errors import InputError
+from steering.edits import PLACES, SYMBOLS, Edit, parse_edits
+from steering.recipe import Recipe
+
+UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
+RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
+
+
+def show() -> None:
+    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    _recipes()
+    lines = typed(st.text_area, "Edits, one a line", "edits", height=120,
+                  placeholder="L29.ffn.860*0\nL24.ffn.559+2std@last",
+                  help="As for icebear steer --edit; the sliders below write them.")  # fmt: skip
+    edits = parse_edits(line for line in lines.splitlines() if line.strip())
+    _sliders(edits)
+    columns = st.columns(4, vertical_alignment="bottom")
+    count = typed(columns[0].number_input, "New tokens", "tokens", 1, 400, 24)
+    temperature = typed(columns[1].number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
+    seed = typed(columns[2].number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+    asked = (model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
+    if columns[3].button("Generate", type="primary", icon=":material/play_arrow:", key="generate"):
+        st.session_state["generated"] = (asked, _generate(prompt, edits, *asked[3:]))
+    done, result = st.session_state.get("generated", (None, None))
+    if result:
+        if done != asked:
+            st.caption("The text below is of other settings; generate again.")
+        _result(result)
+    _as_code(prompt, edits, *asked[3:])
+
+
+def _recipes() -> None:
+    with st.expander("Recipes"):
+        st.button("The ice bear's way to the desert", key="example_recipe", on_click=_take, args=(None,))
+        uploaded = st.file_uploader("A saved recipe", "json", key="uploaded")
+        if uploaded:
+            recipe = Recipe.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
+            recipe.check(model())
+            st.button(f"Use {plain(recipe.name)}", key="use_recipe", on_click=_take, args=(recipe,))
+
+
+def _take(recipe: Recipe | None) -> None:
+    st.session_state["edits"] = "\n".join(map(str, recipe or Recipe.load(EXAMPLE_RECIPE)))
+
+
+def _sliders(edits: list[Edit]) -> None:
+    """A row of controls for each edit; each writes its line anew."""
+
+    def write(number: int, changed: Edit | None) -> None:
+        lines = [changed if place == number else edit for place, edit in enumerate(edits)]
+        st.session_state["edits"] = "\n".join(str(edit) for edit in lines if edit)
+
+    def change(number: int, key: str, field: str) -> None:
+        value = st.session_state[key]
+        unit = "" if (field, value) == ("op", "scale") else edits[number].unit
+        write(number, replace(edits[number], **{"unit": unit, field: value}))
+
+    for number, edit in enumerate(edits):
+        columns = st.columns([2, 1.4, 4, 1.6, 1.8, 0.8], vertical_alignment="bottom")
+        columns[0].markdown(f"**{edit.neuron}**")
+        largest = max(RANGES[edit.unit], 2 * abs(edit.value))
+
+        def told(field: str, number: int = number, edit: Edit = edit) -> dict[str, Any]:
+            key = f"{field} {number} {edit}"
+            return {"key": key, "on_change": change, "args": (number, key, field), "label_visibility": "collapsed"}
+
+        units = list(dict.fromkeys([edit.unit, "", *(["max", "std"] if has_store() else [])]))
+        places = list(dict.fromkeys([edit.where, *PLACES]))
+        ops = list(SYMBOLS)
+        columns[1].selectbox("Do", ops, ops.index(edit.op), **told("op"))
+        columns[2].slider("Value", -largest, largest, edit.value, **told("value"))
+        columns[3].selectbox(
+            "Unit", units, disabled=edit.op == "scale", format_func=lambda unit: UNITS[unit], **told("unit")
+        )
+        columns[4].selectbox("Where", places, **told("where"))
+        columns[5].button("", icon=":material/close:", key=f"remove {number} {edit}", on_click=write,
+                          args=(number, None), help="Remove this edit")  # fmt: skip
+
+
+def _unit(unit: str) -> str:
+    return UNITS[unit]
+
+
+def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> dict[str, Any]:
+    bar = st.progress(0.0, "Generating")
+    stop = st.empty()
+    stop.button("Stop", key="stop_generating")  # any click ends this run at the next step of the bar
+
+    def step(tokens: int) -> None:
+        bar.progress(min(1.0, tokens / (2 * count)), "Generating")
+
+    loaded = model()
+    if any(edit.unit for edit in edits):
+        with store() as opened:
+            opened.check(loaded.fingerprint, loaded.name)
+            result = compare(loaded, prompt, edits, count, opened.statistic, temperature, seed, step)
+    else:
+        result = compare(loaded, prompt, edits, count, None, temperature, seed, step)
+    bar.empty()
+    stop.empty()
+    return result
+
+
+def _result(result: dict[str, Any]) -> None:
+    plain_text, steered = result["plain"]["text"], result["steered"]["text"]
+    for column, name, html in zip(st.columns(2), ("plain", "steered"), differences(plain_text, steered), strict=True):
+        with column.container(border=True):
+            st.caption(name)
+            prompt = f'<span style="opacity:.6">{escape(result["prompt"])}</span>'
+            st.html(f'<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{prompt}{html}</div>')
+    chart = charts.paired_bars(result["plain"]["next"], result["steered"]["next"])
+    st.altair_chart(chart)
+    downloads("steered", {
+        "json": lambda: json.dumps(result, ensure_ascii=False, indent=1), **charts.files(chart),
+    })  # fmt: skip
+
+
+def differences(plain_text: str, steered: str) -> tuple[str, str]:
+    """Both texts as HTML, the words that only one of them has marked."""
+    words = (plain_text.split(" "), steered.split(" "))
+    out: tuple[list[str], list[str]] = ([], [])
+    for same, *bounds in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
+        for side, (first, last) in enumerate((bounds[:2], bounds[2:])):
+            text = escape(" ".join(words[side][first:last]))
+            if text:
+                out[side].append(text if same == "equal" else f"<mark>{text}</mark>")
+    return " ".join(out[0]), " ".join(out[1])
+
+
+def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:
+    with st.expander("Save it, or do it elsewhere"):
+        name = st.text_input("Recipe's name", "my recipe", key="recipe_name", persist_state="session")
+        if edits and any(edit.unit for edit in edits):
+            st.caption("Its units need a store wherever it is used.")
+
+        def save() -> str:
+            if not edits:
+                raise InputError("There is nothing to save; add an edit first.")
+            return Recipe.for_model(model(), name, edits, prompt=prompt).to_json()
+
+        st.download_button("Save recipe", save, "recipe.json", key="save_recipe", on_click="ignore", disabled=not edits)
+        sampling = f" --temperature {temperature:g} --seed {seed}" if temperature else ""
+        units = f" --store {shlex.quote(str(store_path()))}" if any(edit.unit for edit in edits) else ""
+        options = "".join(f" --edit {shlex.quote(str(edit))}" for edit in edits)
+        st.code(f"icebear steer {shlex.quote(prompt)}{options} --max-new-tokens {count}{sampling}{units}", "bash",
+                wrap_lines=True)  # fmt: skip
+        drawn = f", temperature={temperature:g}, seed={seed}" if temperature else ""
+        lines = [
+            "from concepts import load_model\nfrom steering import steer\n",
+            f"model = load_model({model_name()!r})",
+            f"with steer(model, {[str(edit) for edit in edits]!r}):",
+            f"    print(model.generate({prompt!r}, max_new_tokens={count}{drawn}))",
+        ]
+        if units:
+            lines.insert(1, "from db import open_store\n")
+            lines[3] = f"with open_store({str(store_path())!r}) as store, steer(model, " + (
+                f"{[str(edit) for edit in edits]!r}, store.statistic):"
+            )
+        st.code("\n".join(lines), "python", wrap_lines=True)
