@@ -84,9 +84,10 @@ def histogram(counts: Sequence[int]) -> str:
     """Activations of one token a sentence, in bins by powers of two; the height is the square root of the count."""
     largest = max(counts) or 1
     edges = [float("-inf"), *HISTOGRAM_EDGES.tolist(), float("inf")]
+    colours = [NEGATIVE if edge < 0 else POSITIVE for edge in edges]
     bars = "".join(
-        f'<span title="{edges[i]:g} to {edges[i + 1]:g}: {count}" style="height:{3.5 * (count / largest) ** 0.5:.2f}rem;'
-        f'background:rgb{NEGATIVE if edges[i] < 0 else POSITIVE}"></span>'
+        f'<span title="{edges[i]:g} to {edges[i + 1]:g}: {count}" '
+        f'style="height:{3.5 * (count / largest) ** 0.5:.2f}rem;background:rgb{colours[i]}"></span>'
         for i, count in enumerate(counts)
     )
     ticks = "".join(

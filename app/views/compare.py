@@ -33,7 +33,9 @@ def show() -> None:
     shared = table[table["in"] == "both"]
     st.markdown(f"#### {len(shared)} shared, {sum(table['in'] == 'A')} only in A, {sum(table['in'] == 'B')} only in B")
     if site != "head":
-        neuron_pills("Open a card", [(Neuron.parse(name), "+") for name in table["neuron"][:10]], "open_compared")
+        neuron_pills(
+            "Open a card", zip(map(Neuron.parse, table["neuron"][:10]), table["sign"], strict=False), "open_compared"
+        )
     number = st.column_config.NumberColumn(format="%+.3f")
     st.dataframe(table, hide_index=True, height=320, column_config={"A": number, "B": number})
     chart = charts.shared(table)
@@ -43,9 +45,10 @@ def show() -> None:
 
 def _table(sides: dict[str, Relevance], site: str | None, count: int) -> pandas.DataFrame:
     """The top neurons of both sides at the last token, with their relevance on each; shared ones first."""
-    top = {name: {row.neuron for row in relevance.top(count, site)} for name, relevance in sides.items()}
-    values = {neuron: {name: side.of_neuron(neuron) for name, side in sides.items()} for neuron in top["A"] | top["B"]}
+    top = {name: {row.neuron: row.polarity for row in side.top(count, site)} for name, side in sides.items()}
+    signs = top["B"] | top["A"]
+    values = {neuron: {name: side.of_neuron(neuron) for name, side in sides.items()} for neuron in signs}
     where = {neuron: "both" if all(neuron in found for found in top.values()) else "A" if neuron in top["A"] else "B"
-             for neuron in values}  # fmt: skip
-    order = sorted(values, key=lambda neuron: (where[neuron] != "both", -max(values[neuron].values()), neuron))
-    return pandas.DataFrame([{"neuron": str(neuron), "in": where[neuron], **values[neuron]} for neuron in order])
+             for neuron in signs}  # fmt: skip
+    order = sorted(signs, key=lambda neuron: (where[neuron] != "both", -max(values[neuron].values()), neuron))
+    return pandas.DataFrame([{"neuron": str(n), "sign": signs[n], "in": where[n], **values[n]} for n in order])
