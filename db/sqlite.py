@@ -12,6 +12,9 @@ from sqlite_utils import Database
 from db.errors import StoreError
 from db.schema import MIGRATIONS
 
+BUSY_SECONDS = 10.0
+"""How long to wait for another writer."""
+
 
 class SqliteFile:
     """A store's file: opened, brought up to date, written in transactions, its troubles put into words."""
@@ -22,7 +25,7 @@ class SqliteFile:
             raise StoreError(f"There is no store {path}; build one with: icebear index --store {path}")
         try:
             # Autocommit: `writing` says where a transaction begins and ends.
-            connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             self.database = Database(connection)
             self._migrate()
             connection.execute("PRAGMA foreign_keys = ON")

@@ -7,8 +7,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
-from actmax import index, read_corpus
+from actmax import build_index, index, read_corpus
+from app.cli import EXAMPLE_RECIPE
 from concepts import Model, load_model
+from db import open_store
 
 LLAMA = LlamaConfig(
     vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
@@ -62,6 +64,17 @@ def llama():
 @pytest.fixture(scope="session")
 def smol() -> Model:
     return load_model("smollm2-135m", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, smol):
+    """An index wiki.db of 20 summaries, and the example recipe."""
+    folder = tmp_path_factory.mktemp("wiki")
+    (folder / "examples").mkdir()
+    (folder / "examples" / EXAMPLE_RECIPE.name).write_text(EXAMPLE_RECIPE.read_text())
+    with open_store(folder / "wiki.db") as store:
+        build_index(smol, read_corpus("wiki-summaries", limit=20), store)
+    return folder
 
 
 ICE_BEAR = "The ice bear lives in the"

@@ -1,0 +1,71 @@
+"""The real app in real Chromium, for the browser test, the pictures in docs/ and benchmarks/app.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+READY = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState == 'notRunning'"
+
+
+@contextmanager
+def serving(store: Path) -> Iterator[str]:
+    """`icebear app` on a free port; yields its address."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "app.cli", "app", "--store", str(store), "--port", str(port)]
+    process = subprocess.Popen(command, start_new_session=True, cwd=Path(__file__).parent.parent)
+    address = f"http://localhost:{port}"
+    try:
+        for _ in range(120):
+            try:
+                urllib.request.urlopen(f"{address}/_stcore/health", timeout=2).read()
+                break
+            except OSError:
+                assert process.poll() is None, "the app ended"
+                time.sleep(0.5)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(20)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+def settled(page: Any) -> Any:
+    """Wait until the script has run and the page has drawn it."""
+    page.wait_for_timeout(700)
+    page.wait_for_function(READY, timeout=180_000)
+    page.wait_for_timeout(700)
+    return page
+
+
+def open_view(page: Any, address: str, query: str = "") -> Any:
+    page.goto(f"{address}/{query}")
+    page.wait_for_selector("[data-testid=stApp]", timeout=60_000)
+    page.wait_for_timeout(1500)
+    return settled(page)

@@ -1,0 +1,269 @@
+"""Every view of the app, in Streamlit's own test runner, with the real model and a small real index."""
+
+import sqlite3
+import threading
+
+import pytest
+from conftest import ICE_BEAR, LLAMA, random_model
+from streamlit.testing.v1 import AppTest
+
+from app import state
+from app.sidebyside import compare
+from app.views.steer import differences
+from concepts import loading
+from db import open_store
+
+MAIN = "../app/main.py"
+
+
+@pytest.fixture
+def environment(folder, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_APP_STORE", str(folder / "wiki.db"))
+    monkeypatch.setenv("ICEBEAR_APP_DTYPE", "float32")
+    monkeypatch.setenv("ICEBEAR_APP_DEVICE", "cpu")
+    return folder
+
+
+def visit(**parameters):
+    page = AppTest.from_file(MAIN, default_timeout=120)
+    for name, value in parameters.items():
+        page.query_params[name] = value
+    return page.run()
+
+
+def text(page):
+    """Everything the page says, as Markdown and HTML."""
+    kinds = (page.markdown, page.caption, page.html, page.error, page.info, page.code)
+    return "\n".join(str(getattr(element, "value", None) or element.proto.body) for kind in kinds for element in kind)
+
+
+def fine(page):
+    assert not page.exception, page.exception
+    assert not page.error, [element.value for element in page.error]
+    return page
+
+
+def test_explain(environment):
+    page = fine(visit())
+    assert "Why ␣Arctic?" in text(page)
+    assert "Conservation" in text(page)
+    assert len(page.dataframe[0].value) == 50
+    page.get_by_key("_target").set_value(" icy").run()
+    assert "Why ␣icy?" in text(fine(page))
+    page.get_by_key("_contrast").set_value(" Arctic").run()
+    assert "rather than ␣Arctic" in text(fine(page))
+    page.get_by_key("site").set_value("head").run()
+    assert "head" in page.dataframe[0].value["neuron"][0]
+    page.get_by_key("map").set_value("heads").run()
+    fine(page)
+    page.get_by_key("target").set_value("two tokens").run()
+    assert "must be one token" in page.error[0].value.replace("\\", "")
+    page.get_by_key("target").set_value("").run()
+    assert "Why ␣Arctic rather than" in text(page)
+
+
+def test_the_url_opens_the_same_view(environment):
+    page = fine(visit(view="explain", prompt="The capital of France is", target=" the"))
+    assert "Why ␣the?" in text(page)
+    page = fine(visit(view="neuron", neuron="L29.ffn.1342", polarity="-"))
+    assert "What drives it to -" in text(page)
+    assert "L29.ffn.1342" in text(page)
+
+
+def test_a_card_needs_no_model(environment, monkeypatch):
+    def never(*args, **options):
+        raise AssertionError("the model was loaded")
+
+    state._load.clear()
+    monkeypatch.setattr(loading, "load_model", never)
+    page = fine(visit(view="neuron", neuron="L29.ffn.860"))
+    assert "Canad" in text(page)
+    fine(visit(view="search", text="water"))
+
+
+def test_neuron(environment):
+    page = fine(visit(view="neuron", neuron="L28.ffn.7"))
+    before = text(page)
+    page.get_by_key("annotate").click().run()
+    assert "rgba(" in text(fine(page))
+    assert "rgba(" not in before
+    with open_store(environment / "wiki.db") as store:
+        assert store.count("attributions")
+    nearest = page.get_by_key("nearest_writes")
+    name, polarity = nearest.options[0].split()
+    nearest.set_value(nearest.options[0]).run()
+    assert page.get_by_key("neuron").value == name
+    assert page.get_by_key("polarity").value == polarity
+    page.get_by_key("card_to_steer").click().run()
+    assert page.get_by_key("edits").value == f"{name}*0"
+    page.get_by_key("view").set_value("neuron").run()
+    assert page.get_by_key("neuron").value == name
+
+
+@pytest.mark.parametrize("wrong", ["L99.ffn.1", "L29.q.3", "nonsense", ""])
+def test_wrong_neurons(environment, wrong):
+    page = visit(view="neuron")
+    page.get_by_key("neuron").set_value(wrong).run()
+    assert len(page.error) == 1
+    assert not page.exception
+    page.get_by_key("neuron").set_value("L0.ffn.0").run()
+    fine(page)
+
+
+def test_search(environment):
+    page = fine(visit(view="search", text="water"))
+    assert len(page.dataframe[0].value) == 50
+    page.get_by_key("text").set_value("zxqv").run()
+    assert "No neuron was found" in text(page)
+    page.get_by_key("how").set_value("like a neuron").run()
+    assert len(fine(page).dataframe[0].value) == 50
+    page.get_by_key("by").set_value("examples").run()
+    fine(page)
+    page.get_by_key("how").set_value("statistics").run()
+    assert len(fine(page).dataframe[0].value) == 46080
+    page.get_by_key("kinds").set_value(["token detector"]).run()
+    found = fine(page).dataframe[0].value
+    assert 0 < len(found) < 46080
+    assert ((found["class_plus"] == "token detector") | (found["class_minus"] == "token detector")).all()
+    page.get_by_key("search_layers").set_value((3, 4)).run()
+    assert set(page.dataframe[0].value["layer"]) <= {3, 4}
+
+
+def test_steer(environment):
+    page = fine(visit(view="steer"))
+    page.get_by_key("example_recipe").click().run()
+    page.get_by_key("tokens").set_value(3).run()
+    page.get_by_key("generate").click().run()
+    shown = text(fine(page))
+    assert "<mark>" in shown
+    assert "desert" in shown
+    assert "icebear steer 'The ice bear lives in the' --edit" in shown
+    page.get_by_key("edits").set_value("L29.ffn.860=1").run()
+    slider = next(s for s in page.slider if s.label == "Value")
+    slider.set_value(-20.0).run()
+    assert page.get_by_key("edits").value == "L29.ffn.860=-20"
+    page.get_by_key(f"where 0 {page.get_by_key('edits').value}").set_value("last").run()
+    assert page.get_by_key("edits").value == "L29.ffn.860=-20@last"
+    page.get_by_key("unit 0 L29.ffn.860=-20@last").set_value("max").run()
+    assert page.get_by_key("edits").value == "L29.ffn.860=-20max@last"
+    page.get_by_key("generate").click().run()
+    fine(page)
+    assert "--store" in text(page)
+    page.get_by_key("remove 0 L29.ffn.860=-20max@last").click().run()
+    assert page.get_by_key("edits").value == ""
+    page.get_by_key("edits").set_value("L29.ffn.860 is hot").run()
+    assert "is not an edit" in page.error[0].value.replace("\\", "")
+
+
+def test_the_code_it_shows_does_what_it_did(environment, smol):
+    page = fine(visit(view="steer", edits="L29.ffn.860=-20", tokens="4", temperature="0.9", seed="3"))
+    page.get_by_key("generate").click().run()
+    result = page.session_state["generated"][1]
+    python = page.code[1].value.replace("load_model('smollm2-135m')", "MODEL")
+    printed = []
+    exec(python, {"MODEL": smol, "print": printed.append})
+    assert printed == [result["steered"]["text"]]
+
+
+def test_compare(environment):
+    page = fine(visit(view="compare"))
+    table = page.dataframe[0].value
+    assert set(table["in"]) == {"both", "A", "B"}
+    assert "shared" in text(page)
+    assert page.get_by_key("open_compared").options[0].split()[0] == table["neuron"][0]
+
+
+def test_what_was_typed_stays(environment):
+    page = fine(visit(prompt="The camel lives in the"))
+    page.get_by_key("view").set_value("search").run()
+    page.get_by_key("text").set_value("desert").run()
+    page.get_by_key("view").set_value("steer").run()
+    assert page.get_by_key("prompt").value == "The camel lives in the"
+    page.get_by_key("view").set_value("search").run()
+    assert page.get_by_key("text").value == "desert"
+
+
+def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
+    assert "icebear index" in visit(view="neuron").error[0].value
+    sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
+    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "other.db"))
+    assert "something else" in visit(view="search").error[0].value
+    fine(visit())  # explaining needs none
+    monkeypatch.setenv("ICEBEAR_APP_STORE", str(folder / "wiki.db"))
+    monkeypatch.setattr(state, "model", lambda: random_model(LLAMA))
+    page = visit(view="neuron", neuron="L1.ffn.1")
+    page.get_by_key("annotate").click().run()
+    assert "is an index of" in page.error[0].value
+    monkeypatch.setattr("db.sqlite.BUSY_SECONDS", 0.1)
+    with open_store(folder / "wiki.db") as writer, writer.writing():
+        page = fine(visit(view="neuron", neuron="L1.ffn.1"))  # readers look on
+        page.get_by_key("label L1.ffn.1").set_value("mine").run()
+        assert "Another process is writing" in page.error[0].value
+
+
+def test_a_generation_that_fails(environment, monkeypatch):
+    page = visit(view="steer", edits="L29.ffn.860*0")
+
+    def fail(*args, **options):
+        raise RuntimeError("out of `memory`")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("app.views.steer.compare", fail)
+        page.get_by_key("generate").click().run()
+        assert "That failed" in page.error[0].value
+    page.get_by_key("generate").click().run()
+    fine(page)
+
+
+def test_the_second_visitor_does_not_load_the_model_again(environment, monkeypatch):
+    loads = []
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))
+    state._load.clear()
+    fine(visit())
+    fine(visit(view="compare"))
+    assert len(loads) == 1
+
+
+def test_steering_in_one_tab_never_leaks_into_another(smol):
+    alone = smol.predict(ICE_BEAR)
+    stop = threading.Event()
+
+    def steering():
+        while not stop.is_set():
+            compare(smol, "The camel lives in the", ["L29.ffn.860=500"], 2)
+
+    tab = threading.Thread(target=steering)
+    tab.start()
+    try:
+        for _ in range(10):
+            assert smol.predict(ICE_BEAR) == alone
+    finally:
+        stop.set()
+        tab.join()
+
+
+def test_a_stopped_generation_leaves_nothing_behind(smol):
+    alone = smol.predict(ICE_BEAR)
+
+    class Stop(BaseException):
+        """As Streamlit ends a run."""
+
+    def stop(count):
+        if count == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        compare(smol, ICE_BEAR, ["L29.ffn.860=500"], 3, on_token=stop)
+    assert smol.predict(ICE_BEAR) == alone
+    assert smol.lock.acquire(blocking=False)
+    smol.lock.release()
+
+
+def test_differences_are_marked_and_text_stays_text():
+    one, other = differences("a <b> same", "a <i> same")
+    assert one == "a <mark>&lt;b&gt;</mark> same"
+    assert other == "a <mark>&lt;i&gt;</mark> same"
+    assert differences("x", "x") == ("x", "x")
+    assert state.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")

@@ -1,0 +1,143 @@
+"""The real app, the real model, a small real index, in real Chromium."""
+
+import json
+from urllib.parse import quote
+
+import pytest
+from serving import CHROMIUM, browser, open_view, serving, settled
+
+from actmax import annotate, build_index, read_corpus
+from concepts import Neuron
+from db import open_store
+from steering import Recipe
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+
+VIEWS = (
+    "?view=explain",
+    "?view=neuron&polarity=-",
+    "?view=search",
+    "?view=search&how=like+a+neuron",
+    "?view=search&how=statistics",
+    "?view=steer&edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
+    "?view=compare",
+)
+# What is wider than its box and hidden there; tables scroll by themselves.
+CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, button, h4, label, .card, .heat, .row)')]
+    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display != 'inline')
+    .filter(e => !e.closest('[data-testid=stDataFrame]')).map(e => e.outerHTML.slice(0, 200))"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with serving(folder / "wiki.db") as found:
+        yield found
+
+
+def view(page, name):
+    page.get_by_role("radio", name=name, exact=True).first.click()
+    return settled(page)
+
+
+def test_a_journey(chromium, address):
+    page = open_view(chromium.new_page(), address)
+    page.get_by_text("Why ␣Arctic?").wait_for()
+    page.get_by_text("Another token, another method").click()
+    page.get_by_label("Contrast token").fill(" desert")
+    page.keyboard.press("Enter")
+    settled(page).get_by_text("rather than ␣desert").wait_for()
+    page.get_by_role("button", name="L29.ffn.860 +").click()
+    settled(page).get_by_text("What drives it to +").wait_for()
+    assert "view=neuron" in page.url
+    page.get_by_text("' Canada'").wait_for()
+
+    view(page, "search")
+    page.get_by_label("Words").fill("water")
+    page.keyboard.press("Enter")
+    settled(page).get_by_role("button", name="L29.ffn.1342 -").wait_for()
+
+    view(page, "steer")
+    page.get_by_text("Recipes").click()
+    page.get_by_role("button", name="The ice bear's way to the desert").click()
+    settled(page).get_by_role("button", name="Generate").click()
+    page.locator("mark").first.wait_for(timeout=120_000)
+    assert " desert" in settled(page).locator("[data-testid=stHtml]").all_inner_texts()[-1]
+    edits = page.get_by_label("Edits, one a line").input_value()
+    assert edits.count("\n") == 9
+    page.reload()
+    page.wait_for_timeout(1500)
+    assert settled(page).get_by_label("Edits, one a line").input_value() == edits
+    assert "view=steer" in page.url
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address, width, scheme):
+    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    for query in VIEWS:
+        open_view(page, address, query)
+        assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= width, query
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, query
+        assert page.evaluate(CUT_OFF) == [], query
+        assert page.locator("[data-testid=stAlert], [data-testid=stException]").count() == 0, query
+        dark = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
+        assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark"), dark
+    page.close()
+
+
+NASTY = (
+    "<script>window.hacked=1;alert(1)</script> bears",
+    '<img src=x onerror="window.hacked=1;alert(2)"> ice',
+    "`code` **bold** ![p](http://localhost/x.png) [l](javascript:alert(3)) $x$ :red[r]",
+    "\u202eright to left \u05d0\u05d1 \U0001f43b 'single' \"double\" </div></style>",
+)
+
+
+def test_text_stays_text_everywhere(chromium, smol, tmp_path):
+    (tmp_path / "n.jsonl").write_text("\n".join(json.dumps({"text": t, "title": NASTY[1]}) for t in NASTY))
+    neuron = Neuron(1, "ffn", 3)
+    with open_store(tmp_path / "n.db") as store:
+        build_index(smol, read_corpus(str(tmp_path / "n.jsonl")), store, k=4)
+        store.set_label(neuron, " ".join(NASTY))
+        annotate(smol, store, [neuron], 4)
+    recipe = Recipe.for_model(smol, " ".join(NASTY), [])
+    recipe.save(tmp_path / "nasty.json")
+    dialogs = []
+    with serving(tmp_path / "n.db") as address:
+        page = chromium.new_page()
+        page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+
+        def harmless():
+            assert not dialogs
+            assert not page.evaluate("window.hacked")
+            assert page.locator("[data-testid=stMain] img, [data-testid=stMain] script").count() == 0
+            assert page.locator("[data-testid=stMain] a[href^=javascript], [data-testid=stMain] .katex").count() == 0
+
+        for polarity in "+-":
+            open_view(page, address, f"?view=neuron&neuron={neuron}&polarity={quote(polarity)}")
+            harmless()
+        shown = page.locator("[data-testid=stMain]").inner_text()
+        assert "<script>window.hacked=1;alert(1)</script>" in shown
+        assert "**bold** ![p](http://localhost/x.png)" in shown
+        for text in NASTY:
+            for name in ("explain", "steer", "compare"):
+                open_view(page, address, f"?view={name}&prompt={quote(text)}")
+                harmless()
+            open_view(page, address, f"?view=search&text={quote(text)}")
+            harmless()
+            open_view(page, address, f"?view=neuron&neuron={quote(text)}")
+            assert page.locator("[data-testid=stAlert]").count() == 1
+            harmless()
+        open_view(page, address, "?view=steer")
+        page.get_by_text("Recipes").click()
+        page.locator("input[type=file]").set_input_files(tmp_path / "nasty.json")
+        settled(page)
+        page.get_by_role("button", name="Use").wait_for()
+        harmless()
+        assert "<script>" in page.get_by_role("button", name="Use").inner_text()
