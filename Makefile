@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo app test lint
+.PHONY: install demo app pictures test lint
 
 install: .venv/installed
 
@@ -17,6 +17,10 @@ demo: install
 
 app: install
 	$(BIN)/icebear app
+
+pictures: install
+	$(BIN)/icebear index --limit 1000 --store docs/pictures.db
+	$(BIN)/python docs/pictures.py docs/pictures.db
 
 lint: install
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ OPTIONS = (
     "--server.fileWatcherType=none",
     "--browser.gatherUsageStats=false",
     "--client.toolbarMode=minimal",
+    "--global.disableWidgetStateDuplicationWarning=true",  # callbacks may set what also has a default
     "--theme.light.primaryColor=#2166ac",
     "--theme.dark.primaryColor=#67a9cf",
 )

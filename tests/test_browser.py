@@ -52,7 +52,7 @@ def test_a_journey(chromium, address):
     page.get_by_label("Contrast token").fill(" desert")
     page.keyboard.press("Enter")
     settled(page).get_by_text("rather than ␣desert").wait_for()
-    page.get_by_role("button", name="L29.ffn.860 +").click()
+    page.get_by_role("radio", name="L29.ffn.860 +").click()
     settled(page).get_by_text("What drives it to +").wait_for()
     assert "view=neuron" in page.url
     page.get_by_text("' Canada'").wait_for()
@@ -60,24 +60,23 @@ def test_a_journey(chromium, address):
     view(page, "search")
     page.get_by_label("Words").fill("water")
     page.keyboard.press("Enter")
-    settled(page).get_by_role("button", name="L29.ffn.1342 -").wait_for()
+    settled(page).get_by_role("radio", name="L29.ffn.1342 -").wait_for()
 
     view(page, "steer")
     page.get_by_text("Recipes").click()
     page.get_by_role("button", name="The ice bear's way to the desert").click()
     settled(page).get_by_role("button", name="Generate").click()
     page.locator("mark").first.wait_for(timeout=120_000)
-    assert " desert" in settled(page).locator("[data-testid=stHtml]").all_inner_texts()[-1]
-    edits = page.get_by_label("Edits, one a line").input_value()
+    assert "The ice bear lives in the desert" in settled(page).locator("[data-testid=stMain]").inner_text()
+    edits = page.get_by_role("textbox", name="Edits, one a line").input_value()
     assert edits.count("\n") == 9
     page.reload()
     page.wait_for_timeout(1500)
-    assert settled(page).get_by_label("Edits, one a line").input_value() == edits
+    assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value() == edits
     assert "view=steer" in page.url
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address, width, scheme):
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     for query in VIEWS:
@@ -125,14 +124,10 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
         shown = page.locator("[data-testid=stMain]").inner_text()
         assert "<script>window.hacked=1;alert(1)</script>" in shown
         assert "**bold** ![p](http://localhost/x.png)" in shown
-        for text in NASTY:
-            for name in ("explain", "steer", "compare"):
-                open_view(page, address, f"?view={name}&prompt={quote(text)}")
-                harmless()
-            open_view(page, address, f"?view=search&text={quote(text)}")
-            harmless()
-            open_view(page, address, f"?view=neuron&neuron={quote(text)}")
-            assert page.locator("[data-testid=stAlert]").count() == 1
+        text = quote(" ".join(NASTY))
+        for query in ("explain&prompt", "steer&prompt", "compare&prompt", "search&text", "neuron&neuron"):
+            open_view(page, address, f"?view={query}={text}")
+            assert page.locator("[data-testid=stAlert]").count() == (query == "neuron&neuron"), query
             harmless()
         open_view(page, address, "?view=steer")
         page.get_by_text("Recipes").click()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import shlex
 from dataclasses import replace
 from html import escape
@@ -73,6 +74,7 @@ def _sliders(edits: list[Edit]) -> None:
         unit = "" if (field, value) == ("op", "scale") else edits[number].unit
         write(number, replace(edits[number], **{"unit": unit, field: value}))
 
+    known_units = list(UNITS) if has_store() else [""]
     for number, edit in enumerate(edits):
         columns = st.columns([2, 1.4, 4, 1.6, 1.8, 0.8], vertical_alignment="bottom")
         columns[0].markdown(f"**{edit.neuron}**")
@@ -82,7 +84,7 @@ def _sliders(edits: list[Edit]) -> None:
             key = f"{field} {number} {edit}"
             return {"key": key, "on_change": change, "args": (number, key, field), "label_visibility": "collapsed"}
 
-        units = list(dict.fromkeys([edit.unit, "", *(["max", "std"] if has_store() else [])]))
+        units = list(dict.fromkeys([edit.unit, *known_units]))
         places = list(dict.fromkeys([edit.where, *PLACES]))
         ops = list(SYMBOLS)
         columns[1].selectbox("Do", ops, ops.index(edit.op), **told("op"))
@@ -135,14 +137,14 @@ def _result(result: dict[str, Any]) -> None:
 
 def differences(plain_text: str, steered: str) -> tuple[str, str]:
     """Both texts as HTML, the words that only one of them has marked."""
-    words = (plain_text.split(" "), steered.split(" "))
+    words = [re.findall(r"\s*\S+|\s+", text) for text in (plain_text, steered)]
     out: tuple[list[str], list[str]] = ([], [])
     for same, *bounds in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
         for side, (first, last) in enumerate((bounds[:2], bounds[2:])):
-            text = escape(" ".join(words[side][first:last]))
-            if text:
-                out[side].append(text if same == "equal" else f"<mark>{text}</mark>")
-    return " ".join(out[0]), " ".join(out[1])
+            text = "".join(words[side][first:last])
+            space, shown = text[: len(text) - len(text.lstrip())], escape(text.lstrip())
+            out[side].append(space + (f"<mark>{shown}</mark>" if shown and same != "equal" else shown))
+    return "".join(out[0]), "".join(out[1])
 
 
 def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:

@@ -1,0 +1,67 @@
+"""The pictures of the README and of docs/, from the real app: make pictures.
+
+python docs/pictures.py STORE      an index, such as that of 1,000 summaries
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent / "tests"))
+
+from serving import browser, open_view, serving, settled  # noqa: E402
+
+VIEWS = {
+    "explain": "?view=explain&contrast=+desert",
+    "neuron": "?view=neuron&neuron=L29.ffn.860&polarity=-",
+    "search": "?view=search&text=water",
+    "steer": "?view=steer",
+    "compare": "?view=compare",
+}
+
+
+def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:  # type: ignore[no-untyped-def]
+    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    for name, query in VIEWS.items():
+        open_view(page, address, query)
+        if name == "neuron" and page.get_by_text("Which tokens caused it?").count():
+            page.get_by_text("Which tokens caused it?").click()
+            settled(page)
+        if name == "steer":
+            page.get_by_text("Recipes").click()
+            page.get_by_role("button", name="The ice bear's way to the desert").click()
+            settled(page)
+            page.get_by_text("Recipes").click()
+            settled(page).get_by_role("button", name="Generate").click()
+            page.locator("mark").first.wait_for(timeout=120_000)
+            settled(page)
+        height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').offsetHeight")
+        page.set_viewport_size({"width": width, "height": min(height + 40, 2600)})
+        page.wait_for_timeout(1500)
+        page.screenshot(path=DOCS / f"{name}{suffix}.png")
+        page.set_viewport_size({"width": width, "height": 900})
+    page.close()
+
+
+def card(address: str, chromium, store: Path) -> None:  # type: ignore[no-untyped-def]
+    """The card as `icebear neuron --html` writes it."""
+    from actmax import describe
+    from db import Neuron, open_store
+
+    with open_store(store) as opened:
+        html = describe(opened, Neuron.parse("L29.ffn.860"), k=4).to_html()
+    page = chromium.new_page(viewport={"width": 1000, "height": 1100})
+    page.set_content(html)
+    page.screenshot(path=DOCS / "card.png", full_page=True)
+    page.close()
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]).resolve()
+    with serving(path) as found, browser() as chromium:
+        shoot(found, chromium, 1280, "light", "")
+        shoot(found, chromium, 1280, "dark", "-dark")
+        shoot(found, chromium, 390, "light", "-phone")
+        card(found, chromium, path)
