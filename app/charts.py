@@ -91,7 +91,7 @@ def shared(table: pandas.DataFrame) -> alt.Chart:
             x=alt.X("A:Q"),
             y=alt.Y("B:Q"),
             color=alt.Color(
-                "in:N", scale=alt.Scale(domain=["both", "A", "B"], range=["#5a5a5a", RED, BLUE]),
+                "in:N", scale=alt.Scale(domain=["both", "A", "B"], range=["#999999", RED, BLUE]),
                 legend=alt.Legend(orient="bottom", title="among the top of"),
             ),
             tooltip=["neuron", alt.Tooltip("A:Q", format="+.4f"), alt.Tooltip("B:Q", format="+.4f")],
