@@ -36,7 +36,7 @@ def attribute(
     *,
     target_text: str | Sequence[str] | None = None,
     method: AttnLRP = ATTNLRP,
-    sites: Sequence[str] = ("ffn", "attn"),
+    sites: Sequence[str] | None = None,
     checkpoint: bool = False,
     strict: bool = True,
 ) -> Relevance | list[Relevance]:
@@ -46,7 +46,8 @@ def attribute(
     target: the next token explained, one token (default: the most probable one).
     contrast: explains logit[target] - logit[contrast] instead of logit[target].
     target_text: explains a whole continuation instead, summed over its tokens.
-    sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``.
+    sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``; default ``ffn`` and ``attn`` (none for a family
+        that icebear does not know).
     checkpoint: keep one residual stream a layer and recompute the rest, for long prompts.
     strict: raise `MissingRule` for an operation without a rule (False: warn, and list it in the result).
 
@@ -58,6 +59,8 @@ def attribute(
         raise InputError("There is no prompt to explain; give at least one.")
     if target is not None and target_text is not None:
         raise InputError("target and target_text exclude each other; give one of them.")
+    if sites is None:
+        sites = ("ffn", "attn") if model.has_family else ()
     plan = _plan(model, prompts, target, contrast, target_text)
     with model.lock:
         results = _run(model, plan, method, tuple(sites), checkpoint, strict)

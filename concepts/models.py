@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from concepts.families import FAMILIES, Family
 from db.errors import InputError, ModelError
@@ -65,8 +66,8 @@ class Model:
         kind = self.net.config.model_type
         if kind not in FAMILIES:
             raise ModelError(
-                f"icebear does not know where {kind!r} models keep their neurons; it knows {', '.join(FAMILIES)}. "
-                "An entry in concepts/families.py adds a family."
+                f"icebear does not know where {kind!r} models keep their neurons, only what their tokens' relevance is "
+                f"(sites=()); it knows {', '.join(FAMILIES)}. docs/new-family.md adds one in a dozen lines."
             )
         return FAMILIES[kind]
 
@@ -88,9 +89,18 @@ class Model:
 
     # --- its parts ------------------------------------------------------------------------------------
 
+    @property
+    def has_family(self) -> bool:
+        """Whether it is known where the neurons are; the relevance of tokens needs no more than the operations."""
+        return self.net.config.model_type in FAMILIES
+
     @cached_property
     def layer_modules(self) -> list[nn.Module]:
-        return list(self.net.get_submodule(self.family.layers).children())
+        """Of an unknown family the longest list of modules, which serves to find sinks and NaNs."""
+        if self.has_family:
+            return list(self.net.get_submodule(self.family.layers).children())
+        lists = [list(module) for module in self.net.modules() if isinstance(module, nn.ModuleList)]
+        return max(lists, key=len, default=[])
 
     @property
     def layers(self) -> int:
@@ -98,25 +108,47 @@ class Model:
 
     @property
     def heads(self) -> int:
-        return self.net.config.num_attention_heads
+        return getattr(self.net.config, "num_attention_heads", 1)
 
     @property
     def head_dim(self) -> int:
         return self.width("attn") // self.heads
 
     def site_module(self, site: str, layer: int) -> nn.Module:
-        """The module whose input (`ffn`, `attn`) or output (`q`, `k`, `v`) is the site."""
+        """The module whose input (`ffn`, `attn`) or output (`q`, `k`, `v`, or all three in one) is the site."""
         if site not in SITES:
             raise InputError(f"{site!r} is not a site; the sites are {', '.join(SITES)}.")
-        names = {"ffn": self.family.ffn_out, "attn": self.family.attn_out}
-        return self.layer_modules[layer].get_submodule(names.get(site) or getattr(self.family, site))
+        family = self.family
+        names = {"ffn": family.ffn_out, "attn": family.attn_out}
+        return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
+
+    def matrix(self, module: nn.Module) -> Tensor:
+        """(out, in) the weight of a linear map, in float32, whichever way round the module keeps it."""
+        weight: Any = module.weight
+        weight = weight.detach().float()
+        return weight.T if isinstance(module, Conv1D) else weight
+
+    def columns(self, site: str) -> Tensor | None:
+        """Where the site's neurons are in the output of a map that makes q, k and v in one; None for other sites."""
+        if site in ("ffn", "attn") or not self.family.qkv:
+            return None
+        total, dim = len(self.matrix(self.site_module(site, 0))), self.head_dim
+        groups = (total // dim - self.heads) // 2  # key-value heads
+        each = self.heads // groups  # query heads of one
+        if self.family.qkv_order == "apart":
+            sizes = [self.heads * dim, groups * dim, groups * dim]
+            return torch.arange(total).split(sizes)["qkv".index(site)]
+        places = torch.arange(total).view(groups, each + 2, dim)
+        return {"q": places[:, :each], "k": places[:, each], "v": places[:, each + 1]}[site].flatten()
 
     def width(self, site: str) -> int:
         """The number of neurons of a site in each layer (heads, for `head`)."""
         if site == "head":
             return self.heads
-        weight: Any = self.site_module(site, 0).weight
-        out_features, in_features = weight.shape
+        columns = self.columns(site)
+        if columns is not None:
+            return len(columns)
+        out_features, in_features = self.matrix(self.site_module(site, 0)).shape
         return in_features if site in ("ffn", "attn") else out_features
 
     def check(self, neuron: Neuron) -> Neuron:

@@ -22,26 +22,49 @@ def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> I
 
     What `visit` returns, unless it is None, replaces the activations.
     """
-    handles = []
+    handles: list[Any] = []
     try:
         for site, layer in places:
-            handles.append(_hook(model, site, layer, visit))
+            handles.extend(_hook(model, site, layer, visit))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _hook(model: Model, site: str, layer: int, visit: Visit) -> Any:
+def _hook(model: Model, site: str, layer: int, visit: Visit) -> Iterator[Any]:
+    """Register the hooks of one place; yields their handles."""
     module = model.site_module(site, layer)
     if site in ("ffn", "attn"):  # the input of a linear map
+        shape: list[int] = []
+
+        def enter(_: Any, args: tuple) -> None:
+            shape[:] = args[0].shape[:2]
 
         def before(_: Any, args: tuple) -> tuple | None:
-            changed = visit(site, layer, args[0])
-            return None if changed is None else (changed, *args[1:])
+            if args[0].dim() == 3:
+                changed = visit(site, layer, args[0])
+                return None if changed is None else (changed, *args[1:])
+            x = args[0].unflatten(0, shape)  # some (OPT) run their FFN on (B * T, D); the gradient shall pass here
+            changed = visit(site, layer, x)
+            return ((x if changed is None else changed).flatten(0, 1), *args[1:])
 
-        return module.register_forward_pre_hook(before)
-    return module.register_forward_hook(lambda _, args, output: visit(site, layer, output))
+        yield model.layer_modules[layer].register_forward_pre_hook(enter)
+        yield module.register_forward_pre_hook(before)
+        return
+    columns = model.columns(site)
+    if columns is None:
+        yield module.register_forward_hook(lambda _, args, output: visit(site, layer, output))
+        return
+
+    def within(_: Any, args: Any, output: Tensor) -> Tensor:
+        """The site is a part of the output: taken out and put back, so that its gradient is its own."""
+        places = columns.to(output.device)
+        x = output.index_select(-1, places)
+        changed = visit(site, layer, x)
+        return output.index_copy(-1, places, x if changed is None else changed)
+
+    yield module.register_forward_hook(within)
 
 
 class Taps:

@@ -53,7 +53,7 @@ def w2(model: Model, site: str, layer: int) -> Tensor | None:
     """
     if site not in ("ffn", "attn"):
         return None
-    rows = model.site_module(site, layer).weight.detach().float().T  # type: ignore[union-attr, operator]
+    rows = model.matrix(model.site_module(site, layer)).T
     norm = model.family.ffn_norm if site == "ffn" else model.family.attn_norm
     return rows * gain(model, model.layer_modules[layer].get_submodule(norm)) if norm else rows
 
@@ -65,8 +65,12 @@ def w1(model: Model, site: str, layer: int) -> Tensor | None:
     """
     if site == "attn":
         return None
-    name = model.family.ffn_in if site == "ffn" else getattr(model.family, site)
-    return model.layer_modules[layer].get_submodule(name).weight.detach().float()  # type: ignore[union-attr, operator]
+    if site == "ffn":
+        first = model.matrix(model.layer_modules[layer].get_submodule(model.family.ffn_in))
+        return first[: model.width("ffn")]  # the gate comes before the rest where they are one map
+    rows = model.matrix(model.site_module(site, layer))
+    columns = model.columns(site)
+    return rows if columns is None else rows[columns.to(rows.device)]
 
 
 def gain(model: Model, norm: nn.Module) -> Tensor:

@@ -134,6 +134,7 @@ def similar(store: Store, neuron: Neuron, k: int = 10, by: str = "writes", polar
         found = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.search(index, query, k + 2)]
     else:
         found = _both_signs(index, sign * vectors.row(index, identity), k + 2)
-    found = [row for row in found if row[0] != identity][:k]
+    # Zeros (of neurons that nothing drives, or that do not read or write) are near to nothing.
+    found = [row for row in found if row[0] != identity and row[2] > 1e-3][:k]
     names = store.neurons([other for other, _, _ in found])
     return [Hit(names[other], p, cosine, (f"{VERBS[by]} the same ({cosine:.2f})",)) for other, p, cosine in found]

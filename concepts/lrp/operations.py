@@ -61,12 +61,13 @@ def linear(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     """summand + a @ b: Eq. 8 and, when both factors are activations, Eq. 14."""
-    summand, a, b = args[:3]
+    names = ("batch1", "batch2") if "batch1" in kwargs else ("mat1", "mat2")
+    summand, a, b = (*args, *(kwargs[name] for name in names[len(args) - 1 :]))[:3]
     y = func(*args, **kwargs)
     if is_activation(a) and is_activation(b):
         if is_activation(summand):
             raise MissingRule(f"{func.__name__} of three activations has no relevance rule.")
-        y = mode.halve(y)
+        y = rules.HalveFresh.apply(y)
     if mode.ledger is not None and is_activation(y) and not is_activation(summand):
         mode.book_constant(y, summand * kwargs.get("beta", 1), "biases" if summand.dim() < 2 else "positions")
     return y
@@ -89,8 +90,10 @@ def product(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
         count = sum(map(is_activation, args[1] if isinstance(args[1], (tuple, list)) else args[1:]))
         if count > 2:
             raise MissingRule(f"einsum of {count} activations has no relevance rule.")
-        return mode.halve(y) if count == 2 else y
-    return mode.halve(y) if is_activation(args[0]) and is_activation(args[1]) else y
+        both = count == 2
+    else:
+        both = is_activation(args[0]) and is_activation(args[1])
+    return rules.HalveFresh.apply(y) if both else y
 
 
 def divide(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -177,7 +180,10 @@ ELEMENTWISE = """
     sigmoid exp expm1 log log1p pow __pow__ square sqrt abs sin cos erf clamp clamp_min clamp_max hardtanh
     relu6 tanhshrink
 """.split()
-PRODUCT = "mul multiply mul_ __mul__ __imul__ __rmul__ matmul __matmul__ __rmatmul__ bmm mm mv dot einsum".split()
+PRODUCT = """
+    mul multiply mul_ __mul__ __imul__ __rmul__ matmul __matmul__ __rmatmul__ bmm mm mv dot einsum
+    _grouped_mm grouped_mm
+""".split()
 DIVIDE = "div divide true_divide div_ __truediv__ __itruediv__".split()
 CONSTANT = "rsqrt reciprocal __rtruediv__ var std var_mean std_mean norm".split()
 

@@ -43,6 +43,16 @@ class Halve(Function):
         return g / 2
 
 
+class HalveFresh(Halve):
+    """`Halve` for a product that has just been made and nobody else has: y itself comes back, not a view of it,
+    because models may go on to change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.mark_dirty(y)
+        return y
+
+
 class Norm(Function):
     """Normalisation rule, AttnLRP Eq. 19: the divisor of LayerNorm and RMSNorm is a constant.
 

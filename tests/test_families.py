@@ -1,0 +1,242 @@
+"""One table of families: small random models from their configurations, in every attention they have."""
+
+import pytest
+import torch
+from conftest import IDS, Double, Letters, random_model
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
+)  # fmt: skip
+
+from actmax import build_index, read_corpus
+from concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute, project
+from concepts.taps import visiting
+from concepts.vocabulary import w1, w2
+from db import open_store
+from db.errors import ModelError
+from steering import steer
+
+BASE = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+SMALL = {**BASE, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64}
+GPT = {**BASE, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "n_positions": 64}
+GEMMA = {**GROUPED, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 6}
+FALCON = {**SMALL, "ffn_hidden_size": 20}
+EXPERTS = {**GROUPED, "num_local_experts": 4}
+CONFIGS = {
+    "llama": LlamaConfig(**GROUPED),
+    "mistral": MistralConfig(**GROUPED, sliding_window=4),
+    "qwen2": Qwen2Config(**GROUPED),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=6),
+    "olmo2": Olmo2Config(**GROUPED),
+    "stablelm": StableLmConfig(**GROUPED, partial_rotary_factor=1 / 3),
+    "phi3": Phi3Config(**GROUPED, original_max_position_embeddings=64),
+    "gemma2": Gemma2Config(**GEMMA),
+    "gemma3": Gemma3TextConfig(**GEMMA, layer_types=["sliding_attention", "full_attention"]),
+    "gpt2": GPT2Config(**GPT),
+    "gptj": GPTJConfig(**GPT, rotary_dim=4),
+    "phi": PhiConfig(**{**SMALL, "hidden_size": 32}, partial_rotary_factor=0.5, max_position_embeddings=64),
+    "gpt_neox": GPTNeoXConfig(**SMALL, max_position_embeddings=64, rotary_pct=0.5),
+    "gpt_neox, serial": GPTNeoXConfig(**SMALL, max_position_embeddings=64, use_parallel_residual=False),
+    "opt": OPTConfig(**SMALL, ffn_dim=20, max_position_embeddings=64, word_embed_proj_dim=24),
+    "bloom": BloomConfig(**BASE, hidden_size=24, n_layer=2, n_head=4),
+    "falcon": FalconConfig(**FALCON, multi_query=True),
+    "falcon, grouped": FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon, alibi": FalconConfig(**FALCON, multi_query=False, alibi=True),
+}
+TOKENS_ONLY = {
+    "mixtral": MixtralConfig(**EXPERTS),
+    "qwen3_moe": Qwen3MoeConfig(**GROUPED, moe_intermediate_size=12, num_experts=4, num_experts_per_tok=2, head_dim=6),
+}  # torch has no float64 for grouped matrix products
+NO_SDPA = {"gptj", "bloom", "gemma2"}
+CASES = [(name, kind) for name in CONFIGS for kind in ("eager", "sdpa") if not (kind == "sdpa" and name in NO_SDPA)]
+SITES = ("ffn", "attn", "q", "k", "v")
+
+
+def make(name, kind="eager", biases=True):
+    if name in TOKENS_ONLY:
+        model = random_model(TOKENS_ONLY[name], kind, torch.float32)
+    else:
+        model = random_model(CONFIGS[name], kind)
+    if not biases:
+        with torch.no_grad():
+            for path, parameter in model.net.named_parameters():
+                if path.endswith("bias"):
+                    parameter.zero_()
+    return model
+
+
+def sites_of(model):
+    return SITES if model.has_family else ()
+
+
+@pytest.mark.parametrize(("name", "kind"), [*CASES, *((name, "sdpa") for name in TOKENS_ONLY)])
+def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
+    model = make(name, kind, biases=False)
+    with Double(), torch.no_grad():
+        logits = model.net(torch.tensor([IDS]), use_cache=False).logits[0, -1]
+    with Double():
+        found = attribute(model, IDS, method=CP_LRP, sites=sites_of(model))
+    assert found.target.logit == pytest.approx(logits.max().item(), rel=1e-6)
+    conserved = found.conservation()
+    tolerance = 1e-6 if name in TOKENS_ONLY else 1e-9
+    assert abs(conserved.rest) < tolerance * max(1, abs(conserved.target))
+    assert conserved.biases == pytest.approx(0, abs=tolerance)
+    assert conserved.softmax == 0
+    assert (abs(conserved.positions) > 1e-3) == (name in ("gpt2", "opt"))  # the learned ones
+
+
+# transformers' Falcon with ALiBi gives other logits in eager (it adds the slopes twice) than in SDPA.
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - NO_SDPA - {"falcon, alibi"}))
+def test_eager_equals_sdpa(name):
+    with Double():
+        one, other = (attribute(make(name, kind), IDS, sites=SITES) for kind in ("eager", "sdpa"))
+    assert one.tokens.tolist() == pytest.approx(other.tokens.tolist(), rel=1e-8, abs=1e-10)
+    for site in SITES:
+        assert torch.allclose(one.of(site), other.of(site), rtol=1e-7, atol=1e-9), site
+        assert torch.allclose(one.activation(site), other.activation(site), rtol=1e-7, atol=1e-9), site
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *TOKENS_ONLY])
+def test_batch_equals_single_and_everything_is_undone(name):
+    model = make(name, "sdpa" if name in TOKENS_ONLY else "eager")
+    before = [(path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
+              for path, m in model.net.named_modules()]  # fmt: skip
+    prompts = [IDS, IDS[:3], [4, 5, 6, 7, 8, 9]]
+    with Double():
+        together = attribute(model, prompts, sites=sites_of(model))
+        for prompt, found in zip(prompts, together, strict=True):
+            alone = attribute(model, prompt, sites=sites_of(model))
+            close = {"rtol": 1e-3, "atol": 1e-4} if name in TOKENS_ONLY else {"rtol": 1e-6, "atol": 1e-8}
+            assert torch.allclose(alone.tokens, found.tokens, **close)
+            for site in sites_of(model):
+                assert torch.allclose(alone.of(site), found.of(site), **close), site
+    assert before == [(path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
+                      for path, m in model.net.named_modules()]  # fmt: skip
+
+
+@pytest.mark.parametrize("site", ["ffn", "attn"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_a_map_writes_its_neurons_and_bias_got(name, site):
+    """Eq. 8: the relevance of the output of W2 (or the attention projection) is that of its neurons and its bias."""
+    model = make(name)
+    kept = {}
+    hooks = []
+    for layer in range(model.layers):
+        module = model.site_module(site, layer)
+        bias = getattr(module, "bias", None)
+
+        def keep(_, args, y, layer=layer, bias=bias):
+            written = y.detach() - (0 if bias is None else bias)
+
+            def on_gradient(g):
+                kept[layer] = (written * g).sum(-1).flatten()
+
+            y.register_hook(on_gradient)
+            return y * 1  # what is changed in place later is not y
+
+        hooks.append(module.register_forward_hook(keep))
+    with Double():
+        found = attribute(model, IDS, method=ATTNLRP, sites=(site,))
+    for hook in hooks:
+        hook.remove()
+    for layer, relevance in kept.items():
+        assert torch.allclose(found.of(site)[layer].sum(-1), relevance, rtol=1e-7, atol=1e-10)
+    assert len(kept) == model.layers
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "opt", "falcon, alibi"])
+def test_q_k_and_v_are_what_attention_is_made_of(name):
+    """Written out for families without rotation: softmax(q k / sqrt(d) + mask) v is the site `attn`."""
+    model = make(name, "eager" if name in NO_SDPA else "sdpa")
+    seen = {}
+    with Double(), torch.no_grad(), visiting(model, [(s, 1) for s in ("q", "k", "v", "attn")],
+                                             lambda site, layer, x: seen.update({site: x[0]})):  # fmt: skip
+        model.net(torch.tensor([IDS]), use_cache=False)
+    q, k, v = (seen[site].unflatten(-1, (4, -1)).transpose(0, 1) for site in "qkv")  # (H, T, d)
+    scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+    if name in ("bloom", "falcon, alibi"):
+        slopes = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(4)], dtype=torch.float64)
+        bias = slopes[:, None, None] * torch.arange(len(IDS))
+        scores = scores + (bias if name == "bloom" else bias.bfloat16().double() / q.shape[-1] ** 0.5)
+    scores = scores.masked_fill(torch.ones(len(IDS), len(IDS)).triu(1).bool(), -torch.inf)
+    out = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    assert torch.allclose(
+        out, seen["attn"], rtol=1e-2 if "alibi" in name else 1e-6, atol=1e-3 if "alibi" in name else 1e-8
+    )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_w2_row_is_what_a_neuron_writes(name):
+    """Adding 1 to a neuron of the last layer moves the residual stream by its row (up to a sandwich norm)."""
+    model = make(name)
+    last = model.layers - 1
+    streams = []
+    hook = model.layer_modules[last].register_forward_hook(
+        lambda module, args, out: streams.append((out[0] if isinstance(out, tuple) else out)[0].double())
+    )
+    neuron = Neuron(last, "ffn", 7)
+    with Double(), torch.no_grad():
+        model.net(torch.tensor([IDS]), use_cache=False)
+        with steer(model, [f"{neuron}*1"]):
+            model.net(torch.tensor([IDS]), use_cache=False)
+        with steer(model, [f"{neuron}+1"]):
+            model.net(torch.tensor([IDS]), use_cache=False)
+    hook.remove()
+    assert torch.equal(streams[0], streams[1])
+    row = w2(model, "ffn", last)[7].double()
+    assert w1(model, "ffn", last).shape == w2(model, "ffn", last).shape
+    if not model.family.ffn_norm:
+        assert torch.allclose(streams[2] - streams[0], row.expand(len(IDS), -1), atol=1e-5)
+    assert project(model, neuron, 5).promoted[0].logit >= project(model, neuron, 5).promoted[1].logit
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ranking_steering_and_the_scan(name, tmp_path, monkeypatch):
+    config = CONFIGS[name]
+    model = Model(random_model(config, dtype=torch.float32, attention="eager").net, Letters(), name)
+    best = attribute(model, "the ice bear", sites=SITES).top(3)
+    assert best[0].relevance >= best[1].relevance
+    (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, sites=("ffn", "attn", "q", "k", "v"))
+        for site in SITES:
+            neuron = Neuron(1, site, 3)
+            for example in store.examples(neuron, "+"):
+                alone = attribute(model, example.sentence.text, sites=(site,)).activation(site)[1, :, 3]
+                assert alone[example.token].item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
+                assert alone[1:].max().item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
+
+
+def test_an_unknown_family_still_has_token_relevance(tmp_path):
+    model = make("mixtral", "sdpa")
+    assert not model.has_family
+    assert len(attribute(model, IDS).tokens) == len(IDS)
+    with pytest.raises(ModelError, match=r"does not know where 'mixtral' models keep their neurons.*new-family"):
+        attribute(model, IDS, sites=("ffn",))
+
+
+def test_attnlrp_of_an_own_activation_is_the_identity_rule():
+    """Bloom's GELU is its own class: the model with torch's GELU in its place has the same relevance."""
+    model, plain = make("bloom"), make("bloom")
+    for block in plain.net.transformer.h:
+        block.mlp.gelu_impl = torch.nn.GELU(approximate="tanh")
+    with Double():
+        one, other = (attribute(m, IDS, method=ATTNLRP) for m in (model, plain))
+    assert one.tokens.tolist() == pytest.approx(other.tokens.tolist(), rel=1e-4)
