@@ -255,12 +255,13 @@ for verb in STORE_VERBS:
 @json_option
 @model_options
 @click.option("--checksum", type=click.Path(dir_okay=False), help="Print the checksum of this store's results only.")
-def doctor(as_json: bool, checksum: str | None, **options: Any) -> None:
-    """Versions, import roots, cache, and whether the model works.
+@click.option("--store", "store_path", help="Say whether this index fits the model.")
+def doctor(as_json: bool, checksum: str | None, store_path: str | None, **options: Any) -> None:
+    """Versions, import roots, cache, a self-test of the model, and whether a store fits it.
 
     \b
     Example:
-      icebear doctor
+      icebear doctor --model smollm2-135m
     """
     from app.doctor import examine
     from db.store import open_store
@@ -270,7 +271,7 @@ def doctor(as_json: bool, checksum: str | None, **options: Any) -> None:
             value = store.checksum()
         click.echo(json.dumps({"checksum": value}) if as_json else value)
         return
-    facts = examine(lambda: load(**options))
+    facts = examine(lambda: load(**options), store_path)
     if as_json:
         print_json(facts)
     else:

@@ -12,10 +12,11 @@ from app.roots import roots
 from concepts.models import Model
 from db.errors import IcebearError
 from db.fetch import cache_folder
+from db.store import open_store
 
 
-def examine(load: Callable[[], Model]) -> dict[str, Any]:
-    """Versions, places, and a relevance pass on the model: conservation, sites, sinks."""
+def examine(load: Callable[[], Model], store_path: str | None = None) -> dict[str, Any]:
+    """Versions, places, a self-test of the model, and whether a store fits it."""
     facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
     for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
         try:
@@ -25,23 +26,31 @@ def examine(load: Callable[[], Model]) -> dict[str, Any]:
     facts["packages"] = ", ".join(sorted(set(roots().values())))
     facts["cache"] = str(cache_folder())
     try:
-        facts.update(_model_facts(load()))
+        model = load()
+        facts.update(_model_facts(model))
+        if store_path:
+            with open_store(store_path, create=False) as store:
+                store.check(model.fingerprint, model.name)
+                facts["store"] = f"{store_path} fits the model"
     except IcebearError as error:
         facts["error"] = str(error)
     return facts
 
 
 def _model_facts(model: Model) -> dict[str, Any]:
-    from concepts.attribution import attribute
-    from concepts.lrp.method import CP_LRP
+    from concepts.selftest import selftest
 
-    relevance = attribute(model, "The ice bear lives in the", method=CP_LRP)
+    found = selftest(model)
     return {
         "model": repr(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "fingerprint": model.fingerprint,
-        "family": model.family.name,
-        "sites": ", ".join(f"{site} {model.width(site)}" for site in ("ffn", "attn", "q", "k", "v")),
-        "predicts": f"{relevance.target_text!r} after 'The ice bear lives in the'",
-        "cp-lrp": str(relevance.conservation()),
-        "sinks": list(relevance.sinks),
+        "family": model.family.name if model.has_family else "unknown",
+        "sites": ", ".join(f"{site} {width}" for site, width in found.sites.items()) or "none",
+        "parity": f"logits under the rules differ by {found.parity:.1e} of the largest",
+        "cp-lrp": str(found.conserved),
+        "no rule": ", ".join(found.missing) or "every operation has one",
+        "sinks": list(found.sinks),
+        "cost": f"{found.cost:.2f} x gradient x input",
+        "verdict": found.verdict,
     }

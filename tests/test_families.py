@@ -26,6 +26,7 @@ from transformers import (
 
 from actmax import build_index, read_corpus
 from concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute, project
+from concepts.selftest import selftest
 from concepts.taps import visiting
 from concepts.vocabulary import w1, w2
 from db import open_store
@@ -222,6 +223,27 @@ def test_ranking_steering_and_the_scan(name, tmp_path, monkeypatch):
                 alone = attribute(model, example.sentence.text, sites=(site,)).activation(site)[1, :, 3]
                 assert alone[example.token].item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
                 assert alone[1:].max().item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "mixtral"])
+def test_the_self_test_finds_nothing_wrong(name):
+    model = make(name, "sdpa" if name == "mixtral" else "eager")
+    with Double():
+        found = selftest(model, IDS)
+    if name == "mixtral":
+        assert "Only tokens" in found.verdict
+    else:
+        assert found.verdict == "fine"
+        assert found.sites["ffn"] == model.width("ffn")
+    assert found.cost > 0
+
+
+def test_the_self_test_names_what_is_wrong():
+    model = make("llama")
+    model.net.model.layers[1].mlp.forward = torch.sinc
+    found = selftest(model, IDS)
+    assert any("sinc" in entry for entry in found.missing)
+    assert "No rule for" in found.verdict
 
 
 def test_an_unknown_family_still_has_token_relevance(tmp_path):

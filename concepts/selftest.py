@@ -1,0 +1,93 @@
+"""`selftest`: whether relevance works on a model, checked on one prompt."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from concepts.attribution import attribute, embedding_leaf
+from concepts.lrp.context import relevance_rules
+from concepts.lrp.method import CP_LRP
+from concepts.models import Model, Prompt
+from concepts.relevance import Conservation
+from db.records import SITES
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Of the rest that conservation leaves, as a share of the target; coarser types get 0.1."""
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """What was found; `troubles` has a sentence for each thing that is wrong."""
+
+    parity: float
+    """The largest difference of a logit under the rules, as a share of the largest logit."""
+    conserved: Conservation
+    """Under CP-LRP, whose rules keep everything but what positions and biases hold."""
+    missing: tuple[str, ...]
+    """Operations without a rule."""
+    sites: dict[str, int]
+    """Site -> neurons a layer; empty for a family that icebear does not know."""
+    sinks: tuple[int, ...]
+    cost: float
+    """Time of a relevance pass as a multiple of gradient x input, median of three."""
+    troubles: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        return "fine" if not self.troubles else " ".join(self.troubles)
+
+
+def selftest(model: Model, prompt: Prompt = "The ice bear lives in the") -> SelfTest:
+    """Forward parity, conservation, missing operations, sites, sinks and cost on one prompt; takes some seconds."""
+    batch = model.encode([prompt])
+    with model.lock, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # missing operations are reported below
+        plain = model.net(**model.inputs(batch), use_cache=False).logits
+        with relevance_rules(model.net, strict=False):
+            ruled = model.net(**model.inputs(batch), use_cache=False).logits
+        parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        relevance = attribute(model, prompt, method=CP_LRP, sites=(), strict=False)
+        cost = statistics.median(
+            _seconds(lambda: attribute(model, prompt, sites=(), strict=False)) / _seconds(lambda: _plain(model, prompt))
+            for _ in range(3)
+        )
+    sites = {site: model.width(site) for site in SITES} if model.has_family else {}
+    conserved = relevance.conservation()
+    troubles = _troubles(model, parity, conserved, relevance.missing_rules)
+    return SelfTest(parity, conserved, relevance.missing_rules, sites, relevance.sinks, cost, troubles)
+
+
+def _troubles(model: Model, parity: float, conserved: Conservation, missing: tuple[str, ...]) -> tuple[str, ...]:
+    tolerance = TOLERANCE.get(model.dtype, 0.1)
+    found = []
+    if parity > tolerance:
+        found.append(f"The logits change by {parity:.1e} under the rules; please report this model.")
+    if missing:
+        found.append(f"No rule for {', '.join(missing)}: add it to concepts/lrp/operations.py.")
+    elif abs(conserved.rest) > tolerance * max(abs(conserved.target), abs(conserved.tokens)):
+        found.append(f"Relevance is not conserved (rest {conserved.rest:.1e}); try --dtype float32.")
+    if not model.has_family:
+        found.append("Only tokens have relevance: docs/new-family.md says how to add where the neurons are.")
+    return tuple(found)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _plain(model: Model, prompt: Prompt) -> torch.Tensor:
+    """Gradient x input of the top logit, (T,)."""
+    with model.lock, torch.enable_grad(), embedding_leaf(model) as leaf:
+        logits = model.net(**model.inputs(model.encode([prompt])), use_cache=False).logits
+        (gradient,) = torch.autograd.grad(logits[0, -1].max(), leaf[0])
+    return (leaf[0].detach() * gradient)[0].sum(-1)
