@@ -19,6 +19,8 @@ class Family:
     """The FFN's second linear map: its input is the site `ffn`, its matrix is W2."""
     ffn_in: str = "mlp.gate_proj"
     """The FFN's first linear map, W1; the gate of a gated one (the first rows, where gate and up are one map)."""
+    experts: str = ""
+    """The experts of a mixture, whose neurons are the site `ffn` instead."""
     attn_out: str = "self_attn.o_proj"
     """The attention output projection: its input is the site `attn`."""
     q: str = "self_attn.q_proj"
@@ -108,6 +110,8 @@ FAMILIES: dict[str, Family] = {
     "mistral": replace(LLAMA, name="mistral"),
     "qwen2": replace(LLAMA, name="qwen2"),
     "qwen3": replace(LLAMA, name="qwen3"),
+    "mixtral": replace(LLAMA, name="mixtral", experts="mlp.experts"),
+    "qwen3_moe": replace(LLAMA, name="qwen3_moe", experts="mlp.experts"),
     "olmo2": replace(LLAMA, name="olmo2", ffn_norm="post_feedforward_layernorm", attn_norm="post_attention_layernorm"),
     "phi3": replace(LLAMA, name="phi3", ffn_in="mlp.gate_up_proj", qkv="self_attn.qkv_proj"),
     "stablelm": replace(LLAMA, name="stablelm"),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from concepts import experts
 from concepts.families import FAMILIES, Family
 from db.errors import InputError, ModelError
 from db.records import SITES, Neuron, TokenScore
@@ -122,6 +123,18 @@ class Model:
         names = {"ffn": family.ffn_out, "attn": family.attn_out}
         return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
 
+    def experts(self, layer: int) -> Any:
+        """A layer's experts, whose neurons are its site `ffn`; None in a dense model. Raises `ModelError` if mixed."""
+        if not self.family.experts:
+            return None
+        try:
+            return self.layer_modules[layer].get_submodule(self.family.experts)
+        except AttributeError:
+            raise ModelError(
+                f"Layer {layer} of {self.name} has no experts where others have; icebear reads only mixtures that have "
+                "them in every layer (sites=('attn',) works)."
+            ) from None
+
     def matrix(self, module: nn.Module) -> Tensor:
         """(out, in) the weight of a linear map, in float32, whichever way round the module keeps it."""
         weight: Any = module.weight
@@ -145,6 +158,8 @@ class Model:
         """The number of neurons of a site in each layer (heads, for `head`)."""
         if site == "head":
             return self.heads
+        if site == "ffn" and self.family.experts:
+            return experts.counted(self.experts(0))
         columns = self.columns(site)
         if columns is not None:
             return len(columns)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from concepts import experts
+from concepts.lrp.context import wrapped
 from concepts.models import Model
 from db.errors import NumericalError
 
@@ -22,49 +24,75 @@ def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> I
 
     What `visit` returns, unless it is None, replaces the activations.
     """
-    handles: list[Any] = []
-    try:
+    with ExitStack() as undo:
         for site, layer in places:
-            handles.extend(_hook(model, site, layer, visit))
+            _place(model, site, layer, visit, undo)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _hook(model: Model, site: str, layer: int, visit: Visit) -> Iterator[Any]:
-    """Register the hooks of one place; yields their handles."""
-    module = model.site_module(site, layer)
-    if site in ("ffn", "attn"):  # the input of a linear map
-        shape: list[int] = []
+def _place(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
+    """Have `visit` called at one place, until `undo` is closed."""
+    if site == "ffn" and model.family.experts:
+        _experts(model, layer, visit, undo)
+    elif site in ("ffn", "attn"):
+        _input(model, site, layer, visit, undo)
+    else:
+        _output(model, site, layer, visit, undo)
 
-        def enter(_: Any, args: tuple) -> None:
-            shape[:] = args[0].shape[:2]
 
-        def before(_: Any, args: tuple) -> tuple | None:
-            if args[0].dim() == 3:
-                changed = visit(site, layer, args[0])
-                return None if changed is None else (changed, *args[1:])
-            x = args[0].unflatten(0, shape)  # some (OPT) run their FFN on (B * T, D); the gradient shall pass here
-            changed = visit(site, layer, x)
-            return ((x if changed is None else changed).flatten(0, 1), *args[1:])
+def _input(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
+    """The site is the input of a linear map."""
+    shape = _shape(model, layer, undo)
 
-        yield model.layer_modules[layer].register_forward_pre_hook(enter)
-        yield module.register_forward_pre_hook(before)
-        return
+    def before(_: Any, args: tuple) -> tuple | None:
+        if args[0].dim() == 3:
+            changed = visit(site, layer, args[0])
+            return None if changed is None else (changed, *args[1:])
+        x = args[0].unflatten(0, shape)  # some (OPT) run their FFN on (B * T, D); the gradient shall pass here
+        changed = visit(site, layer, x)
+        return ((x if changed is None else changed).flatten(0, 1), *args[1:])
+
+    undo.callback(model.site_module(site, layer).register_forward_pre_hook(before).remove)
+
+
+def _output(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
+    """The site is the output of a linear map, or a part of it."""
     columns = model.columns(site)
-    if columns is None:
-        yield module.register_forward_hook(lambda _, args, output: visit(site, layer, output))
-        return
 
-    def within(_: Any, args: Any, output: Tensor) -> Tensor:
-        """The site is a part of the output: taken out and put back, so that its gradient is its own."""
+    def after(_: Any, args: Any, output: Tensor) -> Tensor | None:
+        if columns is None:
+            return visit(site, layer, output)
+        # A part is taken out and put back, so that its gradient is its own.
         places = columns.to(output.device)
         x = output.index_select(-1, places)
         changed = visit(site, layer, x)
         return output.index_copy(-1, places, x if changed is None else changed)
 
-    yield module.register_forward_hook(within)
+    undo.callback(model.site_module(site, layer).register_forward_hook(after).remove)
+
+
+def _experts(model: Model, layer: int, visit: Visit, undo: ExitStack) -> None:
+    """The site is inside a mixture of experts."""
+    mixture = model.experts(layer)
+    shape = _shape(model, layer, undo)
+
+    def inside(neurons: Tensor) -> Tensor:  # (B * T, E * I)
+        x = neurons.unflatten(0, shape)
+        changed = visit("ffn", layer, x)
+        return (x if changed is None else changed).flatten(0, 1)
+
+    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, inside)))
+
+
+def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:
+    """Always holds B and T of the running forward pass."""
+    shape: list[int] = []
+
+    def enter(_: Any, args: tuple) -> None:
+        shape[:] = args[0].shape[:2]
+
+    undo.callback(model.layer_modules[layer].register_forward_pre_hook(enter).remove)
+    return shape
 
 
 class Taps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from concepts import experts
 from concepts.models import Model
 from db.errors import InputError
 from db.records import Neuron, Projection, Promotion
@@ -53,7 +54,8 @@ def w2(model: Model, site: str, layer: int) -> Tensor | None:
     """
     if site not in ("ffn", "attn"):
         return None
-    rows = model.matrix(model.site_module(site, layer)).T
+    mixture = model.experts(layer) if site == "ffn" else None
+    rows = model.matrix(model.site_module(site, layer)).T if mixture is None else experts.w2(mixture)
     norm = model.family.ffn_norm if site == "ffn" else model.family.attn_norm
     return rows * gain(model, model.layer_modules[layer].get_submodule(norm)) if norm else rows
 
@@ -65,6 +67,8 @@ def w1(model: Model, site: str, layer: int) -> Tensor | None:
     """
     if site == "attn":
         return None
+    if site == "ffn" and model.family.experts:
+        return experts.w1(model.experts(layer))
     if site == "ffn":
         first = model.matrix(model.layer_modules[layer].get_submodule(model.family.ffn_in))
         return first[: model.width("ffn")]  # the gate comes before the rest where they are one map

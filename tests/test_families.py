@@ -26,6 +26,7 @@ from transformers import (
 
 from actmax import build_index, read_corpus
 from concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute, project
+from concepts.families import FAMILIES
 from concepts.selftest import selftest
 from concepts.taps import visiting
 from concepts.vocabulary import w1, w2
@@ -39,7 +40,6 @@ GROUPED = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64}
 GPT = {**BASE, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "n_positions": 64}
 GEMMA = {**GROUPED, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 6}
 FALCON = {**SMALL, "ffn_hidden_size": 20}
-EXPERTS = {**GROUPED, "num_local_experts": 4}
 CONFIGS = {
     "llama": LlamaConfig(**GROUPED),
     "mistral": MistralConfig(**GROUPED, sliding_window=4),
@@ -61,8 +61,8 @@ CONFIGS = {
     "falcon, grouped": FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
     "falcon, alibi": FalconConfig(**FALCON, multi_query=False, alibi=True),
 }
-TOKENS_ONLY = {
-    "mixtral": MixtralConfig(**EXPERTS),
+EXPERTS = {
+    "mixtral": MixtralConfig(**GROUPED, num_local_experts=4),
     "qwen3_moe": Qwen3MoeConfig(**GROUPED, moe_intermediate_size=12, num_experts=4, num_experts_per_tok=2, head_dim=6),
 }  # torch has no float64 for grouped matrix products
 NO_SDPA = {"gptj", "bloom", "gemma2"}
@@ -71,10 +71,8 @@ SITES = ("ffn", "attn", "q", "k", "v")
 
 
 def make(name, kind="eager", biases=True):
-    if name in TOKENS_ONLY:
-        model = random_model(TOKENS_ONLY[name], kind, torch.float32)
-    else:
-        model = random_model(CONFIGS[name], kind)
+    dtype = torch.float32 if name in EXPERTS else torch.float64
+    model = random_model({**CONFIGS, **EXPERTS}[name], kind, dtype)
     if not biases:
         with torch.no_grad():
             for path, parameter in model.net.named_parameters():
@@ -83,20 +81,16 @@ def make(name, kind="eager", biases=True):
     return model
 
 
-def sites_of(model):
-    return SITES if model.has_family else ()
-
-
-@pytest.mark.parametrize(("name", "kind"), [*CASES, *((name, "sdpa") for name in TOKENS_ONLY)])
+@pytest.mark.parametrize(("name", "kind"), [*CASES, *((name, "sdpa") for name in EXPERTS)])
 def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     model = make(name, kind, biases=False)
     with Double(), torch.no_grad():
         logits = model.net(torch.tensor([IDS]), use_cache=False).logits[0, -1]
     with Double():
-        found = attribute(model, IDS, method=CP_LRP, sites=sites_of(model))
+        found = attribute(model, IDS, method=CP_LRP, sites=SITES)
     assert found.target.logit == pytest.approx(logits.max().item(), rel=1e-6)
     conserved = found.conservation()
-    tolerance = 1e-6 if name in TOKENS_ONLY else 1e-9
+    tolerance = 1e-6 if name in EXPERTS else 1e-9
     assert abs(conserved.rest) < tolerance * max(1, abs(conserved.target))
     assert conserved.biases == pytest.approx(0, abs=tolerance)
     assert conserved.softmax == 0
@@ -114,19 +108,19 @@ def test_eager_equals_sdpa(name):
         assert torch.allclose(one.activation(site), other.activation(site), rtol=1e-7, atol=1e-9), site
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *TOKENS_ONLY])
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_batch_equals_single_and_everything_is_undone(name):
-    model = make(name, "sdpa" if name in TOKENS_ONLY else "eager")
+    model = make(name, "sdpa" if name in EXPERTS else "eager")
     before = [(path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
               for path, m in model.net.named_modules()]  # fmt: skip
     prompts = [IDS, IDS[:3], [4, 5, 6, 7, 8, 9]]
     with Double():
-        together = attribute(model, prompts, sites=sites_of(model))
+        together = attribute(model, prompts, sites=SITES)
         for prompt, found in zip(prompts, together, strict=True):
-            alone = attribute(model, prompt, sites=sites_of(model))
-            close = {"rtol": 1e-3, "atol": 1e-4} if name in TOKENS_ONLY else {"rtol": 1e-6, "atol": 1e-8}
+            alone = attribute(model, prompt, sites=SITES)
+            close = {"rtol": 1e-3, "atol": 1e-4} if name in EXPERTS else {"rtol": 1e-6, "atol": 1e-8}
             assert torch.allclose(alone.tokens, found.tokens, **close)
-            for site in sites_of(model):
+            for site in SITES:
                 assert torch.allclose(alone.of(site), found.of(site), **close), site
     assert before == [(path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
                       for path, m in model.net.named_modules()]  # fmt: skip
@@ -208,9 +202,9 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
     assert project(model, neuron, 5).promoted[0].logit >= project(model, neuron, 5).promoted[1].logit
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_ranking_steering_and_the_scan(name, tmp_path, monkeypatch):
-    config = CONFIGS[name]
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
+def test_ranking_steering_and_the_scan(name, tmp_path):
+    config = {**CONFIGS, **EXPERTS}[name]
     model = Model(random_model(config, dtype=torch.float32, attention="eager").net, Letters(), name)
     best = attribute(model, "the ice bear", sites=SITES).top(3)
     assert best[0].relevance >= best[1].relevance
@@ -225,16 +219,13 @@ def test_ranking_steering_and_the_scan(name, tmp_path, monkeypatch):
                 assert alone[1:].max().item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, "mixtral"])
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_the_self_test_finds_nothing_wrong(name):
-    model = make(name, "sdpa" if name == "mixtral" else "eager")
+    model = make(name)
     with Double():
         found = selftest(model, IDS)
-    if name == "mixtral":
-        assert "Only tokens" in found.verdict
-    else:
-        assert found.verdict == "fine"
-        assert found.sites["ffn"] == model.width("ffn")
+    assert found.verdict == "fine"
+    assert found.sites["ffn"] == model.width("ffn")
     assert found.cost > 0
 
 
@@ -246,12 +237,70 @@ def test_the_self_test_names_what_is_wrong():
     assert "No rule for" in found.verdict
 
 
-def test_an_unknown_family_still_has_token_relevance(tmp_path):
+def test_an_unknown_family_still_has_token_relevance(monkeypatch):
     model = make("mixtral", "sdpa")
+    monkeypatch.delitem(FAMILIES, "mixtral")
     assert not model.has_family
     assert len(attribute(model, IDS).tokens) == len(IDS)
     with pytest.raises(ModelError, match=r"does not know where 'mixtral' models keep their neurons.*new-family"):
         attribute(model, IDS, sites=("ffn",))
+    assert "Only tokens" in selftest(model, IDS).verdict
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_neurons_are_those_of_transformers_own_loop(name):
+    """Read off its eager loop, expert by expert; the rows in between are silent."""
+    model = make(name)
+    experts = model.experts(1)
+    seen, calls = {}, []
+    linear = torch.nn.functional.linear
+
+    def listen(x, weight, bias=None):
+        for expert in range(4):
+            if weight.shape == experts.down_proj[0].shape and torch.equal(weight, experts.down_proj[expert]):
+                calls.append((expert, x))
+        return linear(x, weight, bias)
+
+    with torch.no_grad(), visiting(model, [("ffn", 1)], lambda site, layer, x: seen.update(x=x[0])):
+        through = model.net(torch.tensor([IDS]), use_cache=False).logits
+    model.net.set_experts_implementation("eager")
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "linear", listen)
+        own = model.net(torch.tensor([IDS]), use_cache=False).logits
+    assert torch.allclose(through, own, atol=1e-4)
+    width = experts.down_proj.shape[2]
+    found = seen["x"].unflatten(-1, (4, width))  # (T, E, I)
+    assert len(calls) > 1
+    for expert, neurons in calls:
+        active = found[:, expert][(found[:, expert] != 0).any(-1)]
+        in_order = [rows[rows[:, 0].argsort()] for rows in (active, neurons)]  # its rows go by the router's rank
+        assert torch.allclose(*in_order, atol=1e-5)
+    assert int((found != 0).any(-1).sum()) == 2 * len(IDS)  # two experts a token
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_an_experts_w2_row_is_what_its_neuron_writes(name):
+    """Times the router's weight, wherever its expert is chosen; a silent neuron's row is not written."""
+    model = make(name)
+    streams, seen = [], {}
+    hook = model.layer_modules[1].register_forward_hook(
+        lambda module, args, out: streams.append((out[0] if isinstance(out, tuple) else out)[0])
+    )
+    with torch.no_grad(), visiting(model, [("ffn", 1)], lambda site, layer, x: seen.update(x=x[0])):
+        model.net(torch.tensor([IDS]), use_cache=False)
+    neuron = int((seen["x"] != 0).float().sum(0).argmax())
+    with torch.no_grad(), steer(model, [f"L1.ffn.{neuron}+1"]):
+        model.net(torch.tensor([IDS]), use_cache=False)
+    hook.remove()
+    row = w2(model, "ffn", 1)[neuron]
+    moved = streams[1] - streams[0]
+    for place in range(len(IDS)):
+        if seen["x"][place, neuron] == 0:
+            assert moved[place].abs().max() < 1e-5
+        else:
+            weight = (moved[place] @ row) / (row @ row)
+            assert 0 < weight <= 1
+            assert torch.allclose(moved[place], weight * row, atol=1e-4)
 
 
 def test_attnlrp_of_an_own_activation_is_the_identity_rule():

@@ -56,10 +56,10 @@ def relevance_rules(
         own = family.activations if family else ()
         for module in net.modules():
             if isinstance(module, ACTIVATION_MODULES) or type(module).__name__ in own:
-                undo.enter_context(_wrapped(module, _identity_rule))
+                undo.enter_context(wrapped(module, _identity_rule))
         for layer in checkpoint_layers:
-            undo.enter_context(_wrapped(layer, functools.partial(_checkpointed, mode)))
-        undo.enter_context(_wrapped(net, functools.partial(_with_mode, mode)))
+            undo.enter_context(wrapped(layer, functools.partial(_checkpointed, mode)))
+        undo.enter_context(wrapped(net, functools.partial(_with_mode, mode)))
         yield mode
 
 
@@ -96,7 +96,7 @@ def _checkpointed(mode: RelevanceMode, forward: Callable) -> Callable:
 
 
 @contextmanager
-def _wrapped(module: nn.Module, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
+def wrapped(module: nn.Module, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
     """Replace the forward method of this instance by wrap(forward)."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = wrap(module.forward)
