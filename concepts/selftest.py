@@ -55,10 +55,11 @@ def selftest(model: Model, prompt: Prompt = "The ice bear lives in the") -> Self
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         relevance = attribute(model, prompt, method=CP_LRP, sites=(), strict=False)
-        cost = statistics.median(
-            _seconds(lambda: attribute(model, prompt, sites=(), strict=False)) / _seconds(lambda: _plain(model, prompt))
-            for _ in range(3)
+        works = (
+            lambda: attribute(model, prompt, sites=(), strict=False),
+            lambda: gradient_times_input(model, prompt),
         )
+        cost = statistics.median(_seconds(works[0]) / _seconds(works[1]) for _ in range(3))
     sites = {site: model.width(site) for site in SITES} if model.has_family else {}
     conserved = relevance.conservation()
     troubles = _troubles(model, parity, conserved, relevance.missing_rules)
@@ -85,7 +86,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _plain(model: Model, prompt: Prompt) -> torch.Tensor:
+def gradient_times_input(model: Model, prompt: Prompt) -> torch.Tensor:
     """Gradient x input of the top logit, (T,)."""
     with model.lock, torch.enable_grad(), embedding_leaf(model) as leaf:
         logits = model.net(**model.inputs(model.encode([prompt])), use_cache=False).logits

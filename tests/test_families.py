@@ -3,26 +3,7 @@
 import pytest
 import torch
 from conftest import IDS, Double, Letters, random_model
-from transformers import (
-    BloomConfig,
-    FalconConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTJConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
-    OPTConfig,
-    Phi3Config,
-    PhiConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    StableLmConfig,
-)  # fmt: skip
+from families import dense, mixtures
 
 from actmax import build_index, read_corpus
 from concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute, project
@@ -34,37 +15,7 @@ from db import open_store
 from db.errors import ModelError
 from steering import steer
 
-BASE = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-SMALL = {**BASE, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
-GROUPED = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64}
-GPT = {**BASE, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20, "n_positions": 64}
-GEMMA = {**GROUPED, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 6}
-FALCON = {**SMALL, "ffn_hidden_size": 20}
-CONFIGS = {
-    "llama": LlamaConfig(**GROUPED),
-    "mistral": MistralConfig(**GROUPED, sliding_window=4),
-    "qwen2": Qwen2Config(**GROUPED),
-    "qwen3": Qwen3Config(**GROUPED, head_dim=6),
-    "olmo2": Olmo2Config(**GROUPED),
-    "stablelm": StableLmConfig(**GROUPED, partial_rotary_factor=1 / 3),
-    "phi3": Phi3Config(**GROUPED, original_max_position_embeddings=64),
-    "gemma2": Gemma2Config(**GEMMA),
-    "gemma3": Gemma3TextConfig(**GEMMA, layer_types=["sliding_attention", "full_attention"]),
-    "gpt2": GPT2Config(**GPT),
-    "gptj": GPTJConfig(**GPT, rotary_dim=4),
-    "phi": PhiConfig(**{**SMALL, "hidden_size": 32}, partial_rotary_factor=0.5, max_position_embeddings=64),
-    "gpt_neox": GPTNeoXConfig(**SMALL, max_position_embeddings=64, rotary_pct=0.5),
-    "gpt_neox, serial": GPTNeoXConfig(**SMALL, max_position_embeddings=64, use_parallel_residual=False),
-    "opt": OPTConfig(**SMALL, ffn_dim=20, max_position_embeddings=64, word_embed_proj_dim=24),
-    "bloom": BloomConfig(**BASE, hidden_size=24, n_layer=2, n_head=4),
-    "falcon": FalconConfig(**FALCON, multi_query=True),
-    "falcon, grouped": FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
-    "falcon, alibi": FalconConfig(**FALCON, multi_query=False, alibi=True),
-}
-EXPERTS = {
-    "mixtral": MixtralConfig(**GROUPED, num_local_experts=4),
-    "qwen3_moe": Qwen3MoeConfig(**GROUPED, moe_intermediate_size=12, num_experts=4, num_experts_per_tok=2, head_dim=6),
-}  # torch has no float64 for grouped matrix products
+CONFIGS, EXPERTS = dense(), mixtures()  # torch has no float64 for grouped matrix products
 NO_SDPA = {"gptj", "bloom", "gemma2"}
 CASES = [(name, kind) for name in CONFIGS for kind in ("eager", "sdpa") if not (kind == "sdpa" and name in NO_SDPA)]
 SITES = ("ffn", "attn", "q", "k", "v")

@@ -72,3 +72,12 @@ def test_gemma3_on_real_weights():
     assert abs(found.conservation().rest) < 1e-3
     assert found.tokens.sum().item() == pytest.approx(found.target.logit, rel=1e-4)
     assert project(model, found.top(1, "ffn")[0].neuron).promoted
+
+
+@pytest.mark.parametrize("prompt", [ICE_BEAR, "When Mary and John went to the store, John gave a drink to"])
+def test_bfloat16_finds_the_same(smol, prompt):
+    half = load_model("smollm2-135m", dtype="bfloat16", device="cpu")
+    exact = attribute(smol, prompt)
+    rough = attribute(half, prompt, target=exact.target.id)
+    for x, y in ((exact.tokens, rough.tokens), (exact.ffn, rough.ffn), (exact.attn, rough.attn)):
+        assert torch.corrcoef(torch.stack((x.flatten(), y.flatten())))[0, 1] > 0.99

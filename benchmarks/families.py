@@ -1,0 +1,57 @@
+"""AttnLRP against gradient x input for every family: random models of 8 layers, 384 wide, 128 tokens, in turn.
+
+python benchmarks/families.py [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from families import dense, mixtures
+
+from concepts import Model, attribute
+from concepts.selftest import gradient_times_input
+
+
+def seconds(work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    size = {"scale": 16, "layers": 8, "positions": 256}
+    ids = random.Random(0).choices(range(50), k=128)
+    print(
+        "| family | gradient x input | AttnLRP, tokens | AttnLRP, all ffn and attn neurons |\n| --- | --- | --- | --- |"
+    )
+    for name, config in {**dense(**size), **mixtures(**size)}.items():
+        torch.manual_seed(0)
+        model = Model(AutoModelForCausalLM.from_config(config).float(), name=name)
+        works = [
+            lambda: gradient_times_input(model, ids),  # noqa: B023
+            lambda: attribute(model, ids, sites=()),  # noqa: B023
+            lambda: attribute(model, ids),  # noqa: B023
+        ]
+        for work in works:
+            work()
+        taken = [[seconds(work) for work in works] for _ in range(rounds)]
+        plain, tokens, neurons = (statistics.median(row[i] for row in taken) for i in range(3))
+        ratios = [statistics.median(row[i] / row[0] for row in taken) for i in (1, 2)]
+        print(
+            f"| {name} | {plain:.3f} s | {tokens:.3f} s ({ratios[0]:.2f}) | {neurons:.3f} s ({ratios[1]:.2f}) |",
+            flush=True,
+        )

@@ -1,0 +1,79 @@
+"""Small configurations of every family, for the tests and benchmarks/families.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
+)  # fmt: skip
+
+
+def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    base = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    small = {**base, "hidden_size": 24 * scale, "intermediate_size": 20 * scale, "num_hidden_layers": layers,
+             "num_attention_heads": 4}  # fmt: skip
+    grouped = {**small, "num_key_value_heads": 2, "max_position_embeddings": positions}
+    return base, small, grouped
+
+
+def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, PreTrainedConfig]:
+    """name -> configuration, 24 x scale wide."""
+    base, small, grouped = _parts(scale, layers, positions)
+    gpt = {**base, "n_embd": 24 * scale, "n_layer": layers, "n_head": 4, "n_inner": 20 * scale,
+           "n_positions": positions}  # fmt: skip
+    gemma = {**grouped, "head_dim": 6 * scale, "sliding_window": 4, "query_pre_attn_scalar": 6}
+    falcon = {**small, "ffn_hidden_size": 20 * scale}
+    neox = {**small, "max_position_embeddings": positions, "rotary_pct": 0.5}
+    learned = {**small, "max_position_embeddings": positions}
+    wide = {**small, "hidden_size": 32 * scale, "max_position_embeddings": positions}
+    return {
+        "llama": LlamaConfig(**grouped),
+        "mistral": MistralConfig(**grouped, sliding_window=4),
+        "qwen2": Qwen2Config(**grouped),
+        "qwen3": Qwen3Config(**grouped, head_dim=6 * scale),
+        "olmo2": Olmo2Config(**grouped),
+        "stablelm": StableLmConfig(**grouped, partial_rotary_factor=1 / 3),
+        "phi3": Phi3Config(**grouped, original_max_position_embeddings=positions),
+        "gemma2": Gemma2Config(**gemma),
+        "gemma3": Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention"] * (layers // 2)),
+        "gpt2": GPT2Config(**gpt),
+        "gptj": GPTJConfig(**gpt, rotary_dim=4 * scale),
+        "phi": PhiConfig(**wide, partial_rotary_factor=0.5),
+        "gpt_neox": GPTNeoXConfig(**neox),
+        "gpt_neox, serial": GPTNeoXConfig(**neox, use_parallel_residual=False),
+        "opt": OPTConfig(**learned, ffn_dim=20 * scale, word_embed_proj_dim=24 * scale),
+        "bloom": BloomConfig(**base, hidden_size=24 * scale, n_layer=layers, n_head=4),
+        "falcon": FalconConfig(**falcon, multi_query=True),
+        "falcon, grouped": FalconConfig(**falcon, new_decoder_architecture=True, num_kv_heads=2),
+        "falcon, alibi": FalconConfig(**falcon, multi_query=False, alibi=True),
+    }
+
+
+def mixtures(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, PreTrainedConfig]:
+    """Mixtures of four experts."""
+    grouped = _parts(scale, layers, positions)[2]
+    return {
+        "mixtral": MixtralConfig(**grouped, num_local_experts=4),
+        "qwen3_moe": Qwen3MoeConfig(
+            **grouped, moe_intermediate_size=12 * scale, num_experts=4, num_experts_per_tok=2, head_dim=6 * scale
+        ),
+    }
