@@ -27,7 +27,7 @@ def annotate(
     Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed.
     """
     store.check(model.fingerprint, model.name)
-    limit = store.facts()["max_tokens"]
+    limit = store.fact("max_tokens")
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)
         for neuron in neurons

@@ -43,6 +43,10 @@ class Corpus:
         seen: set[int] = set()
         for title, text in self.documents():
             counts["documents"] += 1
+            text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
+            if not text.strip():
+                counts["without text"] += 1
+                continue
             place = 0
             for piece in segment(self.language, text):
                 start = text.find(piece, place)
@@ -89,7 +93,7 @@ def read_corpus(name: str, limit: int | None = None, language: str = "en", colum
         documents, content = (lambda: READERS[path.suffix](path, column)), sha256(path)
     else:
         documents, content = (lambda: _data_set(name, column)), name
-    fingerprint = hashlib.sha256(f"{content} {column} {limit}".encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(f"{content} {column} {limit} {language}".encode()).hexdigest()[:16]
     return Corpus(name, fingerprint, language, lambda: itertools.islice(documents(), limit))
 
 
@@ -143,8 +147,10 @@ def _csv(path: Path, column: str) -> Iterator[Document]:
 def _parquet(path: Path, column: str) -> Iterator[Document]:
     from datasets import load_dataset
 
-    rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-    yield from _rows(rows, column, path.name)
+    def rows() -> Iterator[Any]:
+        yield from load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+
+    yield from _rows(rows(), column, path.name)
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
@@ -170,13 +176,22 @@ def _data_set(name: str, column: str) -> Iterator[Document]:
 
 
 def _rows(rows: Iterable[Any], column: str, name: str) -> Iterator[Document]:
-    for number, row in enumerate(rows, 1):
-        yield _row(row, column, f"{name}:{number}", name)
+    try:
+        for number, row in enumerate(rows, 1):
+            yield _row(row, column, f"{name}:{number}", name)
+    except InputError:
+        raise
+    except Exception as error:  # the libraries behind raise a dozen kinds
+        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise InputError(
+            f"{name} cannot be read on ({reason}); check the file or the network, and run it again."
+        ) from None
 
 
 def _row(row: Any, column: str, title: str, where: Any) -> Document:
-    if not isinstance(row, dict) or not isinstance(row.get(column), str):
+    if not isinstance(row, dict) or column not in row:
         columns = ", ".join(row) if isinstance(row, dict) else "none"
         raise InputError(f"{where} has no text column {column!r} (it has: {columns}); name it with --column.")
     found = row.get("title")
-    return (found if isinstance(found, str) else title), row[column]
+    text = row[column]
+    return (found if isinstance(found, str) else title), text if isinstance(text, str) else ""

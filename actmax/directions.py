@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from concepts.models import Model
 from concepts.vocabulary import final_gain, unembedding, w1, w2
 from db import vectors
+from db.errors import StoreError
 from db.store import Store
 
 BLOCK = 4096
@@ -26,14 +27,23 @@ def ensure_vectors(model: Model, store: Store) -> None:
         "examples": lambda: _example_vectors(store),
         "tokens": lambda: (block.cpu().numpy() for block in unembedding(model).split(BLOCK)),
     }
+    neurons = store.count("neurons")
+    counts = {"w2": neurons, "w1": neurons, "examples": 2 * neurons, "tokens": len(unembedding(model))}
     for name, make in makers.items():
-        if not store.vectors(name).exists():
+        if not _usable(store, name, counts[name]):
             vectors.save(store.vectors(name), make(), unit=name != "tokens")
     if not store.count("w2_norms"):
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
         store.set_w2_norms(np.concatenate(list(norms)).tolist())
     if not store.count("tokens"):
         store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
+
+
+def _usable(store: Store, name: str, count: int) -> bool:
+    try:
+        return vectors.load(store.vectors(name)).ntotal == count
+    except StoreError:
+        return False
 
 
 def _rows(
@@ -53,7 +63,9 @@ def _example_vectors(store: Store) -> Iterator[np.ndarray]:
     ids, rows = store.sentence_vectors()  # (S,), (S, D)
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
-    weight -= weight.mean(0)
+    centre = weight.mean(0)
+    store.set_centre(centre.numpy())
+    weight -= centre
     keys, sentences, _ = store.example_keys()  # in order of key
     places = torch.from_numpy(np.searchsorted(ids[order], sentences))
     starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))

@@ -42,9 +42,15 @@ def on_ray(workers: int = 2, address: str | None = None) -> Engine:
         ray = _start(address)
         try:
             threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // workers)
+            have = ray.cluster_resources().get("CPU", 0)
+            if address and workers * threads > have:
+                raise InputError(
+                    f"{workers} workers of {threads} threads need more than the cluster's {have:.0f} cores; ask for "
+                    "fewer --workers, or set OMP_NUM_THREADS."
+                )
             worker = ray.remote(
                 num_cpus=0 if address is None else threads,
-                num_gpus=1 if model.device.type == "cuda" else 0,
+                num_gpus=(1 if address else 1 / workers) if model.device.type == "cuda" else 0,
                 max_restarts=-1,
                 max_task_retries=-1,
             )(_Worker)

@@ -62,7 +62,20 @@ def build_index(
     the order of shards and the engine. Returns the corpus's counts. Raises `StoreError` when the store was made
     otherwise. by, max_tokens, seed: see `actmax.scan.Settings`. engine: see `actmax.engines`.
     """
-    settings = Settings(k, tuple(sites), by, max_tokens, seed)
+    settings = Settings(k, tuple(dict.fromkeys(sites)), by, max_tokens, seed)
+    neuron_count(model, settings.sites)  # raises for what the model does not have, before anything is written
+    with store.exclusively():
+        return _build(model, corpus, store, settings, engine, on_progress)
+
+
+def _build(
+    model: Model,
+    corpus: Corpus,
+    store: Store,
+    settings: Settings,
+    engine: Engine,
+    on_progress: Callable[[Progress], None],
+) -> Counter[str]:
     store.claim(
         {
             "model": model.name,
@@ -72,7 +85,7 @@ def build_index(
             "corpus_fingerprint": corpus.fingerprint,
             "shard": SHARD,
             **dataclasses.asdict(settings),
-            "sites": list(sites),
+            "sites": list(settings.sites),
         }
     )
     counts: Counter[str] = Counter()
@@ -108,7 +121,7 @@ def _scan(
     for number, shard, found, vectors in engine(model, settings, left, threshold):
         table = merge(table, found)
         waiting[number] = [
-            (_as_read(model, sentence, settings), vector.tobytes())
+            (_as_read(model, sentence, settings), vector.tobytes() if vector.any() else b"")
             for sentence, vector in zip(shard, vectors.numpy(), strict=True)
         ]
         sentences, tokens = sentences + len(shard), tokens + found.token_count

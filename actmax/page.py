@@ -26,7 +26,11 @@ STYLE = """
 .card .ticks{position:relative;max-width:30rem;height:1.5rem}
 .card .ticks span{position:absolute;transform:translateX(-50%)}
 """
-NEAREST = {"writes": "Write most nearly the same", "reads": "Read the same", "examples": "Are driven by the same"}
+NEAREST = {
+    "writes": "Write most nearly the same as at +",
+    "reads": "Read the same",
+    "examples": "Are driven by the same as at +",
+}
 
 
 def card_page(card: Card) -> str:

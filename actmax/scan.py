@@ -16,7 +16,7 @@ from concepts.lrp.context import relevance_rules
 from concepts.models import Batch, Model
 from concepts.taps import visiting
 from db.errors import InputError
-from db.records import Sentence
+from db.records import SITES, Sentence
 
 BATCH = 32
 BY = ("activation", "relevance")
@@ -44,6 +44,9 @@ class Settings:
             raise InputError(f"An index keeps at least 1 example a neuron, not {self.k}.")
         if self.max_tokens < 2:
             raise InputError(f"Sentences need at least 2 tokens to be read, not {self.max_tokens}.")
+        unknown = [site for site in self.sites if site not in SITES]
+        if unknown or not self.sites:
+            raise InputError(f"An index needs sites, of {', '.join(SITES)}, not {', '.join(unknown) or 'none'}.")
         if self.by not in BY:
             raise InputError(f"An index ranks by {' or '.join(BY)}, not by {self.by!r}.")
 

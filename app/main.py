@@ -30,6 +30,9 @@ def main() -> None:
         st.caption(f"model: {plain(model_name())}")
         st.caption(f"store: {plain(str(store_path()))}")
         st.caption("Chosen with `icebear app --model ... --store ...`.")
+    trouble = st.session_state.pop("trouble", None)
+    if trouble:
+        st.error(plain(trouble))
     try:
         importlib.import_module(f"app.views.{view}").show()
     except IcebearError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from db.errors import StoreError
+from db.errors import IcebearError, StoreError
 from db.records import Neuron
 from db.store import Store, open_store
 
@@ -67,6 +67,15 @@ def fitting(opened: Store) -> Model:
     loaded = model()
     opened.check(loaded.fingerprint, loaded.name)
     return loaded
+
+
+@contextmanager
+def telling_trouble() -> Iterator[None]:
+    """For callbacks: an error is shown by the next run instead of ending it."""
+    try:
+        yield
+    except IcebearError as error:
+        st.session_state["trouble"] = str(error)
 
 
 def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:

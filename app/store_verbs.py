@@ -20,7 +20,15 @@ from app.options import html_option, json_option, load, model_options, print_jso
 @click.option("--column", default="text", show_default=True, help="Where files and data sets keep the text.")
 @click.option("--limit", type=click.IntRange(min=1), help="Documents to read.")
 @click.option("--max-tokens", default=256, show_default=True, help="Of a sentence; the rest of it is not read.")
-@click.option("--site", "sites", multiple=True, default=("ffn",), show_default=True, help="ffn, attn, q, k, v.")
+@click.option(
+    "--site",
+    "sites",
+    multiple=True,
+    default=("ffn",),
+    show_default=True,
+    type=click.Choice(("ffn", "attn", "q", "k", "v")),
+    help="Repeat it for several.",
+)
 @click.option("--k", default=32, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
 @click.option(
     "--by",
@@ -143,7 +151,7 @@ def annotate(neurons: tuple[str, ...], prompt: str | None, top: int, k: int, sto
             store.statistics(name)
         model = load(**options)
         if prompt:
-            relevance = run(model, prompt, sites=store.facts()["sites"])
+            relevance = run(model, prompt, sites=store.fact("sites"))
             wanted = [row.neuron for row in relevance.top(top)]
         annotating(model, store, wanted, k)
 

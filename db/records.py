@@ -11,7 +11,7 @@ from db.errors import InputError
 SITES = ("ffn", "attn", "q", "k", "v")
 """Where neurons are read (DESIGN section 3)."""
 
-_NEURON = re.compile(r"L(\d+)\.([a-z]+)\.(\d+)")
+_NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")
 
 
 @dataclass(frozen=True, order=True)

@@ -75,12 +75,11 @@ def _by_examples(store: Store, query: str) -> Found:
 
 
 def _by_vectors(store: Store, query: str) -> Found:
-    matching = store.matching(query, MATCHING)
-    if not matching:
+    rows = store.sentence_vectors(store.matching(query, MATCHING))[1]
+    if not len(rows):
         return []
-    vector = store.sentence_vectors(matching)[1].mean(0, dtype=np.float32)
-    centre = store.sentence_vectors()[1].mean(0, dtype=np.float32)
-    found = vectors.search(vectors.load(store.vectors("examples")), vector - centre, CANDIDATES)
+    query_vector = rows.mean(0, dtype=np.float32) - store.centre()
+    found = vectors.search(vectors.load(store.vectors("examples")), query_vector, CANDIDATES)
     return [(i // 2, "+-"[i % 2], f"examples like it ({cosine:.2f})") for i, cosine in found]
 
 

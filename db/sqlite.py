@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
 from db.errors import StoreError
@@ -62,6 +63,17 @@ class SqliteFile:
             self.database.execute("COMMIT")
         except sqlite3.Error as error:
             raise self.explain(error) from None
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Held by the one process that builds the index. Raises `StoreError` in a second one."""
+        try:
+            with FileLock(f"{self.path}.lock", timeout=0):
+                yield
+        except Timeout:
+            raise StoreError(
+                f"Another process is writing to {self.path}; wait for it, or use another --store."
+            ) from None
 
     def explain(self, error: sqlite3.Error) -> StoreError:
         text = str(error)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from db.errors import InputError, StoreError
 from db.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
 from db.sqlite import SqliteFile
+from db.vectors import NAMES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,6 +31,8 @@ def open_store(path: str | Path, create: bool = True) -> Iterator[Store]:
     store = Store(Path(path), create)
     try:
         yield store
+    except sqlite3.Error as error:
+        raise store.explain(error) from None
     finally:
         store.close()
 
@@ -41,6 +46,13 @@ class Store(SqliteFile):
         """What the index was made of; empty before the first scan."""
         return {key: json.loads(value) for key, value in self.database.execute("SELECT key, value FROM icebear")}
 
+    def fact(self, key: str) -> Any:
+        """One of the facts. Raises `StoreError` when there is no index yet."""
+        facts = self.facts()
+        if key not in facts:
+            raise StoreError(f"{self.path} has no index yet; run icebear index --store {self.path}.")
+        return facts[key]
+
     def claim(self, facts: dict[str, Any]) -> None:
         """Record what the index is made of, or raise `StoreError` if it is made of something else."""
         have = self.facts()
@@ -51,6 +63,8 @@ class Store(SqliteFile):
                     "another --store."
                 )
         if not have:
+            for name in NAMES:  # of an earlier store of this name
+                self.vectors(name).unlink(missing_ok=True)
             with self.writing():
                 self._set_facts(facts)
 
@@ -93,7 +107,7 @@ class Store(SqliteFile):
             )
             self.database.conn.executemany(
                 "INSERT INTO sentence_vectors VALUES (?, ?)",
-                [(s.id, vector) for shard in shards.values() for s, vector in shard],
+                [(s.id, vector) for shard in shards.values() for s, vector in shard if vector],
             )
             self.database.conn.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?)", progress.items())
 
@@ -108,7 +122,8 @@ class Store(SqliteFile):
             many("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
             self.database.execute("DELETE FROM progress")
             self._set_facts(facts)
-        self.database.execute("VACUUM")  # the running summary took as much room as the result
+        with suppress(sqlite3.Error):  # without room for a copy the file stays as large as it is
+            self.database.execute("VACUUM")  # the running summary took as much room as the result
         self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def checksum(self) -> str:
@@ -196,7 +211,7 @@ class Store(SqliteFile):
 
     def vectors(self, name: str) -> Path:
         """The file of the vectors called `name`, see `db.vectors`."""
-        return self.path.with_name(f"{self.path.stem}.{name}.faiss")
+        return self.path.with_name(f"{self.path.name}.{name}.faiss")
 
     def sentence_vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The sentences (S,), all or those of `ids`, and the vectors (S, D) of what the model made of them."""
@@ -204,6 +219,8 @@ class Store(SqliteFile):
         if ids is not None:
             query += f" WHERE sentence IN ({', '.join('?' * len(ids))})"
         rows = self.database.execute(query, ids or ()).fetchall()
+        if not rows:
+            return np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float16)
         vectors = np.frombuffer(b"".join(vector for _, vector in rows), dtype=np.float16)
         return np.array([sentence for sentence, _ in rows], dtype=np.int64), vectors.reshape(len(rows), -1)
 
@@ -233,7 +250,10 @@ class Store(SqliteFile):
         """polarity -> class, see actmax/classes.py."""
         query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
         rows = self.database.execute(query, (self.statistics(neuron).id,))
-        return {"+-"[polarity]: kind for polarity, kind in rows}
+        found = {"+-"[polarity]: kind for polarity, kind in rows}
+        if not found:
+            raise StoreError(f"The scan of {self.path} was interrupted at its end; run icebear index again.")
+        return found
 
     def table(self) -> DataFrame:
         """A row a neuron: name, layer, site, index, statistics, classes at both signs, label.
@@ -248,6 +268,7 @@ class Store(SqliteFile):
             "LEFT JOIN classes p ON p.neuron = id AND p.polarity = 0 "
             "LEFT JOIN classes m ON m.neuron = id AND m.polarity = 1 LEFT JOIN labels l ON l.neuron = id ORDER BY id"
         )
+        self.fact("finished")
         table = pandas.read_sql_query(query, self.database.conn)
         extreme = (table["max"] - table["mean"]).clip(lower=table["mean"] - table["min"])
         return table.assign(label=table["label"].fillna(""), sharpness=extreme / table["std"].clip(lower=1e-12))
@@ -287,6 +308,14 @@ class Store(SqliteFile):
         if row is None:
             raise StoreError(f"The vectors of {self.path} are missing; run icebear index again to make them.")
         return row[0]
+
+    def centre(self) -> np.ndarray:
+        """(D,) the mean vector of all sentences."""
+        return np.array(self.fact("centre"), dtype=np.float32)
+
+    def set_centre(self, vector: np.ndarray) -> None:
+        with self.writing():
+            self._set_facts({"centre": vector.tolist()})
 
     def matching(self, query: str, k: int) -> list[int]:
         """The ids of the k sentences that match the full-text query best."""
@@ -332,10 +361,11 @@ class Store(SqliteFile):
     # --- words ------------------------------------------------------------------------------------------
 
     def sentences_with(self, words: Iterable[str]) -> dict[str, int]:
-        """word -> how many sentences of the corpus have it, for lower-case words without accents."""
+        """word -> how many sentences of the corpus have it, for lower-case words; accents do not count."""
         found = {}
         for word in words:
-            row = self.database.execute("SELECT doc FROM sentence_words WHERE term = ?", (word,)).fetchone()
+            plain = "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
+            row = self.database.execute("SELECT doc FROM sentence_words WHERE term = ?", (plain,)).fetchone()
             found[word] = row[0] if row else 0
         return found
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from db.errors import StoreError
 
+NAMES = ("w2", "w1", "examples", "tokens")
+
 
 def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
     """Write the rows (N, D) of all blocks with the ids 0 to N - 1; replaces `path` at once.

@@ -11,6 +11,7 @@ from app import state
 from app.sidebyside import compare
 from app.views.steer import differences
 from concepts import loading
+from concepts.families import FAMILIES
 from db import open_store
 
 MAIN = "../app/main.py"
@@ -183,6 +184,28 @@ def test_what_was_typed_stays(environment):
     assert page.get_by_key("text").value == "desert"
 
 
+def test_a_label_of_another_tab_is_kept(environment, folder):
+    one = fine(visit(view="neuron", neuron="L2.ffn.2"))
+    with open_store(folder / "wiki.db") as store:
+        store.set_label(state.Neuron.parse("L2.ffn.2"), "theirs")
+    one.get_by_key("polarity").set_value("-").run()
+    assert "theirs" in text(fine(one))
+    one.get_by_key("label L2.ffn.2 theirs").set_value(" ours ").run()
+    with open_store(folder / "wiki.db") as store:
+        assert store.label(state.Neuron.parse("L2.ffn.2")) == "ours"
+    assert "ours" in text(fine(one))
+
+
+def test_explain_of_one_token_and_of_an_unknown_family(environment, monkeypatch):
+    fine(visit(prompt="Hi"))
+    monkeypatch.delitem(FAMILIES, "llama")
+    state._load.clear()
+    page = fine(visit(prompt="The camel"))
+    assert "Only tokens have relevance" in text(page)
+    assert "Only tokens have relevance" in text(fine(visit(view="compare", prompt="The camel eats")))
+    state._load.clear()
+
+
 def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
     assert "icebear index" in visit(view="neuron").error[0].value
@@ -198,7 +221,7 @@ def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment,
     monkeypatch.setattr("db.sqlite.BUSY_SECONDS", 0.1)
     with open_store(folder / "wiki.db") as writer, writer.writing():
         page = fine(visit(view="neuron", neuron="L1.ffn.1"))  # readers look on
-        page.get_by_key("label L1.ffn.1").set_value("mine").run()
+        page.get_by_key("label L1.ffn.1 ").set_value("mine").run()
         assert "Another process is writing" in page.error[0].value
 
 

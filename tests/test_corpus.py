@@ -43,3 +43,21 @@ def test_rough_text_is_counted_never_fatal(tmp_path):
             list(read_corpus(str(tmp_path / bad)).sentences())
     with pytest.raises(InputError, match="at least 1 document"):
         read_corpus(str(path), limit=0)
+
+
+def test_rows_without_text_are_counted(tmp_path):
+    rows = [{"text": None}, {"text": "Here it is."}, {"text": "Half a \ud800pair."}]
+    (tmp_path / "n.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "n.csv").write_text("title,text\nT,Here it is.\nU\n")
+    counts = collections.Counter()
+    assert [s.text for s in read_corpus(str(tmp_path / "n.jsonl")).sentences(counts)] == [
+        "Here it is.",
+        "? half a pair",
+    ]
+    assert counts["without text"] == 1
+    assert [s.text for s in read_corpus(str(tmp_path / "n.csv")).sentences()] == ["Here it is."]
+    (tmp_path / "n.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(InputError, match=r"n\.parquet cannot be read on"):
+        list(read_corpus(str(tmp_path / "n.parquet")).sentences())
+    french, english = (read_corpus(str(tmp_path / "n.csv"), language=code) for code in ("fr", "en"))
+    assert french.fingerprint != english.fingerprint

@@ -158,3 +158,57 @@ def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatc
         build_index(model, corpus, writer, k=K, on_progress=look)
         assert seen == sorted(seen)
         assert seen[-1] > seen[0]
+
+
+def test_damaged_stale_and_other_vectors_are_made_anew(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        hits = store.search("bear", k=60)
+        store.vectors("w2").write_bytes(b"no index")
+        with pytest.raises(StoreError, match="damaged"):
+            store.search("bear")
+        build_index(model, corpus, store, k=K)
+        assert store.search("bear", k=60) == hits
+    stale = (tmp_path / "i.db.examples.faiss").stat().st_mtime_ns
+    (tmp_path / "i.db").unlink()
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=2)
+    assert (tmp_path / "i.db.examples.faiss").stat().st_mtime_ns > stale
+
+
+def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as store:
+        with pytest.raises(InputError, match=r"needs sites, of ffn, attn, q, k, v, not fnn"):
+            build_index(model, corpus, store, k=K, sites=("fnn",))
+        assert store.facts() == {}
+        build_index(model, corpus, store, k=K, sites=("ffn", "ffn"))
+        assert store.count("neurons") == 60
+
+
+def test_two_scans_of_one_store(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as first, open_store(tmp_path / "i.db") as second:
+
+        def intrude(progress):
+            with pytest.raises(StoreError, match="Another process is writing"):
+                build_index(model, corpus, second, k=K)
+
+        build_index(model, corpus, first, k=K, on_progress=intrude)
+        assert "finished" in first.facts()
+
+
+def test_what_is_damaged_inside_is_said_in_words(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+    size = (tmp_path / "i.db").stat().st_size
+    with (tmp_path / "i.db").open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xff" * (size - 16384))
+    with pytest.raises(StoreError, match="damaged"), open_store(tmp_path / "i.db") as store:
+        store.checksum()
+
+
+def test_words_with_accents_are_the_corpus_words(model, tmp_path):
+    (tmp_path / "f.txt").write_text("\n".join(f"Un été chaud {word}." for word in ("rouge", "vert", "bleu")))
+    with open_store(tmp_path / "f.db") as store:
+        build_index(model, read_corpus(str(tmp_path / "f.txt")), store, k=2)
+        assert store.sentences_with(["été", "chaud", "rien"]) == {"été": 3, "chaud": 3, "rien": 0}

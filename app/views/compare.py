@@ -20,12 +20,15 @@ def show() -> None:
             key = "prompt" if name == "A" else "prompt_b"
             prompt = typed(st.text_area, f"Prompt {name}", key, value=prompt_default, height=80)
             target = typed(st.text_input, f"Target {name} (empty: the most probable)", f"target_{name.lower()}")
-            relevance = explained(model_name(), prompt, target, None, "attnlrp")
+            relevance = explained(model_name(), prompt, target or None, None, "attnlrp")
             st.markdown(f"Why {token_label(relevance.target_text)}?")
             tokens = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
             st.html(f'<div class="heat">{tokens}</div>')
             st.caption(plain(f"Conservation: {relevance.conserved}"))
             sides[name] = relevance
+    if not all(side.sites for side in sides.values()):
+        st.info("Only tokens have relevance in a model of this family; docs/new-family.md adds its neurons.")
+        return
     left, right = st.columns(2)
     site = typed(left.selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"])
     count = typed(right.number_input, "Neurons of each", "count", 1, 500, 50)

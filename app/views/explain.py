@@ -17,10 +17,10 @@ from db.records import TokenScore
 PROMPT = "The ice bear lives in the"
 
 
-@st.cache_resource(max_entries=8, show_spinner="Explaining ...")
+@st.cache_resource(max_entries=4, show_spinner="Explaining ...")
 def explained(name: str, prompt: str, target: str | None, contrast: str | None, method: str) -> Relevance:
     """Shared by all visitors; a result is never changed."""
-    return attribute(model(), prompt, target or None, contrast or None, method=METHODS[method])
+    return attribute(model(), prompt, target, contrast, method=METHODS[method])
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -38,12 +38,15 @@ def show() -> None:
         target = typed(left.text_input, "Target token (empty: the most probable)", "target")
         contrast = typed(middle.text_input, "Contrast token", "contrast")
         method = typed(right.selectbox, "Method", "method", list(METHODS))
-    relevance = explained(model_name(), prompt, target, contrast, method)
+    relevance = explained(model_name(), prompt, target or None, contrast or None, method)
     against = f" rather than {token_label(relevance.contrast.text)}" if relevance.contrast else ""
     st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
     tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
     st.html(f'<div class="heat">{tokens_html}</div>')
     st.caption(plain(f"Conservation: {relevance.conserved}. Red speaks for the token, blue against; dotted: sinks."))
+    if not relevance.sites:
+        st.info("Only tokens have relevance in a model of this family; docs/new-family.md adds its neurons.")
+        return
     _neurons(relevance)
     _maps(relevance)
 
@@ -72,7 +75,7 @@ def _neurons(relevance: Relevance) -> None:
     sign = typed(columns[2].selectbox, "Speaks", "speaks", ["for it", "against it"])
     polarity = typed(columns[3].selectbox, "Activation", "sign", ["any", "+", "-"])
     include = typed(columns[4].selectbox, "Sinks", "sinks", ["apart", "included"])
-    last = max(len(relevance.of(name)) for name in relevance.sites) - 1
+    last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
     ranked = relevance.top(
         50,
@@ -111,6 +114,8 @@ def _neurons(relevance: Relevance) -> None:
 
 
 def _maps(relevance: Relevance) -> None:
+    if len(relevance.sinks) == len(relevance.tokens):
+        return
     site = st.segmented_control(
         "Map", ["ffn", "attn", "heads"], default="ffn", required=True, key="map", persist_state="session"
     )

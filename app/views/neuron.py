@@ -9,7 +9,7 @@ import streamlit as st
 from actmax import page
 from actmax.annotation import annotate
 from actmax.card import Card, describe
-from app.state import downloads, fitting, neuron_pills, plain, store, to_steer, typed
+from app.state import downloads, fitting, neuron_pills, plain, store, telling_trouble, to_steer, typed
 from db.records import Neuron
 from db.store import Store
 
@@ -29,14 +29,13 @@ def show() -> None:
         words = ", ".join(card.words[polarity]) or "none"
         st.markdown(f"#### What drives it to {polarity}")
         st.caption(plain(f"class: {card.kind[polarity]}; automatic label: {words}"))
-        examples = st.empty()
-        _examples(examples, card, polarity)
+        rows = "".join(map(page.example_row, card.examples[polarity]))
+        st.html(_styled(rows or '<p class="dim">No sentence drives it this way.</p>'))
         if any(example.relevance is None for example in card.examples[polarity]):
             _annotating(opened, neuron)
-            _examples(examples, describe(opened, neuron, k=EXAMPLES), polarity)
         for by, hits in card.nearest.items():
             neuron_pills(page.NEAREST[by], [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
-        _actions(opened, card)
+        _actions(card)
 
 
 def _styled(html: str) -> str:
@@ -53,11 +52,6 @@ def _head(card: Card) -> None:
     st.html(_styled(page.histogram(statistics.histogram)))
 
 
-def _examples(place: st.delta_generator.DeltaGenerator, card: Card, polarity: str) -> None:
-    rows = "".join(map(page.example_row, card.examples[polarity]))
-    place.html(_styled(rows or '<p class="dim">No sentence drives it this way.</p>'))
-
-
 def _annotating(opened: Store, neuron: Neuron) -> None:
     """On demand: attribute the shown examples, and keep that."""
     if not st.button("Which tokens caused it?", icon=":material/palette:", key="annotate"):
@@ -70,15 +64,18 @@ def _annotating(opened: Store, neuron: Neuron) -> None:
         bar.progress(done / max(total, 1))
 
     annotate(loaded, opened, [neuron], EXAMPLES, on_progress=show_progress)
-    bar.empty()
+    st.rerun()
 
 
-def _actions(opened: Store, card: Card) -> None:
+def _actions(card: Card) -> None:
     left, middle, right = st.columns(3, vertical_alignment="bottom")
-    text = left.text_input("Your label", card.label or "", key=f"label {card.neuron}")
-    if text != (card.label or ""):
-        opened.set_label(card.neuron, text)
-        st.rerun()
+    key = f"label {card.neuron} {card.label or ''}"  # another key, and so another text, when somebody changes it
+
+    def write() -> None:
+        with telling_trouble(), store() as opened:
+            opened.set_label(card.neuron, st.session_state[key])
+
+    left.text_input("Your label", card.label or "", key=key, on_change=write)
     middle.button("Send to Steer", on_click=to_steer, args=(card.neuron,), key="card_to_steer")
     with right:
         downloads(str(card.neuron), {

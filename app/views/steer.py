@@ -17,7 +17,6 @@ from app.cli import EXAMPLE_RECIPE
 from app.sidebyside import compare
 from app.state import downloads, has_store, model, model_name, plain, store, store_path, typed
 from app.views.explain import PROMPT
-from db.errors import InputError
 from steering.edits import PLACES, SYMBOLS, Edit, parse_edits
 from steering.recipe import Recipe
 
@@ -154,16 +153,15 @@ def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, see
             st.caption("Its units need a store wherever it is used.")
 
         def save() -> str:
-            if not edits:
-                raise InputError("There is nothing to save; add an edit first.")
             return Recipe.for_model(model(), name, edits, prompt=prompt).to_json()
 
         st.download_button("Save recipe", save, "recipe.json", key="save_recipe", on_click="ignore", disabled=not edits)
         sampling = f" --temperature {temperature:g} --seed {seed}" if temperature else ""
         units = f" --store {shlex.quote(str(store_path()))}" if any(edit.unit for edit in edits) else ""
+        named = f" --model {shlex.quote(model_name())}"
         options = "".join(f" --edit {shlex.quote(str(edit))}" for edit in edits)
-        st.code(f"icebear steer {shlex.quote(prompt)}{options} --max-new-tokens {count}{sampling}{units}", "bash",
-                wrap_lines=True)  # fmt: skip
+        rest = f" --max-new-tokens {count}{sampling}{units}{named}"
+        st.code(f"icebear steer {shlex.quote(prompt)}{options}{rest}", "bash", wrap_lines=True)
         drawn = f", temperature={temperature:g}, seed={seed}" if temperature else ""
         lines = [
             "from concepts import load_model\nfrom steering import steer\n",
