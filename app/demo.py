@@ -40,9 +40,10 @@ def run(console: Console) -> None:
     console.print(projection(max(projections, key=lambda result: result.neuron.layer)))
 
     console.rule(f"3. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
-    store_path = cache_folder() / "demo.db"
+    corpus = read_corpus("wiki-summaries", limit=SUMMARIES)
+    store_path = cache_folder() / f"demo-{model.name}-{str(model.dtype)[6:]}-{corpus.fingerprint[:6]}.db"
     store_path.parent.mkdir(parents=True, exist_ok=True)
-    indexing(model, read_corpus("wiki-summaries", limit=SUMMARIES), str(store_path))
+    indexing(model, corpus, str(store_path))
     with open_store(store_path) as store:
         annotating(model, store, [NEURON], 4)
         console.print(card(describe(store, NEURON, model, k=4)))
