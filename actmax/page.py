@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from actmax.topk import HISTOGRAM_EDGES
 from concepts.render import NEGATIVE, POSITIVE, marked, page
-from db.records import Example, Projection, Promotion
+from db.records import Example, NeuronStatistics, Projection, Promotion
 
 if TYPE_CHECKING:
     from actmax.card import Card
@@ -40,12 +40,10 @@ def card_page(card: Card) -> str:
 
 def card_fragment(card: Card) -> str:
     """The card itself, for a page with `STYLE` (a notebook shows it well enough without)."""
-    statistics = card.statistics
     parts = [
         f"<h2><code>{card.neuron}</code> {escape(card.label or '')}</h2>",
-        f'<p class="dim">mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, least '
-        f"{statistics.min:+.2f}, most {statistics.max:+.2f}, positive on {statistics.positive:.0%} of the tokens</p>",
-        histogram(statistics.histogram),
+        f'<p class="dim">{statistics_line(card.statistics)}</p>',
+        histogram(card.statistics.histogram),
     ]
     if card.projection:
         parts.append(vocabulary(card.projection))
@@ -59,6 +57,13 @@ def card_fragment(card: Card) -> str:
         names = ", ".join(f"<code>{hit.neuron}</code> {hit.polarity} ({hit.score:.2f})" for hit in hits)
         parts.append(f'<p class="dim">{NEAREST[by]}: {names}</p>')
     return f'<div class="card">{"".join(parts)}</div>'
+
+
+def statistics_line(statistics: NeuronStatistics) -> str:
+    return (
+        f"mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, least {statistics.min:+.2f}, most "
+        f"{statistics.max:+.2f}, positive on {statistics.positive:.0%} of the tokens"
+    )
 
 
 def example_row(example: Example) -> str:

@@ -21,7 +21,7 @@ def layer_map(relevance: Relevance, site: str) -> alt.Chart:
     """Layers x tokens: the relevance of a site's neurons."""
     names = [f"{place} {visible(token)}" for place, token in enumerate(relevance.token_strings)]
     rows = [
-        {"layer": layer, "token": names[place], "relevance": value, "sink": place in relevance.sinks}
+        {"layer": layer, "token": names[place], "relevance": value}
         for layer, values in enumerate(relevance.layers(site).tolist())
         for place, value in enumerate(values)
         if place not in relevance.sinks

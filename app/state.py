@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
+from concepts.render import visible
 from db.errors import IcebearError, StoreError
 from db.records import Neuron
 from db.store import Store, open_store
@@ -116,7 +117,7 @@ def plain(text: str) -> str:
 
 def token_label(text: str) -> str:
     """A token for a button: its spaces visible, its Markdown not."""
-    return plain(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")) or "∅"
+    return plain(visible(text.replace(" ", "␣")))
 
 
 def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:

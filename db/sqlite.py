@@ -71,14 +71,15 @@ class SqliteFile:
             with FileLock(f"{self.path}.lock", timeout=0):
                 yield
         except Timeout:
-            raise StoreError(
-                f"Another process is writing to {self.path}; wait for it, or use another --store."
-            ) from None
+            raise self._busy() from None
+
+    def _busy(self) -> StoreError:
+        return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
 
     def explain(self, error: sqlite3.Error) -> StoreError:
         text = str(error)
         if "locked" in text or "busy" in text:
-            return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
+            return self._busy()
         if "not a database" in text or "malformed" in text or "disk image" in text:
             return StoreError(f"{self.path} is no SQLite file or damaged; restore a copy or name another --store.")
         if "full" in text:

@@ -43,13 +43,9 @@ def _styled(html: str) -> str:
 
 
 def _head(card: Card) -> None:
-    statistics = card.statistics
     st.markdown(f"#### {card.neuron} {plain(card.label or '')}")
-    st.caption(
-        f"mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, least {statistics.min:+.2f}, most "
-        f"{statistics.max:+.2f}, positive on {statistics.positive:.0%} of the tokens"
-    )
-    st.html(_styled(page.histogram(statistics.histogram)))
+    st.caption(page.statistics_line(card.statistics))
+    st.html(_styled(page.histogram(card.statistics.histogram)))
 
 
 def _annotating(opened: Store, neuron: Neuron) -> None:

@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 import shlex
+from contextlib import ExitStack
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -15,7 +16,7 @@ import streamlit as st
 from app import charts
 from app.cli import EXAMPLE_RECIPE
 from app.sidebyside import compare
-from app.state import downloads, has_store, model, model_name, plain, store, store_path, typed
+from app.state import downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
 from app.views.explain import PROMPT
 from steering.edits import PLACES, SYMBOLS, Edit, parse_edits
 from steering.recipe import Recipe
@@ -96,10 +97,6 @@ def _sliders(edits: list[Edit]) -> None:
                           args=(number, None), help="Remove this edit")  # fmt: skip
 
 
-def _unit(unit: str) -> str:
-    return UNITS[unit]
-
-
 def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> dict[str, Any]:
     bar = st.progress(0.0, "Generating")
     stop = st.empty()
@@ -108,13 +105,13 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
     def step(tokens: int) -> None:
         bar.progress(min(1.0, tokens / (2 * count)), "Generating")
 
-    loaded = model()
-    if any(edit.unit for edit in edits):
-        with store() as opened:
-            opened.check(loaded.fingerprint, loaded.name)
-            result = compare(loaded, prompt, edits, count, opened.statistic, temperature, seed, step)
-    else:
-        result = compare(loaded, prompt, edits, count, None, temperature, seed, step)
+    loaded, statistic = model(), None
+    with ExitStack() as stack:
+        if any(edit.unit for edit in edits):
+            opened = stack.enter_context(store())
+            fitting(opened)
+            statistic = opened.statistic
+        result = compare(loaded, prompt, edits, count, statistic, temperature, seed, step)
     bar.empty()
     stop.empty()
     return result
