@@ -89,7 +89,11 @@ def scan_shard(
     The vectors (S, D) float16 are the final residual stream behind its norm, averaged over the tokens that count.
     """
     rows = [(place, model.token_ids(sentence.text, settings.max_tokens)) for place, sentence in enumerate(sentences)]
-    rows = sorted((row for row in rows if len(row[1]) > 1), key=lambda row: (len(row[1]), sentences[row[0]].id))
+    special = model.special_ids()
+    rows = sorted(
+        (row for row in rows if counted_length(row[1], special) > 1),
+        key=lambda row: (len(row[1]), sentences[row[0]].id),
+    )
     reader = _Reader(model, settings, len(rows), threshold)
     vectors = torch.zeros(len(sentences), model.net.config.hidden_size, dtype=torch.float16)
     size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
@@ -104,9 +108,9 @@ class _Reader:
 
     def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None):
         self.model, self.settings = model, settings
-        self.places = [(site, layer) for site in settings.sites for layer in range(model.layers)]
+        self.places = [(site, layer) for site in settings.sites for layer in model.layers_with(site)]
         starts, self.columns = 0, {}
-        for site, layer in self.places:
+        for site, layer in ((site, layer) for site in settings.sites for layer in range(model.layers)):
             self.columns[site, layer] = slice(starts, starts + model.width(site))
             starts += model.width(site)
         self.threshold = torch.full((2, starts), -torch.inf) if threshold is None else threshold
@@ -121,12 +125,17 @@ class _Reader:
 
     def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
         """Take in a batch of (sentence id, token ids), shortest first; returns the sentences' vectors (B, D)."""
-        batch = self.model.encode([ids for _, ids in rows])
+        read = self.model.read([ids for _, ids in rows])
+        batch = _counted(self.model, read)
         span = slice(self.done, self.done + len(rows))
         self.ids[span] = torch.tensor([identity for identity, _ in rows])
         seed = self.settings.seed
         self.seeded_tokens[span] = torch.tensor(
-            [1 + _hash(seed, "token", identity) % (len(ids) - 1) for identity, ids in rows], dtype=torch.int16
+            [
+                1 + _hash(seed, "token", identity) % (length - 1)
+                for (identity, _), length in zip(rows, batch.lengths, strict=True)
+            ],
+            dtype=torch.int16,
         )
         self.token_count += sum(batch.lengths) - len(rows)
         self.done = span.stop
@@ -145,22 +154,22 @@ class _Reader:
             self._enter(columns, relevance, _largest(relevance, batch), batch, span)
 
         with self.model.lock, visiting(self.model, self.places, visit):
-            stream = self._pass(batch).detach().float()  # (B, T, D)
+            stream = self._pass(read).detach().float()  # (B, T, D)
         weights = batch.mask[:, 1:, None].float()
         return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
 
     def _pass(self, batch: Batch) -> Tensor:
         """A forward pass (and for relevance a backward pass) past the hooks; the final residual stream (B, T, D)."""
-        inputs = self.model.inputs(batch)
         if self.settings.by == "activation":
             with torch.no_grad():
-                return self.model.net.base_model(**inputs, use_cache=False)[0]  # no logits
+                return self.model.final_stream(batch)
         with torch.enable_grad(), relevance_rules(self.model.net), embedding_leaf(self.model):
-            output = self.model.net(**inputs, use_cache=False, output_hidden_states=True)
-            # Padding predicts too, but nothing that counts is before it.
-            predicted = output.logits.amax(-1) * batch.mask  # (B, T)
+            output = self.model.net(**self.model.inputs(batch), output_hidden_states=True)
+            predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
+            if predicted.dim() == 2:  # padding predicts too, but nothing that counts is before it
+                predicted = predicted * (batch.decoder or batch).mask
             predicted.sum().backward()
-        return output.hidden_states[-1]
+        return output.encoder_last_hidden_state if batch.decoder else output.hidden_states[-1]
 
     def _summarise(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
         """Statistics of the activations x (B, T, N) of one layer, with their extremes (2, B, N)."""
@@ -207,6 +216,25 @@ class _Reader:
             values, ids, tokens, self.empty.extremes, fixed[0], fixed[1], self.empty.positive, self.empty.histogram,
             self.token_count, keys[chosen], self.ids[chosen], self.seeded_tokens[chosen], self.seeded[chosen],
         )  # fmt: skip
+
+
+def counted_length(ids: Sequence[int], special: set[int]) -> int:
+    """The length without special tokens at the end ([SEP], </s>), which do not count."""
+    length = len(ids)
+    while length and ids[length - 1] in special:
+        length -= 1
+    return length
+
+
+def _counted(model: Model, batch: Batch) -> Batch:
+    """The batch without special tokens at the end."""
+    special = model.special_ids()
+    lengths = tuple(counted_length(ids[:n], special) for ids, n in zip(batch.ids.tolist(), batch.lengths, strict=True))
+    mask = (
+        torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        < torch.tensor(lengths, device=batch.ids.device)[:, None]
+    )
+    return Batch(batch.ids, mask.long(), lengths)
 
 
 def _largest(x: Tensor, batch: Batch) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from concepts.lrp.method import ATTNLRP, CP_LRP, AttnLRP
+from concepts.lrp.method import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, ZPlus
 from db.records import Neuron
 
 if TYPE_CHECKING:
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTNLRP",
     "CP_LRP",
+    "PA_LRP",
+    "VIT",
+    "AlphaBeta",
     "AttnLRP",
+    "Epsilon",
+    "Gamma",
     "Model",
     "Neuron",
     "Relevance",
+    "ZPlus",
     "attribute",
     "load_model",
     "project",

@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def counted(experts: Any) -> int:
+def count(experts: Any) -> int:
+    return experts.down_proj.shape[0]
+
+
+def neuron_count(experts: Any) -> int:
     """How many neurons all experts have together; expert e has those from e * width on."""
     return experts.down_proj.shape[0] * experts.down_proj.shape[2]
 
@@ -26,28 +30,35 @@ def w2(experts: Any) -> Tensor:
     return experts.down_proj.detach().float().transpose(1, 2).flatten(0, 1)
 
 
-def forward_past(experts: Any, visit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The experts' forward method, on whose neurons (B * T, E * I) `visit` looks, and may change them.
+def forward_past(experts: Any, visits: dict[str, Callable[[Tensor], Tensor]]) -> Callable[..., Tensor]:
+    """The experts' forward method, on whose neurons (B * T, E * I) and router's weights (B * T, E) the functions
+    `visits["ffn"]` and `visits["router"]` look, and may change them.
 
     The same sums as transformers' (`MixtralExperts` and its like), expert by expert; experts that are not chosen are
-    silent and cost nothing.
+    silent, have no weight, and cost nothing.
     """
-    count, width = experts.down_proj.shape[0], experts.down_proj.shape[2]
+    width = experts.down_proj.shape[2]
 
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """x (B * T, D), the chosen experts (B * T, K) and the router's weights for them (B * T, K)."""
-        chosen = [(top_k_index == expert).any(-1).nonzero().flatten() for expert in range(count)]
+        chosen = [(top_k_index == expert).any(-1).nonzero().flatten() for expert in range(count(experts))]
+        weights = torch.zeros(len(x), len(chosen), dtype=top_k_weights.dtype, device=x.device)
+        weights = weights.scatter_add(1, top_k_index, top_k_weights)
+        weights = visits.get("router", _as_it_is)(weights)  # (B * T, E)
         parts = []
         for expert, rows in enumerate(chosen):
             gate, up = F.linear(x[rows], experts.gate_up_proj[expert]).chunk(2, -1)
             silent = torch.zeros(len(x), width, dtype=x.dtype, device=x.device)
             parts.append(silent.index_copy(0, rows, experts.act_fn(gate) * up))
-        neurons = visit(torch.cat(parts, -1))  # (B * T, E * I)
+        neurons = visits.get("ffn", _as_it_is)(torch.cat(parts, -1))  # (B * T, E * I)
         out = torch.zeros_like(x)
         for expert, rows in enumerate(chosen):
             written = F.linear(neurons[rows, expert * width : (expert + 1) * width], experts.down_proj[expert])
-            weight = (top_k_weights * (top_k_index == expert)).sum(-1, keepdim=True)[rows]  # (n, 1)
-            out = out.index_add(0, rows, written * weight.to(written.dtype))
+            out = out.index_add(0, rows, written * weights[rows, expert, None].to(written.dtype))
         return out
 
     return forward
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

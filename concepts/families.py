@@ -18,11 +18,14 @@ class Family:
     ffn_out: str = "mlp.down_proj"
     """The FFN's second linear map: its input is the site `ffn`, its matrix is W2."""
     ffn_in: str = "mlp.gate_proj"
-    """The FFN's first linear map, W1; the gate of a gated one (the first rows, where gate and up are one map)."""
+    """The FFN's first linear map, W1; the gate of a gated one (the first rows, where gate and up are one map). Of
+    several names the first that a layer has."""
     experts: str = ""
-    """The experts of a mixture, whose neurons are the site `ffn` instead."""
+    """The experts of a mixture, whose neurons are the site `ffn` instead, and their weights the site `router`."""
     attn_out: str = "self_attn.o_proj"
     """The attention output projection: its input is the site `attn`."""
+    cross: str = ""
+    """The output projection of the attention to another stack: its input is the site `cross`."""
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
@@ -31,13 +34,23 @@ class Family:
     qkv_order: Literal["apart", "grouped"] = "apart"
     """All of q, then k, then v; or, for each key-value head, its query heads, its key and its value."""
     final_norm: str = "model.norm"
+    """The norm before the unembedding, or empty."""
     ffn_norm: str = ""
-    """A norm between W2 and the residual stream (sandwich norms), or empty."""
+    """A norm between W2 and the residual stream (sandwich norms), or on the stream right behind it (post-norm), or
+    empty."""
     attn_norm: str = ""
     norm_offset: float = 0.0
     """The gain of a norm is offset + weight."""
     activations: tuple[str, ...] = ()
     """Classes of modules that are an element-wise non-linearity (Eq. 9) and are the family's own."""
+    position_inputs: tuple[str, ...] = ("position_embeddings",)
+    """Arguments of a layer that carry positions: cos and sin, ALiBi, a relative bias."""
+    position_method: str = ""
+    """A method, below a layer, that gives positions to it."""
+    position_embedding: str = ""
+    """The module or parameter, below the model, that is added to the token embeddings."""
+    decoder: Family | None = None
+    """The decoder of an encoder-decoder; its layers are counted on from the encoder's."""
 
 
 LLAMA = Family("llama")
@@ -55,6 +68,8 @@ GPT2 = Family(
     attn_out="attn.c_proj",
     qkv="attn.c_attn",
     final_norm="transformer.ln_f",
+    position_inputs=(),
+    position_embedding="transformer.wpe",
 )
 BLOOM = Family(
     "bloom",
@@ -66,6 +81,7 @@ BLOOM = Family(
     qkv_order="grouped",
     final_norm="transformer.ln_f",
     activations=("BloomGelu",),
+    position_inputs=("alibi",),
 )
 NEOX = replace(
     BLOOM,
@@ -74,6 +90,7 @@ NEOX = replace(
     attn_out="attention.dense",
     qkv="attention.query_key_value",
     final_norm="gpt_neox.final_layer_norm",
+    position_inputs=("position_embeddings",),
 )
 GPTJ = replace(
     LLAMA,
@@ -86,6 +103,8 @@ GPTJ = replace(
     k="attn.k_proj",
     v="attn.v_proj",
     final_norm="transformer.ln_f",
+    position_inputs=(),
+    position_method="attn._get_embed_positions",
 )
 OPT = replace(
     LLAMA,
@@ -95,6 +114,8 @@ OPT = replace(
     ffn_in="fc1",
     attn_out="self_attn.out_proj",
     final_norm="model.decoder.final_layer_norm",
+    position_inputs=(),
+    position_embedding="model.decoder.embed_positions",
 )
 PHI = replace(
     LLAMA,
@@ -103,6 +124,73 @@ PHI = replace(
     ffn_in="mlp.fc1",
     attn_out="self_attn.dense",
     final_norm="model.final_layernorm",
+)
+
+BERT = Family(
+    "bert",
+    layers="bert.encoder.layer",
+    ffn_out="output.dense",
+    ffn_in="intermediate.dense",
+    attn_out="attention.output.dense",
+    q="attention.self.query",
+    k="attention.self.key",
+    v="attention.self.value",
+    final_norm="",
+    ffn_norm="output.LayerNorm",
+    attn_norm="attention.output.LayerNorm",
+    position_inputs=(),
+    position_embedding="bert.embeddings.position_embeddings",
+)
+DISTILBERT = replace(
+    BERT,
+    name="distilbert",
+    layers="distilbert.transformer.layer",
+    ffn_out="ffn.lin2",
+    ffn_in="ffn.lin1",
+    attn_out="attention.out_lin",
+    q="attention.q_lin",
+    k="attention.k_lin",
+    v="attention.v_lin",
+    ffn_norm="output_layer_norm",
+    attn_norm="sa_layer_norm",
+    position_embedding="distilbert.embeddings.position_embeddings",
+)
+VIT = Family(
+    "vit",
+    layers="vit.layers",
+    ffn_out="mlp.fc2",
+    ffn_in="mlp.fc1",
+    attn_out="attention.o_proj",
+    q="attention.q_proj",
+    k="attention.k_proj",
+    v="attention.v_proj",
+    final_norm="vit.layernorm",
+    position_inputs=(),
+    position_embedding="vit.embeddings.position_embeddings",
+)
+T5_DECODER = Family(
+    "t5 decoder",
+    layers="decoder.block",
+    ffn_out="layer.2.DenseReluDense.wo",
+    ffn_in="layer.2.DenseReluDense.wi_0 layer.2.DenseReluDense.wi",
+    attn_out="layer.0.SelfAttention.o",
+    cross="layer.1.EncDecAttention.o",
+    q="layer.0.SelfAttention.q",
+    k="layer.0.SelfAttention.k",
+    v="layer.0.SelfAttention.v",
+    final_norm="decoder.final_layer_norm",
+    position_inputs=("position_bias",),
+    position_method="layer.0.SelfAttention.compute_bias",
+)
+T5 = replace(
+    T5_DECODER,
+    name="t5",
+    layers="encoder.block",
+    ffn_out="layer.1.DenseReluDense.wo",
+    ffn_in="layer.1.DenseReluDense.wi_0 layer.1.DenseReluDense.wi",
+    cross="",
+    final_norm="encoder.final_layer_norm",
+    decoder=T5_DECODER,
 )
 
 FAMILIES: dict[str, Family] = {
@@ -123,6 +211,17 @@ FAMILIES: dict[str, Family] = {
     "gptj": GPTJ,
     "opt": OPT,
     "bloom": BLOOM,
-    "falcon": replace(BLOOM, name="falcon"),
+    "falcon": replace(BLOOM, name="falcon", position_inputs=("position_embeddings", "alibi")),
+    "bert": BERT,
+    "distilbert": DISTILBERT,
+    "t5": T5,
+    "vit": VIT,
+    "deit": replace(
+        VIT,
+        name="deit",
+        layers="deit.layers",
+        final_norm="deit.layernorm",
+        position_embedding="deit.embeddings.position_embeddings",
+    ),
 }
 """By `config.model_type`."""

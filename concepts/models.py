@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
-from concepts import experts
-from concepts.families import FAMILIES, Family
-from db.errors import InputError, ModelError
-from db.records import SITES, Neuron, TokenScore
+from concepts import images, tasks
+from concepts.architecture import Architecture
+from db.errors import InputError, ModelError, UnknownName
+from db.records import TokenScore
 
-Prompt = str | Sequence[int]
-"""A text, or the token ids themselves."""
+Prompt = Any
+"""A text, or the token ids themselves; for an image classifier the path of an image, an image, or its pixels."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +26,38 @@ class Batch:
     ids: Tensor  # (B, T)
     mask: Tensor  # (B, T), 1 where there is a token
     lengths: tuple[int, ...]
+    decoder: Batch | None = None
+    """What the decoder of an encoder-decoder reads."""
+    pixels: Tensor | None = None  # (B, C, H, W), of images; each token is a patch then
+
+    @property
+    def spans(self) -> tuple[slice, slice]:
+        """The columns of the encoder (or only) stack and of the decoder, where all tokens are in one row."""
+        end = self.ids.shape[1]
+        return slice(0, end), slice(end, end + (self.decoder.ids.shape[1] if self.decoder else 0))
+
+    def columns(self, row: int) -> list[int]:
+        """Those that are tokens of this row, not padding."""
+        written = self.decoder.lengths[row] if self.decoder else 0
+        start = self.spans[1].start
+        return [*range(self.lengths[row]), *range(start, start + written)]
+
+    def row_ids(self, row: int) -> tuple[int, ...]:
+        ids = self.ids if self.decoder is None else torch.cat((self.ids, self.decoder.ids), 1)
+        return tuple(ids[row, self.columns(row)].tolist())
 
 
-class Model:
+class Model(Architecture):
     """A transformers model, its tokenizer, and where its neurons are.
 
     `lock` is held while rules, taps or edits are in the model, so that threads may share it.
     """
 
-    def __init__(self, net: Any, tokenizer: Any = None, name: str = "") -> None:
-        self.net = net.eval().requires_grad_(False)
+    def __init__(self, net: Any, tokenizer: Any = None, name: str = "", processor: Any = None) -> None:
+        super().__init__(net, name)
         self.tokenizer = tokenizer
-        self.name = name or net.config._name_or_path or type(net).__name__
+        self.processor = processor
+        """Makes pixels of an image, for an image classifier."""
         self.lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -52,135 +69,23 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {str(self.dtype)[6:]} on {self.device})"
 
-    # --- what it is -----------------------------------------------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        return self.net.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.net.dtype
-
-    @cached_property
-    def family(self) -> Family:
-        kind = self.net.config.model_type
-        if kind not in FAMILIES:
-            raise ModelError(
-                f"icebear does not know where {kind!r} models keep their neurons, only what their tokens' relevance is "
-                f"(sites=()); it knows {', '.join(FAMILIES)}. docs/new-family.md adds one in a dozen lines."
-            )
-        return FAMILIES[kind]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """16 hex digits of the architecture and the signs of a sample of every weight: the same in every dtype."""
-        config = self.net.config
-        digest = hashlib.sha256(f"{config.model_type} {config.vocab_size}".encode())
-        for name, parameter in self.net.named_parameters():
-            values = parameter.detach().flatten()
-            sample = values[:: max(1, len(values) // 4096)]
-            digest.update(f"{name} {tuple(parameter.shape)}".encode())
-            digest.update(torch.signbit(sample).cpu().numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-    @cached_property
-    def context_length(self) -> int:
-        return getattr(self.net.config, "max_position_embeddings", None) or 1 << 30
-
-    # --- its parts ------------------------------------------------------------------------------------
-
-    @property
-    def has_family(self) -> bool:
-        """Whether it is known where the neurons are; the relevance of tokens needs no more than the operations."""
-        return self.net.config.model_type in FAMILIES
-
-    @cached_property
-    def layer_modules(self) -> list[nn.Module]:
-        """Of an unknown family the longest list of modules, which serves to find sinks and NaNs."""
-        if self.has_family:
-            return list(self.net.get_submodule(self.family.layers).children())
-        lists = [list(module) for module in self.net.modules() if isinstance(module, nn.ModuleList)]
-        return max(lists, key=len, default=[])
-
-    @property
-    def layers(self) -> int:
-        return len(self.layer_modules)
-
-    @property
-    def heads(self) -> int:
-        return getattr(self.net.config, "num_attention_heads", 1)
-
-    @property
-    def head_dim(self) -> int:
-        return self.width("attn") // self.heads
-
-    def site_module(self, site: str, layer: int) -> nn.Module:
-        """The module whose input (`ffn`, `attn`) or output (`q`, `k`, `v`, or all three in one) is the site."""
-        if site not in SITES:
-            raise InputError(f"{site!r} is not a site; the sites are {', '.join(SITES)}.")
-        family = self.family
-        names = {"ffn": family.ffn_out, "attn": family.attn_out}
-        return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
-
-    def experts(self, layer: int) -> Any:
-        """A layer's experts, whose neurons are its site `ffn`; None in a dense model. Raises `ModelError` if mixed."""
-        if not self.family.experts:
-            return None
-        try:
-            return self.layer_modules[layer].get_submodule(self.family.experts)
-        except AttributeError:
-            raise ModelError(
-                f"Layer {layer} of {self.name} has no experts where others have; icebear reads only mixtures that have "
-                "them in every layer (sites=('attn',) works)."
-            ) from None
-
-    def matrix(self, module: nn.Module) -> Tensor:
-        """(out, in) the weight of a linear map, in float32, whichever way round the module keeps it."""
-        weight: Any = module.weight
-        weight = weight.detach().float()
-        return weight.T if isinstance(module, Conv1D) else weight
-
-    def columns(self, site: str) -> Tensor | None:
-        """Where the site's neurons are in the output of a map that makes q, k and v in one; None for other sites."""
-        if site in ("ffn", "attn") or not self.family.qkv:
-            return None
-        total, dim = len(self.matrix(self.site_module(site, 0))), self.head_dim
-        groups = (total // dim - self.heads) // 2  # key-value heads
-        each = self.heads // groups  # query heads of one
-        if self.family.qkv_order == "apart":
-            sizes = [self.heads * dim, groups * dim, groups * dim]
-            return torch.arange(total).split(sizes)["qkv".index(site)]
-        places = torch.arange(total).view(groups, each + 2, dim)
-        return {"q": places[:, :each], "k": places[:, each], "v": places[:, each + 1]}[site].flatten()
-
-    def width(self, site: str) -> int:
-        """The number of neurons of a site in each layer (heads, for `head`)."""
-        if site == "head":
-            return self.heads
-        if site == "ffn" and self.family.experts:
-            return experts.counted(self.experts(0))
-        columns = self.columns(site)
-        if columns is not None:
-            return len(columns)
-        out_features, in_features = self.matrix(self.site_module(site, 0)).shape
-        return in_features if site in ("ffn", "attn") else out_features
-
-    def check(self, neuron: Neuron) -> Neuron:
-        """The neuron itself if this model has it, else `InputError`."""
-        if neuron.layer >= self.layers:
-            raise InputError(f"{neuron} is not in {self.name}: its layers are 0 to {self.layers - 1}.")
-        if neuron.index >= self.width(neuron.site):
-            raise InputError(
-                f"{neuron} is not in {self.name}: {neuron.site} has the neurons 0 to {self.width(neuron.site) - 1}."
-            )
-        return neuron
-
     # --- tokens ---------------------------------------------------------------------------------------
 
-    def encode(self, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
-        """Tokenize with the tokenizer's own special tokens. Raises `InputError` for empty or too long prompts."""
-        rows = [self._ids(prompt) for prompt in prompts]
+    def encode(
+        self, prompts: Sequence[Prompt], padding_side: str = "right", written: Sequence[list[int]] | None = None
+    ) -> Batch:
+        """Tokenize with the tokenizer's own special tokens. Raises `InputError` for empty or too long prompts.
+
+        written: for each prompt, what the decoder of an encoder-decoder has written (without its start token).
+        """
+        if self.task == "image":
+            return images.encode(self, prompts)
+        batch = self._padded([self._ids(prompt) for prompt in prompts], padding_side)
+        if written is None:
+            return batch
+        return replace(batch, decoder=self._padded([[self._start_id(), *ids] for ids in written]))
+
+    def _padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
         longest = max(len(row) for row in rows)
         ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.long)
         for row, values in enumerate(rows):
@@ -198,24 +103,44 @@ class Model:
             ids = list(prompt)
             if not ids:
                 raise InputError("The prompt is empty; give it at least one token id.")
-            if not all(0 <= token < self.net.config.vocab_size for token in ids):
-                raise InputError(f"Token ids of {self.name} are 0 to {self.net.config.vocab_size - 1}.")
+            vocabulary = self.net.config.vocab_size
+            if not all(0 <= token < vocabulary for token in ids):
+                raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
         if len(ids) > self.context_length:
             raise InputError(
                 f"The prompt has {len(ids)} tokens, but {self.name} reads at most {self.context_length}; shorten it."
             )
         return ids
 
-    def token_id(self, token: str | int, role: str = "target") -> int:
-        """The id of a text that is exactly one token. Raises `InputError` that shows how it splits otherwise."""
-        if isinstance(token, int):
-            if not 0 <= token < self.net.config.vocab_size:
-                raise InputError(f"Token ids of {self.name} are 0 to {self.net.config.vocab_size - 1}.")
-            return token
-        ids = self._tokenizer()(token, add_special_tokens=False)["input_ids"]
+    def answer_id(self, answer: str | int, role: str = "target") -> int:
+        """The id of a token or label. Raises `InputError`, for a text of several tokens with how it splits."""
+        if isinstance(answer, int):
+            if not 0 <= answer < self.answers:
+                kind = "Labels" if self.labels else "Token ids"
+                raise InputError(f"{kind} of {self.name} are 0 to {self.answers - 1}.")
+            return answer
+        if not self.labels:
+            return self._token_id(answer, role)
+        found = [number for number, label in self.labels.items() if label == answer]
+        if not found:
+            known = list(self.labels.values())
+            some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+            raise UnknownName("label", answer, known, f"The labels of {self.name} are {some}.")
+        return found[0]
+
+    def answer(self, number: int) -> str:
+        """The text of a token, or a label."""
+        return self.labels[number] if self.labels else self.text(number)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """The tokens of a part of a text, without special ones."""
+        return self._tokenizer()(text, add_special_tokens=False)["input_ids"]
+
+    def _token_id(self, token: str, role: str) -> int:
+        ids = self.tokens_of(token)
         if len(ids) != 1:
             split = " + ".join(repr(self.text(part)) for part in ids) or "nothing"
-            spaced = self._tokenizer()(" " + token, add_special_tokens=False)["input_ids"]
+            spaced = self.tokens_of(" " + token)
             hint = f" Did you mean {' ' + token!r}, with a space?" if len(spaced) == 1 else ""
             raise InputError(
                 f"The {role} {token!r} must be one token, but splits into {split}.{hint} "
@@ -251,13 +176,19 @@ class Model:
             raise InputError(f"{self.name} was given without a tokenizer; pass token ids instead of text.")
         return self.tokenizer
 
+    def read(self, rows: Sequence[list[int]]) -> Batch:
+        """Texts to look at neurons by: the decoder of an encoder-decoder is given the same tokens, as if it had written
+        them, so that token t is the same in both stacks (its start token is in the first one's place)."""
+        return self.encode(rows, written=[ids[1:] for ids in rows] if self.task == "seq2seq" else None)
+
     # --- forward --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(self, prompt: Prompt, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
-        """The k most probable next tokens, and behind them those of `also` that are not among them."""
+        """The k most probable next tokens (or labels), and behind them those of `also` that are not among them."""
+        plan = tasks.plan(self, [prompt])
         with self.lock:
-            logits = self.net(**self.inputs(self.encode([prompt])), use_cache=False).logits[0, -1].float()
+            logits = tasks.logits(self, plan.batch, list(plan.positions[0][:1]))[0, 0].float()
         found = self.top_tokens(logits, k)
         known = {token.id for token in found}
         return found + [self.token_score(logits, token) for token in also if token not in known]
@@ -267,15 +198,34 @@ class Model:
         best = logits.topk(min(k, len(logits)))
         shares = (best.values - logits.logsumexp(0)).exp()
         rows = zip(best.indices.tolist(), best.values.tolist(), shares.tolist(), strict=True)
-        return [TokenScore(token, self.text(token), logit, share) for token, logit, share in rows]
+        return [TokenScore(token, self.answer(token), logit, share) for token, logit, share in rows]
 
     def token_score(self, logits: Tensor, token: int) -> TokenScore:
         """One token's logit, and its probability under all `logits` (V,)."""
         probability = (logits[token] - logits.logsumexp(0)).exp().item()
-        return TokenScore(token, self.text(token), logits[token].item(), probability)
+        return TokenScore(token, self.answer(token), logits[token].item(), probability)
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        return {"input_ids": batch.ids, "attention_mask": batch.mask}
+        if batch.pixels is not None:
+            return {"pixel_values": batch.pixels}
+        found = {"input_ids": batch.ids, "attention_mask": batch.mask}
+        if batch.decoder:
+            found |= {"decoder_input_ids": batch.decoder.ids, "decoder_attention_mask": batch.decoder.mask}
+        return found
+
+    def final_stream(self, batch: Batch) -> Tensor:
+        """(B, T, D) the residual stream behind the last layer and its norm, past all layers but without logits; of an
+        encoder-decoder the encoder's."""
+        inputs = self.inputs(batch)
+        if not batch.decoder:
+            options = {"use_cache": False} if self.generates else {}
+            return self.net.base_model(**inputs, **options)[0]
+        stream = self.net.get_encoder()(batch.ids, attention_mask=batch.mask)[0]
+        self.net.get_decoder()(
+            batch.decoder.ids, attention_mask=batch.decoder.mask, encoder_hidden_states=stream,
+            encoder_attention_mask=batch.mask, use_cache=False,
+        )  # fmt: skip
+        return stream
 
     def generate(
         self,
@@ -292,9 +242,11 @@ class Model:
         on_token: called with the number of new tokens after each; what it raises ends the generation.
         options: what transformers' `generate` takes (num_beams, use_cache, ...).
         """
+        if not self.generates:
+            raise InputError(f"{self.name} does not generate text; look at what it predicts (`Model.predict`).")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         batch = self.encode(prompts, padding_side="left")
-        length = batch.ids.shape[1]
+        length = batch.ids.shape[1] if self.task == "causal" else 1  # a decoder begins with its start token
         room = self.context_length - length
         if max_new_tokens > room:
             raise InputError(
@@ -318,6 +270,16 @@ class Model:
             output = self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
         texts = self._tokenizer().batch_decode(output[:, length:], skip_special_tokens=True)
         return texts[0] if isinstance(prompt, str) and len(texts) == 1 else texts
+
+    @property
+    def mask_id(self) -> int:
+        found = getattr(self.tokenizer, "mask_token_id", None)
+        if found is None:
+            raise ModelError(f"{self.name} has no mask token; give it a tokenizer that has one.")
+        return found
+
+    def _start_id(self) -> int:
+        return self.net.config.decoder_start_token_id
 
     def _pad_id(self) -> int:
         for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from concepts.attribution import embedding_leaf, last_logits, new_ledger
+from concepts import tasks
+from concepts.attribution import embedding_leaf, new_ledger
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models import Model, Prompt
@@ -36,14 +37,18 @@ def attribute_neurons(
 ) -> list[NeuronRelevance]:
     """For each row: the relevance of the prompt's tokens for the activation of its neuron at its position.
 
+    The decoder of an encoder-decoder has written what the encoder reads, as in an index (`Model.read`).
+
     Rows of a batch do not see each other, so one backward pass from the sum of all activations explains each.
     Source: AttnLRP (Achtibat et al. 2024), started at a latent neuron instead of a logit.
     """
     for neuron in neurons:
         model.check(neuron)
     encoded = model.encode(prompts)
-    # What comes after the neuron, in text and in layers, has no part in it.
-    batch = model.encode([ids[: at + 1] for ids, at in zip(encoded.ids.tolist(), positions, strict=True)])
+    rows = [ids[:length] for ids, length in zip(encoded.ids.tolist(), encoded.lengths, strict=True)]
+    if model.task == "causal":  # what comes after the neuron, in text and in layers, has no part in it
+        rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
+    batch = model.read(rows)
     ledger = new_ledger(model, len(prompts))
     seen: dict[tuple[str, int], Tensor] = {}
 
@@ -54,22 +59,24 @@ def attribute_neurons(
     with (
         model.lock,
         torch.enable_grad(),
-        _first_layers(model, 1 + max(neuron.layer for neuron in neurons)),
+        _first_layers(model, 1 + max(neuron.layer for neuron in neurons)) if len(model.stacks) == 1 else nullcontext(),
         relevance_rules(model.net, method, ledger=ledger),
-        embedding_leaf(model) as leaf,
+        embedding_leaf(model) as leaves,
         visiting(model, places, visit),
     ):
-        last_logits(model, batch)
+        tasks.logits(model, batch, [0])
         activations = torch.stack(
             [
                 seen[neuron.site, neuron.layer][row, position, neuron.index]
                 for row, (neuron, position) in enumerate(zip(neurons, positions, strict=True))
             ]
         )
-        (gradient,) = torch.autograd.grad(activations.sum(), leaf[0])
+        gradients = torch.autograd.grad(activations.sum(), leaves, allow_unused=True)
     dtype = ledger["softmax"].dtype
     tokens = torch.zeros(encoded.ids.shape, dtype=dtype)  # (B, T)
-    tokens[:, : batch.ids.shape[1]] = (leaf[0].detach().to(dtype) * gradient.to(dtype)).sum(-1).cpu()
+    for leaf, gradient in zip(leaves, gradients, strict=True):  # encoder and decoder read the same
+        if gradient is not None:
+            tokens[:, : batch.ids.shape[1]] += (leaf.detach().to(dtype) * gradient.to(dtype)).sum(-1).cpu()
     return [
         NeuronRelevance(
             tokens[row, :length],

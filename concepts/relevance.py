@@ -17,6 +17,8 @@ from db.records import Neuron, Ranked, TokenScore
 if TYPE_CHECKING:
     import pandas
 
+    from concepts.images import ImageMap
+
 Position = int | Literal["last", "all"]
 
 
@@ -54,7 +56,8 @@ class Relevance:
     """Signed relevance of one prompt's tokens and neurons for one target."""
 
     tokens: Tensor
-    """(T,) relevance of each input token."""
+    """(T,) relevance of each input token: of an encoder-decoder what the encoder read, then what the decoder did; of an
+    image its patches."""
     token_ids: tuple[int, ...]
     token_strings: tuple[str, ...]
     target: TokenScore | None
@@ -73,8 +76,25 @@ class Relevance:
     conserved: Conservation
     model_name: str
     model_fingerprint: str
+    predicted_at: int
+    """The position where the prediction is made: the last token, a mask, [CLS]."""
+    read: int
+    """How many of the tokens the encoder (or the only stack) read; the decoder has the others."""
+    positions: Tensor | None = None
+    """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
+    with ``positions=True`` (PA-LRP)."""
+    image: ImageMap | None = field(default=None, repr=False)
     missing_rules: tuple[str, ...] = ()
     """Operations that took their plain gradient (only with strict=False)."""
+
+    def combined(self, magnitude: bool = False) -> Tensor:
+        """(T,) PA-LRP Eq. 11: tokens and, summed over the layers, their positions.
+
+        magnitude: with the magnitude of what each layer gives a position, which the authors' experiments rank by.
+        """
+        if self.positions is None:
+            raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
+        return self.tokens + (self.positions.abs() if magnitude else self.positions).sum(0)
 
     # --- per site -------------------------------------------------------------------------------------
 
@@ -161,7 +181,7 @@ class Relevance:
         count = len(self.tokens)
         if position == "all":
             return [t for t in range(count) if include_sinks or t not in self.sinks]
-        index = count - 1 if position == "last" else position
+        index = self.predicted_at if position == "last" else position
         if not isinstance(index, int) or not -count <= index < count:
             raise InputError(f"Position {position!r} is not last, all or one of 0 to {count - 1}.")
         return [index % count]
@@ -211,6 +231,9 @@ class Relevance:
                 {"id": id, "text": text, "relevance": value}
                 for id, text, value in zip(self.token_ids, self.token_strings, self.tokens.tolist(), strict=True)
             ],
+            "predicted_at": self.predicted_at,
+            "read": self.read,
+            "positions": None if self.positions is None else self.positions.tolist(),
             "sinks": list(self.sinks),
             "conservation": self.conserved.to_dict(),
             "missing_rules": list(self.missing_rules),

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from concepts import tasks
 from concepts.attribution import attribute, embedding_leaf
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import CP_LRP
 from concepts.models import Model, Prompt
 from concepts.relevance import Conservation
-from db.records import SITES
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Of the rest that conservation leaves, as a share of the target; coarser types get 0.1."""
@@ -45,12 +45,14 @@ class SelfTest:
 
 def selftest(model: Model, prompt: Prompt = "The ice bear lives in the") -> SelfTest:
     """Forward parity, conservation, missing operations, sites, sinks and cost on one prompt; takes some seconds."""
-    batch = model.encode([prompt])
+    if model.task == "masked" and isinstance(prompt, str) and model.text(model.mask_id) not in prompt:
+        prompt = f"{prompt} {model.text(model.mask_id)}"
+    plan = tasks.plan(model, [prompt])
     with model.lock, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing operations are reported below
-        plain = model.net(**model.inputs(batch), use_cache=False).logits
+        plain = tasks.logits(model, plan.batch, list(plan.positions[0]))
         with relevance_rules(model.net, strict=False):
-            ruled = model.net(**model.inputs(batch), use_cache=False).logits
+            ruled = tasks.logits(model, plan.batch, list(plan.positions[0]))
         parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +62,7 @@ def selftest(model: Model, prompt: Prompt = "The ice bear lives in the") -> Self
             lambda: gradient_times_input(model, prompt),
         )
         cost = statistics.median(_seconds(works[0]) / _seconds(works[1]) for _ in range(3))
-    sites = {site: model.width(site) for site in SITES} if model.has_family else {}
+    sites = {site: model.width(site) for site in model.sites} if model.has_family else {}
     conserved = relevance.conservation()
     troubles = _troubles(model, parity, conserved, relevance.missing_rules)
     return SelfTest(parity, conserved, relevance.missing_rules, sites, relevance.sinks, cost, troubles)
@@ -87,8 +89,10 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def gradient_times_input(model: Model, prompt: Prompt) -> torch.Tensor:
-    """Gradient x input of the top logit, (T,)."""
-    with model.lock, torch.enable_grad(), embedding_leaf(model) as leaf:
-        logits = model.net(**model.inputs(model.encode([prompt])), use_cache=False).logits
-        (gradient,) = torch.autograd.grad(logits[0, -1].max(), leaf[0])
-    return (leaf[0].detach() * gradient)[0].sum(-1)
+    """Gradient x input of the top answer's logit, (T,), as `Relevance.tokens`."""
+    plan = tasks.plan(model, [prompt])
+    places = sorted(plan.positions[0])
+    with model.lock, torch.enable_grad(), embedding_leaf(model) as leaves:
+        _, explained = tasks.explained(plan, tasks.logits(model, plan.batch, places), places)
+        gradients = torch.autograd.grad(explained.sum(), leaves)
+    return torch.cat([(leaf.detach() * g)[0].sum(-1) for leaf, g in zip(leaves, gradients, strict=True)])

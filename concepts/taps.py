@@ -12,7 +12,7 @@ from torch import Tensor
 
 from concepts import experts
 from concepts.lrp.context import wrapped
-from concepts.models import Model
+from concepts.models import Batch, Model
 from db.errors import NumericalError
 
 Visit = Callable[[str, int, Tensor], Tensor | None]
@@ -24,20 +24,18 @@ def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> I
 
     What `visit` returns, unless it is None, replaces the activations.
     """
+    mixed: dict[int, list[str]] = {}
     with ExitStack() as undo:
         for site, layer in places:
-            _place(model, site, layer, visit, undo)
+            if site in ("ffn", "router") and model.family.experts:
+                mixed.setdefault(layer, []).append(site)
+            elif site in ("ffn", "attn", "cross"):
+                _input(model, site, layer, visit, undo)
+            else:
+                _output(model, site, layer, visit, undo)
+        for layer, sites in mixed.items():
+            _experts(model, sites, layer, visit, undo)
         yield
-
-
-def _place(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
-    """Have `visit` called at one place, until `undo` is closed."""
-    if site == "ffn" and model.family.experts:
-        _experts(model, layer, visit, undo)
-    elif site in ("ffn", "attn"):
-        _input(model, site, layer, visit, undo)
-    else:
-        _output(model, site, layer, visit, undo)
 
 
 def _input(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
@@ -71,17 +69,18 @@ def _output(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) 
     undo.callback(model.site_module(site, layer).register_forward_hook(after).remove)
 
 
-def _experts(model: Model, layer: int, visit: Visit, undo: ExitStack) -> None:
-    """The site is inside a mixture of experts."""
+def _experts(model: Model, sites: list[str], layer: int, visit: Visit, undo: ExitStack) -> None:
+    """The sites are inside a mixture of experts."""
     mixture = model.experts(layer)
     shape = _shape(model, layer, undo)
 
-    def inside(neurons: Tensor) -> Tensor:  # (B * T, E * I)
+    def inside(site: str, neurons: Tensor) -> Tensor:  # (B * T, N)
         x = neurons.unflatten(0, shape)
-        changed = visit("ffn", layer, x)
+        changed = visit(site, layer, x)
         return (x if changed is None else changed).flatten(0, 1)
 
-    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, inside)))
+    visits: dict[str, Callable[[Tensor], Tensor]] = {site: partial(inside, site) for site in sites}
+    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, visits)))
 
 
 def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:
@@ -98,26 +97,34 @@ def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:
 class Taps:
     """Activations and relevances of `sites` in one forward and backward pass, each (B, L, T, N) in float32.
 
-    (float64 for a float64 model.) Memory is that of the result: gradients are multiplied and dropped as they come.
+    (float64 for a float64 model.) T counts the tokens of the encoder, then those of the decoder; a layer is zero at
+    those of the other. Memory is that of the result: gradients are multiplied and dropped as they come.
     """
 
-    def __init__(self, model: Model, sites: Iterable[str], batch: int, tokens: int):
-        self.model = model
-        self.places = [(site, layer) for site in sites for layer in range(model.layers)]
+    def __init__(self, model: Model, sites: Iterable[str], batch: Batch):
+        self.model, self.batch = model, batch
+        count, tokens = len(batch.ids), batch.spans[1].stop
+        self.places = [(site, layer) for site in sites for layer in model.layers_with(site)]
+        empty = torch.zeros if batch.decoder else torch.empty
         self.options: dict[str, Any] = {
             "dtype": torch.promote_types(model.dtype, torch.float32),
             "device": model.device,
         }
         self.activation, self.relevance = (
-            {site: torch.empty(batch, model.layers, tokens, model.width(site), **self.options) for site in sites}
+            {site: empty(count, model.layers, tokens, model.width(site), **self.options) for site in sites}
             for _ in range(2)
         )
         self.reached: set[tuple[str, int]] = set()
         """The places that a gradient came to; elsewhere relevance is zero."""
-        self.stream = torch.zeros(batch, model.layers, tokens, **self.options)
+        self.stream = torch.zeros(count, model.layers, tokens, **self.options)
         """Norms of the residual stream behind each layer."""
         self.gradient = torch.zeros(model.layers, **self.options)
         """The sum of the gradient behind each layer: finite if the gradient is."""
+
+    def columns(self, layer: int) -> slice:
+        """The tokens that a layer reads."""
+        encoder = not self.batch.decoder or layer < len(self.model.stacks[0][1])
+        return self.batch.spans[0 if encoder else 1]
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -129,8 +136,8 @@ class Taps:
             yield
 
     def _read(self, site: str, layer: int, x: Tensor) -> None:
-        activation = self.activation[site][:, layer]
-        relevance = self.relevance[site][:, layer]
+        activation = self.activation[site][:, layer, self.columns(layer)]
+        relevance = self.relevance[site][:, layer, self.columns(layer)]
         activation.copy_(x.detach().view_as(activation))
 
         def on_gradient(g: Tensor) -> None:
@@ -142,7 +149,9 @@ class Taps:
 
     def _read_stream(self, layer: int, module: Any, args: Any, output: Any) -> None:
         x = output[0] if isinstance(output, tuple) else output  # (B, T, D)
-        self.stream[:, layer] = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=self.options["dtype"])
+        self.stream[:, layer, self.columns(layer)] = torch.linalg.vector_norm(
+            x.detach(), dim=-1, dtype=self.options["dtype"]
+        )
         if x.requires_grad:
             x.register_hook(lambda g: _sum_into(self.gradient, layer, g))
 
@@ -157,16 +166,22 @@ class Taps:
                 f"The backward pass is NaN or infinite from layer {int(bad.nonzero()[-1])} down; try --dtype float32."
             )
 
-    def row(self, row: int, length: int) -> dict[str, tuple[Tensor, Tensor]]:
+    def row(self, row: int) -> dict[str, tuple[Tensor, Tensor]]:
         """site -> (relevance, activation) of one prompt, each (L, T, N), on the CPU."""
+        columns = self.batch.columns(row)
+        length = len(columns)
+        if columns == list(range(length)):  # no copy
+            columns = slice(length)  # type: ignore[assignment]
         return {
-            site: (self.relevance[site][row, :, :length].cpu(), self.activation[site][row, :, :length].cpu())
+            site: (self.relevance[site][row, :, columns].cpu(), self.activation[site][row, :, columns].cpu())
             for site in self.activation
         }
 
-    def check_forward(self, mask: Tensor) -> None:
-        """Raise `NumericalError` naming the first layer whose output is not finite; mask (B, T) leaves padding out."""
-        bad = (~torch.isfinite(self.stream) & mask.bool()[:, None]).any(dim=2).any(dim=0)  # (L,)
+    def check_forward(self) -> None:
+        """Raise `NumericalError` naming the first layer whose output is not finite where there is a token."""
+        bad = torch.zeros(self.model.layers, dtype=torch.bool)
+        for row in range(len(self.batch.ids)):
+            bad |= ~torch.isfinite(self.stream[row, :, self.batch.columns(row)]).all(-1).cpu()
         if bad.any():
             raise NumericalError(
                 f"The output of layer {int(bad.nonzero()[0])} is NaN or infinite; try --dtype float32, or check "

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    BertConfig,
     BloomConfig,
+    DeiTConfig,
+    DistilBertConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -24,6 +27,8 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     StableLmConfig,
+    T5Config,
+    ViTConfig,
 )  # fmt: skip
 
 
@@ -76,4 +81,28 @@ def mixtures(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, 
         "qwen3_moe": Qwen3MoeConfig(
             **grouped, moe_intermediate_size=12 * scale, num_experts=4, num_experts_per_tok=2, head_dim=6 * scale
         ),
+    }
+
+
+def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tuple[str, PreTrainedConfig]]:
+    """name -> (auto class, configuration) of what is not a causal language model; images are 16 x 24 with patches of 8."""
+    base, small, _ = _parts(scale, layers, positions)
+    names = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
+    bert = {**small, "max_position_embeddings": positions}
+    distil = {**base, "dim": 24 * scale, "hidden_dim": 20 * scale, "n_layers": layers, "n_heads": 4,
+              "max_position_embeddings": positions}  # fmt: skip
+    t5 = {**base, "d_model": 24 * scale, "d_kv": 6 * scale, "d_ff": 20 * scale, "num_layers": layers, "num_heads": 4,
+          "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}  # fmt: skip
+    image = {**small, "image_size": (16, 24), "patch_size": 8, "num_channels": 3}
+    return {
+        "bert": ("AutoModelForMaskedLM", BertConfig(**bert)),
+        "bert, sequence": ("AutoModelForSequenceClassification", BertConfig(**bert, **names)),
+        "bert, token": ("AutoModelForTokenClassification", BertConfig(**bert, **names)),
+        "distilbert": ("AutoModelForMaskedLM", DistilBertConfig(**distil)),
+        "distilbert, sequence": ("AutoModelForSequenceClassification", DistilBertConfig(**distil, **names)),
+        "distilbert, token": ("AutoModelForTokenClassification", DistilBertConfig(**distil, **names)),
+        "t5": ("AutoModelForSeq2SeqLM", T5Config(**t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+        "t5, relu": ("AutoModelForSeq2SeqLM", T5Config(**t5)),
+        "vit": ("AutoModelForImageClassification", ViTConfig(**image, **names)),
+        "deit": ("DeiTForImageClassification", DeiTConfig(**image, **names)),
     }

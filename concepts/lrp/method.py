@@ -1,27 +1,123 @@
-"""Attribution methods as values: they can be compared, printed and written down."""
+"""Attribution methods as values: they can be compared, printed, written down and read back."""
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from db.errors import InputError, UnknownName
+
+
+def _at_least_zero(name: str, value: float) -> None:
+    if not value >= 0:
+        raise InputError(f"{name} must be at least 0, not {value}.")
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """Epsilon rule (AttnLRP Eq. 8): each contribution z_ij gets its share of z_j + eps sign(z_j); 0 is the gradient."""
+
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least_zero("eps", self.eps)
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma rule (AttnLRP Eq. 24): contributions of the output's own sign count 1 + gamma times.
+
+    Eq. 24 favours positive ones; for a negative output it is mirrored (Andeol et al. 2021), because its divisor would
+    pass through zero there. gamma 0 is `Epsilon()`, gamma to infinity `ZPlus()`.
+    """
+
+    gamma: float = 0.25
+
+    def __post_init__(self) -> None:
+        _at_least_zero("gamma", self.gamma)
+
+
+@dataclass(frozen=True)
+class ZPlus:
+    """Only contributions of the output's own sign count (z+ for a positive output): the limit of `Gamma`."""
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """Alpha-beta rule (Bach et al. 2015): positive contributions share alpha, negative ones 1 - alpha."""
+
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.alpha < 1:
+            raise InputError(f"alpha must be at least 1 (beta is alpha - 1), not {self.alpha}.")
+
+
+LinearRule = Epsilon | Gamma | ZPlus | AlphaBeta
 
 
 @dataclass(frozen=True)
 class AttnLRP:
     """AttnLRP (Achtibat et al. 2024) and its variants.
 
-    softmax: ``taylor`` is the paper's rule (Eq. 13); ``constant`` takes the attention weights as
-        constants, which is CP-LRP (Ali et al. 2022), and conserves relevance exactly.
+    softmax: ``taylor`` is the paper's rule (Eq. 13); ``zplus`` shares each weight's relevance among what raises it in
+        that expansion, leaving its bias nothing; ``constant`` takes the attention weights as constants, which is
+        CP-LRP (Ali et al. 2022), and conserves relevance exactly.
+    linear: the rule of linear maps.
+    conv: the rule of convolutions; None for that of linear maps.
+    positions: attribute to positions as well (PA-LRP, Bakish et al. 2025): `Relevance.positions`.
     """
 
-    softmax: Literal["taylor", "constant"] = "taylor"
+    softmax: Literal["taylor", "zplus", "constant"] = "taylor"
+    linear: LinearRule = Epsilon()
+    conv: LinearRule | None = None
+    positions: bool = False
+
+    def __post_init__(self) -> None:
+        if self.softmax not in ("taylor", "zplus", "constant"):
+            raise InputError(f"The softmax rule is taylor, zplus or constant, not {self.softmax!r}.")
+
+    def __repr__(self) -> str:
+        """As it would be written: what is not the default."""
+        default = {"softmax": "taylor", "linear": Epsilon(), "conv": None, "positions": False}
+        said = [f"{key}={getattr(self, key)!r}" for key, value in default.items() if getattr(self, key) != value]
+        return f"AttnLRP({', '.join(said)})"
 
     @property
     def name(self) -> str:
-        return {"taylor": "attnlrp", "constant": "cp-lrp"}[self.softmax]
+        """Its short name, or how it is written."""
+        return next((name for name, method in METHODS.items() if method == self), repr(self))
+
+    @classmethod
+    def parse(cls, text: str) -> AttnLRP:
+        """A short name of `METHODS`, or a method as it is written. Raises `UnknownName` or `InputError`."""
+        if text in METHODS:
+            return METHODS[text]
+        if not text.startswith("AttnLRP("):
+            ways = f"The methods are {', '.join(METHODS)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
+            raise UnknownName("method", text, METHODS, ways)
+        try:
+            found = _value(ast.parse(text, mode="eval").body)
+        except (SyntaxError, TypeError, ValueError, KeyError, AttributeError):
+            raise InputError(
+                f"{text!r} is not a method; write it as AttnLRP(softmax='zplus', linear=Gamma(0.1))."
+            ) from None
+        return found
+
+
+def _value(node: Any) -> Any:
+    """Of a constant, or a call of one of this file's classes."""
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    made = {cls.__name__: cls for cls in (AttnLRP, Epsilon, Gamma, ZPlus, AlphaBeta)}[node.func.id]  # type: ignore[attr-defined]
+    return made(*map(_value, node.args), **{str(word.arg): _value(word.value) for word in node.keywords})
 
 
 ATTNLRP = AttnLRP()
 CP_LRP = AttnLRP(softmax="constant")
+PA_LRP = AttnLRP(positions=True)
+VIT = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25))
+"""For vision transformers, whose gradients are noisy: AttnLRP's composite (its appendix B.4)."""
 
-METHODS = {method.name: method for method in (ATTNLRP, CP_LRP)}
+METHODS: dict[str, AttnLRP] = {"attnlrp": ATTNLRP, "cp-lrp": CP_LRP, "pa-lrp": PA_LRP, "vit": VIT}

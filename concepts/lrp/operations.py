@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from concepts.lrp import rules
-from concepts.lrp.method import AttnLRP
+from concepts.lrp.method import AttnLRP, Epsilon, LinearRule
 from db.errors import MissingRule
 
 Rule = Callable[..., Any]
@@ -42,21 +42,40 @@ def add(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     if mode.ledger is not None and is_activation(y):
         for constant in args[:2]:
             if isinstance(constant, Tensor) and constant.is_floating_point() and not constant.requires_grad:
-                is_bias = isinstance(constant, nn.Parameter) or constant.dim() < 2
-                mode.book_constant(y, constant, "biases" if is_bias else "positions")
+                mode.book_constant(y, constant, constant_name(constant))
+    return y
+
+
+def constant_name(summand: Tensor) -> str:
+    """What a constant summand (..., T, D) counts as: one that is the same at every position is a bias."""
+    same = summand.dim() < 2 or (summand.shape[-2] > 1 and bool((summand == summand[..., :1, :]).all()))
+    return "biases" if same else "positions"
+
+
+def concatenate(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Eq. 8; what constant parts (a [CLS] token of its own) keep goes to the ledger."""
+    y = func(*args, **kwargs)
+    parts = args[0] if args else kwargs["tensors"]
+    if mode.ledger is not None and is_activation(y) and not all(map(is_activation, parts)):
+        kept = func([torch.zeros_like(part) if is_activation(part) else part for part in parts], *args[1:], **kwargs)
+        mode.book_constant(y, kept, "biases")
     return y
 
 
 def linear(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Eq. 8 for a linear map or a convolution; the bias keeps its share."""
-    if is_activation(args[1]):
+    """The method's rule for a linear map or a convolution (Eq. 8 by default); the bias keeps its share."""
+    given = dict(zip(("input", "weight", "bias"), args, strict=False), **kwargs)
+    rest = args[3:]
+    x, weight, bias = (given.pop(name, None) for name in ("input", "weight", "bias"))
+    if is_activation(weight):
         raise MissingRule(f"{func.__name__} with a weight that depends on the input has no relevance rule.")
-    y = func(*args, **kwargs)
-    bias = args[2] if len(args) > 2 else kwargs.get("bias")
-    if mode.ledger is not None and bias is not None and is_activation(y):
-        channels_last = func is F.linear
-        mode.book_constant(y, bias if channels_last else bias.view(-1, *[1] * (y.dim() - 2)), "biases")
-    return y
+    y = func(x, weight, bias, *rest, **given)
+    if not is_activation(y):
+        return y
+    if bias is not None and func is not F.linear:
+        bias = bias.view(-1, *[1] * (y.dim() - 2))  # behind the channels
+    rule = mode.method.linear if func is F.linear else mode.method.conv or mode.method.linear
+    return mode.linear_map(lambda x, weight: func(x, weight, None, *rest, **given), x, y, weight, bias, rule)
 
 
 def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -64,12 +83,15 @@ def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     names = ("batch1", "batch2") if "batch1" in kwargs else ("mat1", "mat2")
     summand, a, b = (*args, *(kwargs[name] for name in names[len(args) - 1 :]))[:3]
     y = func(*args, **kwargs)
+    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     if is_activation(a) and is_activation(b):
-        if is_activation(summand):
-            raise MissingRule(f"{func.__name__} of three activations has no relevance rule.")
+        if is_activation(summand):  # Bloom's scores, with positions attributed to: a sum and a product, one by one
+            return beta * summand + alpha * rules.HalveFresh.apply(torch.matmul(a, b))
         y = rules.HalveFresh.apply(y)
+    elif is_activation(a) and summand.dim() < 2 and beta == alpha == 1:
+        return mode.linear_map(torch.matmul, a, y, b, summand, mode.method.linear)  # transformers' Conv1D
     if mode.ledger is not None and is_activation(y) and not is_activation(summand):
-        mode.book_constant(y, summand * kwargs.get("beta", 1), "biases" if summand.dim() < 2 else "positions")
+        mode.book_constant(y, summand * beta, constant_name(summand))
     return y
 
 
@@ -114,7 +136,11 @@ def softmax(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
     if mode.method.softmax == "constant":
         return func(*args, **kwargs).detach()
-    y = func(mode.account(args[0], "softmax", -1), *args[1:], **kwargs)
+    x = mode.account(args[0], "softmax", -1)
+    if mode.method.softmax == "zplus":
+        y = rules.SoftmaxZPlus.apply(x, func(x.detach(), *args[1:], **kwargs))
+    else:
+        y = func(x, *args[1:], **kwargs)
     return mode.account(y, "softmax", +1)
 
 
@@ -142,18 +168,36 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
     given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
     rest = args[4:]
     q, k, v, mask = (given.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
-    if is_activation(mask):
-        raise MissingRule("scaled_dot_product_attention with a mask that depends on the input has no rule.")
     if mode.method.softmax == "constant":
-        return func(q.detach(), k.detach(), v, mask, *rest, **given)
+        return func(q.detach(), k.detach(), v, mask.detach() if is_activation(mask) else mask, *rest, **given)
     if not (is_activation(q) or is_activation(k)):
         return func(q, k, v, mask, *rest, **given)
     if not (is_activation(q) and is_activation(k) and is_activation(v)):
         raise MissingRule("scaled_dot_product_attention with some constant inputs has no relevance rule.")
+    if mode.method.softmax == "zplus":
+        return _attention_apart(mode, q, k, v, mask, *rest, **given)
     # The products split evenly: half of y's relevance goes to v, and what reaches q reaches k as well.
     q = mode.account(q, "softmax", -2)
+    mask = (
+        mode.account(mask, "softmax", -1) if is_activation(mask) else mask
+    )  # position biases, a summand of the scores
     y = func(mode.halve(q), mode.halve(k), v, mask, *rest, **given)
     return mode.account(mode.halve(y), "softmax", +0.5)
+
+
+def _attention_apart(
+    mode: RelevanceMode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Fused attention operation by operation, because the z+ rule needs the weights (B, H, T, T)."""
+    if enable_gqa:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    x = rules.HalveFresh.apply(q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        x = x.masked_fill(torch.ones(x.shape[-2:], device=x.device).triu(1).bool(), -torch.inf)
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else add(mode, torch.add, (x, mask), {})
+    return rules.HalveFresh.apply(softmax(mode, torch.softmax, (x, -1), {}) @ v)
 
 
 # --- the table -----------------------------------------------------------------------------------------
@@ -164,7 +208,7 @@ KEEP = """
     to float double half bfloat16 type type_as contiguous clone cpu cuda view_as requires_grad_ detach detach_
     view reshape flatten unflatten squeeze unsqueeze transpose t permute movedim swapaxes swapdims
     __getitem__ select narrow unbind chunk split tensor_split unfold diagonal expand expand_as repeat
-    repeat_interleave broadcast_to tile cat concat stack hstack vstack pad roll flip rot90
+    repeat_interleave broadcast_to tile stack hstack vstack pad roll flip rot90
     index_select gather take_along_dim index_add index_add_ index_copy index_copy_ index_put index_put_
     scatter scatter_ scatter_add scatter_add_ __setitem__ masked_fill masked_fill_ masked_scatter where
     tril triu max amax min amin topk sort maximum minimum
@@ -174,6 +218,7 @@ KEEP = """
 """.split()
 LINEAR = "linear conv1d conv2d conv3d".split()
 ADD = "add add_ __add__ __iadd__ __radd__".split()
+CONCATENATE = "cat concat".split()
 ADDMM = "addmm baddbmm".split()
 ELEMENTWISE = """
     silu gelu relu leaky_relu elu selu celu mish softplus softsign hardswish hardsigmoid logsigmoid tanh
@@ -201,6 +246,7 @@ def _build() -> dict[Any, Rule]:
         keep_gradient: KEEP,
         linear: LINEAR,
         add: ADD,
+        concatenate: CONCATENATE,
         addmm: ADDMM,
         elementwise: ELEMENTWISE,
         product: PRODUCT,
@@ -267,11 +313,23 @@ class RelevanceMode(TorchFunctionMode):
     def account(self, x: Tensor, name: str, factor: float) -> Tensor:
         return x if self.ledger is None else rules.Account.apply(x, self.ledger, name, factor)
 
+    def linear_map(
+        self, f: Rule, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, rule: LinearRule
+    ) -> Tensor:
+        """y = f(x, weight) + bias under `rule`, with the bias's share booked."""
+        ledger = self.ledger
+        if rule == Epsilon():  # the gradient as it is
+            if ledger is not None and bias is not None:
+                self.book_constant(y, bias, "biases")
+            return y
+        keep = (lambda share: rules.book(ledger, "biases", +1, share)) if ledger is not None else (lambda share: None)
+        return rules.LinearMap.apply(x, y.detach(), weight, bias, f, rule, keep)
+
     def book_constant(self, y: Tensor, value: Tensor, name: str) -> None:
         """Book what the constant summand `value` of y keeps: sum(value * g_y)."""
         ledger = self.ledger
         assert ledger is not None
-        y.register_hook(lambda g: rules.book(ledger, name, +1, value, g))
+        y.register_hook(lambda g: rules.book(ledger, name, +1, rules.product(value, g, name)))
 
     def module_path(self) -> str:
         """The innermost module of `net` on the Python stack, as `model.layers.3.mlp (LlamaMLP)`."""

@@ -6,12 +6,15 @@ forward value alone and alters one gradient. Nothing in this file knows a model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+
+from concepts.lrp.method import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
 
 
 class Identity(Function):
@@ -77,6 +80,98 @@ class Norm(Function):
         return (g - g.mean(-1, keepdim=True) if ctx.center else g), None, None, None, None
 
 
+class SoftmaxZPlus(Function):
+    """z+ rule on the expansion of the softmax at x (AttnLRP Eq. 13): its bias term is left out.
+
+    s_j is about sum_i J_ji x_i + bias, J_ji = s_j (1[i = j] - s_i). R_i = sum_j (J_ji x_i)+ / sum_k (J_jk x_k)+ R_j.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, s: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, s)
+        return s.view_as(s)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        x, s = ctx.saved_tensors
+        x = x.masked_fill(s == 0, 0)  # a masked score
+        raises, lowers = (1 - s) * x.clamp(min=0), s * (-x).clamp(min=0)  # by x_j itself; by each other x_i
+        others = (lowers.sum(-1, keepdim=True) - lowers).clamp(min=0)
+        share = _divide(s * g, raises + others)  # R_j / P_j, with s_j cancelled
+        relevance = raises * share + lowers * (share.sum(-1, keepdim=True) - share)
+        return _divide(relevance, x), None
+
+
+class LinearMap(Function):
+    """A rule of `concepts.lrp.method` for y = f(x, weight) + bias, f linear in x.
+
+    With z_ij = w_ij x_i, and the bias as one more input: R_i = sum_j (c_j z_ij + c+_j z_ij+ + c-_j z_ij-).
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
+        f: Callable, rule: LinearRule, keep: Callable,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, y, weight, bias)
+        ctx.rest = f, rule, keep
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, y, weight, bias = ctx.saved_tensors
+        f, rule, keep = ctx.rest
+        up, down = weight.clamp(min=0), weight.clamp(max=0)
+        plus = minus = torch.zeros_like(y)
+        if not isinstance(rule, Epsilon):
+            plus = f(x.clamp(min=0), up) + f(x.clamp(max=0), down)
+            minus = f(x.clamp(min=0), down) + f(x.clamp(max=0), up)
+            if bias is not None:
+                plus, minus = plus + bias.clamp(min=0), minus + bias.clamp(max=0)
+        all_, positive, negative = coefficients(rule, y, plus, minus, y * g)
+        if bias is not None:
+            keep(all_ * bias + positive * bias.clamp(min=0) + negative * bias.clamp(max=0))
+        back = _transposed(f, x)
+        gradient = back(all_, weight)
+        if not isinstance(rule, Epsilon):
+            above = back(positive, up) + back(negative, down)  # where x > 0, z has the sign of w
+            below = back(positive, down) + back(negative, up)
+            gradient = gradient + torch.where(x > 0, above, below)
+        return gradient, *(None,) * 6
+
+
+def coefficients(rule: LinearRule, y: Tensor, plus: Tensor, minus: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(c, c+, c-) of `LinearMap` for outputs y = plus + minus with relevance R, the sums of z+ and of z-."""
+    nothing = torch.zeros_like(y)
+    if isinstance(rule, Epsilon):
+        return _divide(R, y + rule.eps * y.sign()), nothing, nothing
+    if isinstance(rule, AlphaBeta):
+        return nothing, _divide(rule.alpha * R, plus), _divide((1 - rule.alpha) * R, minus)
+    if isinstance(rule, ZPlus):
+        own = _divide(R, torch.where(y > 0, plus, minus))
+        return nothing, own.masked_fill(y <= 0, 0), own.masked_fill(y > 0, 0)
+    assert isinstance(rule, Gamma)
+    share = _divide(R, y + rule.gamma * torch.where(y > 0, plus, minus))
+    favoured = rule.gamma * share
+    return share, favoured.masked_fill(y <= 0, 0), favoured.masked_fill(y > 0, 0)
+
+
+def _transposed(f: Callable, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The transpose of x -> f(x, weight), as a function of (y, weight)."""
+
+    def back(y: Tensor, weight: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = torch.zeros_like(x).requires_grad_()
+            return torch.autograd.grad(f(leaf, weight), leaf, y)[0]
+
+    return back
+
+
+def _divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b = 0."""
+    return torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))
+
+
 class Account(Function):
     """Not a rule: adds factor x sum(x * g_x), the relevance that passes here, to a ledger's entry."""
 
@@ -89,17 +184,17 @@ class Account(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         ledger, name, factor = ctx.entry
-        book(ledger, name, factor, ctx.saved_tensors[0], g)
+        book(ledger, name, factor, product(ctx.saved_tensors[0], g, name))
         return g, None, None, None
 
 
-def book(ledger: dict[str, Tensor], name: str, factor: float, x: Tensor, g: Tensor) -> None:
-    """Add factor x sum(x * g) per batch row to `ledger[name]`, a tensor (B,); x broadcasts to g.
+def product(x: Tensor, g: Tensor, name: str) -> Tensor:
+    """x * g; minus infinity (a masked score) has no gradient, and counts as zero."""
+    found = x * g
+    return found if name == "biases" else found.masked_fill(g == 0, 0)
 
-    The rows of g are in batch order. Minus infinity (a masked score) has no gradient, and counts as zero.
-    """
+
+def book(ledger: dict[str, Tensor], name: str, factor: float, relevance: Tensor) -> None:
+    """Add factor x relevance (in batch order), summed per batch row, to `ledger[name]`, a tensor (B,)."""
     entry = ledger[name]
-    product = x * g
-    if name != "biases":
-        product = product.masked_fill(g == 0, 0)
-    entry.add_(product.reshape(len(entry), -1).sum(1, dtype=entry.dtype), alpha=factor)
+    entry.add_(relevance.reshape(len(entry), -1).sum(1, dtype=entry.dtype), alpha=factor)

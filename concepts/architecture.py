@@ -1,0 +1,203 @@
+"""Where the parts of a transformers model are: its layers, sites and matrices, by its family."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from concepts import experts, tasks
+from concepts.families import FAMILIES, Family
+from db.errors import InputError, ModelError
+from db.records import SITES, Neuron
+
+
+class Architecture:
+    """A transformers model and where its neurons are."""
+
+    def __init__(self, net: Any, name: str = "") -> None:
+        self.net = net.eval().requires_grad_(False)
+        self.name = name or net.config._name_or_path or type(net).__name__
+
+    # --- what it is -----------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self.net.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.net.dtype
+
+    @cached_property
+    def family(self) -> Family:
+        kind = self.net.config.model_type
+        if kind not in FAMILIES:
+            raise ModelError(
+                f"icebear does not know where {kind!r} models keep their neurons, only what their tokens' relevance is "
+                f"(sites=()); it knows {', '.join(FAMILIES)}. docs/new-family.md adds one in a dozen lines."
+            )
+        return FAMILIES[kind]
+
+    @cached_property
+    def task(self) -> str:
+        """What it predicts: a value of `concepts.tasks.TASKS`."""
+        return tasks.task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
+
+    @property
+    def generates(self) -> bool:
+        return self.task in ("causal", "seq2seq")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the architecture and the signs of a sample of every weight: the same in every dtype."""
+        config = self.net.config
+        digest = hashlib.sha256(f"{config.model_type} {self.answers}".encode())
+        for name, parameter in self.net.named_parameters():
+            values = parameter.detach().flatten()
+            sample = values[:: max(1, len(values) // 4096)]
+            digest.update(f"{name} {tuple(parameter.shape)}".encode())
+            digest.update(torch.signbit(sample).cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def context_length(self) -> int:
+        return getattr(self.net.config, "max_position_embeddings", None) or 1 << 30
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """Of a classifier; empty for other models."""
+        return self.net.config.id2label if self.task in tasks.LABELS else {}
+
+    @property
+    def answers(self) -> int:
+        """The number of tokens, or labels, that it chooses from."""
+        return len(self.labels) or self.net.config.vocab_size
+
+    # --- its parts ------------------------------------------------------------------------------------
+
+    @property
+    def has_family(self) -> bool:
+        """Whether it is known where the neurons are; the relevance of tokens needs no more than the operations."""
+        return self.net.config.model_type in FAMILIES
+
+    @cached_property
+    def stacks(self) -> list[tuple[Family, list[nn.Module]]]:
+        """The layers of the model; of an encoder-decoder those of the encoder, then those of the decoder."""
+        families = [self.family, self.family.decoder] if self.family.decoder else [self.family]
+        return [(family, list(self.net.get_submodule(family.layers).children())) for family in families]
+
+    def family_at(self, layer: int) -> Family:
+        """The family of a layer's stack."""
+        family, modules = self.stacks[0]
+        return family if layer < len(modules) else self.stacks[-1][0]
+
+    @cached_property
+    def layer_modules(self) -> list[nn.Module]:
+        """Of all stacks; of an unknown family the longest list of modules, which serves to find sinks and NaNs."""
+        if self.has_family:
+            return [module for _, modules in self.stacks for module in modules]
+        if self.task == "seq2seq":
+            return []
+        lists = [list(module) for module in self.net.modules() if isinstance(module, nn.ModuleList)]
+        return max(lists, key=len, default=[])
+
+    @property
+    def embeddings(self) -> list[nn.Module]:
+        """The modules that give tokens their embeddings: of the only stack, or of encoder and decoder."""
+        parts = [self.net.get_encoder(), self.net.get_decoder()] if self.task == "seq2seq" else [self.net]
+        return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_modules)
+
+    @property
+    def heads(self) -> int:
+        return getattr(self.net.config, "num_attention_heads", 1)
+
+    @property
+    def head_dim(self) -> int:
+        return self.width("attn") // self.heads
+
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """Those that this model has."""
+        family = self.stacks[-1][0]
+        lacks = {"cross": not family.cross, "router": not family.experts}
+        return tuple(site for site in SITES if not lacks.get(site))
+
+    def layers_with(self, site: str) -> range:
+        """The layers that have a site. Raises `InputError` for one that the model lacks."""
+        if site not in self.sites:
+            raise InputError(f"{site!r} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
+        return range(len(self.stacks[0][1]) if site == "cross" else 0, self.layers)
+
+    def site_module(self, site: str, layer: int) -> nn.Module:
+        """The module whose input (`ffn`, `attn`, `cross`) or output (`q`, `k`, `v`, or all in one) is the site."""
+        family = self.family_at(layer)
+        names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross}
+        return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
+
+    def experts(self, layer: int) -> Any:
+        """A layer's experts, whose neurons are its site `ffn`; None in a dense model. Raises `ModelError` if mixed."""
+        if not self.family.experts:
+            return None
+        try:
+            return self.layer_modules[layer].get_submodule(self.family.experts)
+        except AttributeError:
+            raise ModelError(
+                f"Layer {layer} of {self.name} has no experts where others have; icebear reads only mixtures that have "
+                "them in every layer (sites=('attn',) works)."
+            ) from None
+
+    def matrix(self, module: nn.Module) -> Tensor:
+        """(out, in) the weight of a linear map, in float32, whichever way round the module keeps it."""
+        weight: Any = module.weight
+        weight = weight.detach().float()
+        return weight.T if isinstance(module, Conv1D) else weight
+
+    def columns(self, site: str) -> Tensor | None:
+        """Where the site's neurons are in the output of a map that makes q, k and v in one; None for other sites."""
+        if site not in ("q", "k", "v") or not self.family.qkv:
+            return None
+        total, dim = len(self.matrix(self.site_module(site, 0))), self.head_dim
+        groups = (total // dim - self.heads) // 2  # key-value heads
+        each = self.heads // groups  # query heads of one
+        if self.family.qkv_order == "apart":
+            sizes = [self.heads * dim, groups * dim, groups * dim]
+            return torch.arange(total).split(sizes)["qkv".index(site)]
+        places = torch.arange(total).view(groups, each + 2, dim)
+        return {"q": places[:, :each], "k": places[:, each], "v": places[:, each + 1]}[site].flatten()
+
+    def width(self, site: str) -> int:
+        """The number of neurons of a site in each layer (heads, for `head`)."""
+        if site == "head":
+            return self.heads
+        layer = self.layers_with(site).start
+        if site == "ffn" and self.family.experts:
+            return experts.neuron_count(self.experts(layer))
+        if site == "router":
+            return experts.count(self.experts(layer))
+        columns = self.columns(site)
+        if columns is not None:
+            return len(columns)
+        out_features, in_features = self.matrix(self.site_module(site, layer)).shape
+        return in_features if site in ("ffn", "attn", "cross") else out_features
+
+    def check(self, neuron: Neuron) -> Neuron:
+        """The neuron itself if this model has it, else `InputError`."""
+        layers = self.layers_with("attn" if neuron.site == "head" else neuron.site)
+        if neuron.layer not in layers:
+            raise InputError(
+                f"{neuron} is not in {self.name}: {neuron.site} is in the layers {layers.start} to {layers.stop - 1}."
+            )
+        if neuron.index >= self.width(neuron.site):
+            raise InputError(
+                f"{neuron} is not in {self.name}: {neuron.site} has the neurons 0 to {self.width(neuron.site) - 1}."
+            )
+        return neuron

@@ -1,0 +1,179 @@
+"""What models of each kind predict, and where: next tokens, masked ones, labels of texts, tokens and images."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from db.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from concepts.models import Batch, Model
+
+Token = str | int
+
+TASKS = {
+    "ForMaskedLM": "masked",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForImageClassification": "image",
+    "ForImageClassificationWithTeacher": "image",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+    "ForConditionalGeneration": "seq2seq",
+}
+"""By how the name of a transformers class ends."""
+
+AUTO_CLASSES = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "image": "AutoModelForImageClassification",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+LABELS = ("sequence", "token", "image")
+"""Tasks whose answers are labels, not tokens."""
+
+
+def task_of(class_name: str, encoder_decoder: bool) -> str:
+    """Raises `ModelError` for a class that predicts neither tokens nor labels."""
+    for ending, task in TASKS.items():
+        if class_name.endswith(ending):
+            return "causal" if task == "seq2seq" and not encoder_decoder else task
+    raise ModelError(
+        f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is explained of a batch of prompts."""
+
+    batch: Batch
+    positions: tuple[tuple[int, ...], ...]
+    """For each prompt, the positions (of what the decoder reads, where there is one) whose prediction is explained."""
+    targets: tuple[tuple[int, ...] | None, ...]
+    """The answers explained there; None for the most probable ones."""
+    contrasts: tuple[int | None, ...]
+
+    def predicted_at(self, row: int) -> int:
+        """The first of them among all the row's tokens, those of the encoder before those of the decoder."""
+        before = self.batch.lengths[row] if self.batch.decoder else 0
+        return before + self.positions[row][0]
+
+
+def plan(
+    model: Model, prompts: Sequence[Any], target: Any = None, contrast: Any = None, target_text: Any = None,
+    prefix: Any = None, at: Any = None,
+) -> Plan:  # fmt: skip
+    """Arguments as of `attribute`, each for all prompts or a list with one for each. Raises `InputError`."""
+    task = model.task
+    if target is not None and target_text is not None:
+        raise InputError("target and target_text exclude each other; give one of them.")
+    _refuse(target_text is not None and task in LABELS, "target_text", f"{model.name} gives labels; use target")
+    _refuse(prefix is not None and task != "seq2seq", "prefix", f"{model.name} has no decoder of its own")
+    _refuse(at is not None and task != "token", "at", f"{model.name} does not label single tokens")
+    targets, contrasts, texts, prefixes, places = (
+        _per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
+    )
+    against = tuple(None if token is None else model.answer_id(token, "contrast") for token in contrasts)
+    chosen: list[tuple[int, ...] | None] = [
+        _continuation(model, text) if text is not None else None if token is None else (model.answer_id(token),)
+        for token, text in zip(targets, texts, strict=True)
+    ]
+    positions: list[tuple[int, ...]]
+    batch = model.encode(prompts)
+    rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
+    if task in ("sequence", "image"):
+        positions = [(0,)] * len(prompts)
+    elif task == "token":
+        positions = [_labelled(model, ids, place) for ids, place in zip(rows, places, strict=True)]
+    elif task == "masked":
+        positions = [_masks(model, ids, answer) for ids, answer in zip(rows, chosen, strict=True)]
+    else:
+        read = rows if task == "causal" else [model.tokens_of(text) if text else [] for text in prefixes]
+        starts = [len(ids) - (task == "causal") for ids in read]  # a decoder's start token is not in its text
+        longer = [ids + list((answer or ())[:-1]) for ids, answer in zip(read, chosen, strict=True)]
+        positions = [
+            tuple(range(start, start + len(answer or (0,)))) for start, answer in zip(starts, chosen, strict=True)
+        ]
+        batch = model.encode(longer) if task == "causal" else model.encode(rows, written=longer)
+    return Plan(batch, tuple(positions), tuple(chosen), against)
+
+
+def _refuse(wrong: bool, name: str, why: str) -> None:
+    if wrong:
+        raise InputError(f"{name} does not suit this model: {why}.")
+
+
+def _per_prompt(value: Any, count: int) -> list[Any]:
+    if value is None or isinstance(value, (str, int)):
+        return [value] * count
+    if len(value) != count:
+        raise InputError(f"There are {count} prompts but {len(value)} targets or contrasts; give one for each.")
+    return list(value)
+
+
+def _continuation(model: Model, text: str) -> tuple[int, ...]:
+    ids = tuple(model.tokens_of(text))
+    if not ids:
+        raise InputError("The target text is empty; give at least one token.")
+    return ids
+
+
+def _masks(model: Model, ids: list[int], answer: tuple[int, ...] | None) -> tuple[int, ...]:
+    mask = model.mask_id
+    places = tuple(place for place, token in enumerate(ids) if token == mask)
+    if not places:
+        raise InputError(f"The prompt has no {model.text(mask)}; put one where the word shall be predicted.")
+    if answer is not None and len(answer) != len(places):
+        raise InputError(f"The prompt has {len(places)} masks but the target {len(answer)} tokens; give one for each.")
+    return places
+
+
+def _labelled(model: Model, ids: list[int], at: int | None) -> tuple[int, ...]:
+    """`at`; by default the token that most probably has another label than the first one (``O`` or the like)."""
+    if at is None:
+        with model.lock, torch.no_grad():
+            scores = logits(model, model.encode([ids]), list(range(len(ids))))[0].float()  # (T, labels)
+        special = model.special_ids()
+        scores[[place for place, token in enumerate(ids) if token in special]] = -torch.inf
+        first = scores.softmax(-1)[:, 0].nan_to_num(nan=2.0)
+        return (int(first.argmin()),)
+    if not -len(ids) <= at < len(ids):
+        raise InputError(f"Position {at} is not one of 0 to {len(ids) - 1}.")
+    return (at % len(ids),)
+
+
+def logits(model: Model, batch: Batch, positions: list[int]) -> Tensor:
+    """(B, P, V) logits at `positions` only (those of every token would cost a quarter of the pass), or of labels."""
+    options: dict[str, Any] = {} if model.task == "image" else {"use_cache": False}
+    parameters = inspect.signature(type(model.net).forward).parameters
+    if "use_cache" not in parameters:
+        options = {}
+    if "logits_to_keep" in parameters:
+        options["logits_to_keep"] = torch.tensor(positions, device=model.device)
+        return model.net(**model.inputs(batch), **options).logits
+    found = model.net(**model.inputs(batch), **options).logits
+    return found[:, None] if found.dim() == 2 else found[:, positions]
+
+
+def explained(plan: Plan, scores: Tensor, needed: list[int]) -> tuple[list[tuple[int, ...]], Tensor]:
+    """The answers explained for each prompt, and the number explained for each (B,); scores (B, needed, V)."""
+    targets, values = [], []
+    for row, places in enumerate(plan.positions):
+        here = scores[row, [needed.index(place) for place in places]]  # (P, V)
+        chosen = plan.targets[row] or tuple(here.argmax(-1).tolist())
+        value = here[range(len(chosen)), list(chosen)].sum()
+        contrast = plan.contrasts[row]
+        if contrast is not None:
+            value = value - here[:, contrast].sum()
+        targets.append(chosen)
+        values.append(value)
+    return targets, torch.stack(values)
