@@ -193,8 +193,9 @@ class Architecture:
         """The neuron itself if this model has it, else `InputError`."""
         layers = self.layers_with("attn" if neuron.site == "head" else neuron.site)
         if neuron.layer not in layers:
+            of_site = f" with {neuron.site}" if layers.start else ""
             raise InputError(
-                f"{neuron} is not in {self.name}: {neuron.site} is in the layers {layers.start} to {layers.stop - 1}."
+                f"{neuron} is not in {self.name}: its layers{of_site} are {layers.start} to {layers.stop - 1}."
             )
         if neuron.index >= self.width(neuron.site):
             raise InputError(

@@ -85,7 +85,7 @@ def mixtures(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, 
 
 
 def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tuple[str, PreTrainedConfig]]:
-    """name -> (auto class, configuration) of what is not a causal language model; images are 16 x 24 with patches of 8."""
+    """name -> (auto class, configuration) of other models than causal ones; images are 16 x 24, patches 8 x 8."""
     base, small, _ = _parts(scale, layers, positions)
     names = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
     bert = {**small, "max_position_embeddings": positions}

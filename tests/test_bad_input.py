@@ -90,13 +90,13 @@ def test_models_devices_and_dtypes(tmp_path):
 
 
 def test_unknown_family_says_what_is_known():
-    from transformers import AutoModelForCausalLM, BertConfig
+    from transformers import AutoModelForCausalLM, CodeGenConfig
 
     from concepts import Model, attribute
 
-    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, is_decoder=True)
+    config = CodeGenConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=1, rotary_dim=4)
     net = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ModelError, match=r"'bert' models keep their neurons.*it knows .*llama.*new-family"):
+    with pytest.raises(ModelError, match=r"'codegen' models keep their neurons.*it knows .*llama.*new-family"):
         attribute(Model(net), [1, 2], sites=("ffn",))
 
 

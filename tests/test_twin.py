@@ -1,39 +1,102 @@
-"""Relevance by the operation table equals the paper's equations written out (tests/twin.py)."""
+"""Relevance by the operation table equals the papers' equations written out (tests/twin.py, tests/twin_models.py)."""
 
 import pytest
 import torch
-import twin
+import transformers
+import twin_models
 from conftest import CONFIGS, IDS, Double, random_model
+from families import dense, mixtures, others
 
-from concepts import ATTNLRP, CP_LRP, attribute
+from concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 
-SITES = ("ffn", "attn", "q", "k", "v")
+MASKED = [*IDS[:4], 49, *IDS[4:]]
+IMAGE = torch.randn(3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+MODELS = {
+    **{name: (twin_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in CONFIGS.items()},
+    "mixtral": (twin_models.llama, "AutoModelForCausalLM", mixtures()["mixtral"], IDS, {}),
+    "gpt2": (twin_models.gpt2, "AutoModelForCausalLM", dense()["gpt2"], IDS, {}),
+    "bloom": (twin_models.bloom, "AutoModelForCausalLM", dense()["bloom"], IDS, {}),
+    "t5": (twin_models.t5, *others()["t5"], IDS, {"written": (0, 5, 9)}),
+    "t5, relu": (twin_models.t5, *others()["t5, relu"], IDS, {"written": (0, 5, 9)}),
+    "bert": (twin_models.bert, *others()["bert"], MASKED, {}),
+    "vit": (twin_models.vit, *others()["vit"], IMAGE, {}),
+}
+METHODS = [
+    ATTNLRP,
+    CP_LRP,
+    PA_LRP,
+    VIT,
+    AttnLRP(linear=Epsilon(0.3)),
+    AttnLRP(softmax="zplus", linear=ZPlus(), positions=True),
+    AttnLRP(linear=AlphaBeta(2), conv=ZPlus()),
+    AttnLRP(softmax="constant", linear=Gamma(0.5)),
+]
+NO_SDPA = {"bloom"}
+CASES = [
+    (name, kind, method)
+    for name in MODELS
+    for method in METHODS
+    for kind in (("eager",) if name in NO_SDPA else ("eager", "sdpa"))
+]
+
+
+class Marked:
+    """A tokenizer whose mask is 49, for token ids."""
+
+    mask_token_id, all_special_ids = 49, ()
+
+    def decode(self, ids):
+        return "".join(f"<{i}>" for i in ids)
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [int(part) for part in text.split()]}
+
+
+def make(name, kind):
+    _, auto, config, *_ = MODELS[name]
+    if auto == "AutoModelForCausalLM":
+        return random_model(config, kind)
+    torch.manual_seed(0)
+    net = getattr(transformers, auto).from_config(config, attn_implementation=kind).double()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0, 0.4)
+    return Model(net, Marked(), name)
 
 
 def close(a, b, tolerance=1e-8):
-    return (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-30)
+    return (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-12)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=lambda m: m.name)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_tokens_sites_and_shares_equal_the_twin(name, method, attention):
-    model = random_model(CONFIGS[name], attention)
+@pytest.mark.parametrize(("name", "kind", "method"), CASES, ids=lambda part: str(part))
+def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
+    build, _, _, prompt, options = MODELS[name]
+    model = make(name, kind)
+    target = 1 if name == "vit" else 11
+    prefix = " ".join(map(str, options["written"][1:])) if options else None
     with Double():
-        found = attribute(model, IDS, target=11, method=method, sites=SITES)
-        tokens, sites, kept, logits = twin.relevance(model, IDS, 11, method.softmax)
-    assert abs(found.target.logit - logits[11]) < 1e-5  # TokenScore comes from float32
-    assert close(found.tokens, tokens)
-    for site in SITES:
-        if sites[site].any():
-            assert close(found.of(site), sites[site]), site
-        else:  # q and k in CP-LRP
-            assert not found.of(site).any()
+        found = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix)
+        leaves, tape, logits = twin_models.explain(build, method, model.net, prompt, target, **options)
+    assert abs(found.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
+    if name == "vit":
+        assert close(found.image.pixels, leaves[0].R.sum(0))
+        tape.kept["biases"] += tape.cls.R.sum().item()
+    else:
+        assert close(found.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
+    for site in model.sites:
+        assert close(found.of(site), tape.site(site, model.layers, len(found.tokens))), site
     conserved = found.conservation()
-    assert conserved.softmax == pytest.approx(kept["softmax"], rel=1e-8, abs=1e-8)
-    assert conserved.biases == pytest.approx(kept["biases"], rel=1e-8, abs=1e-8)
-    assert conserved.target == pytest.approx(logits[11].item(), rel=1e-10)
-    assert abs(conserved.rest) < 1e-8 * max(1, abs(conserved.target))
+    assert conserved.target == pytest.approx(logits[target].item(), rel=1e-10)
+    assert conserved.biases == pytest.approx(tape.kept["biases"], rel=1e-8, abs=1e-8)
+    if method.positions:
+        positions = tape.position_relevance(*found.positions.shape)
+        assert close(found.positions, positions)
+        assert conserved.positions == pytest.approx(positions.sum().item(), rel=1e-8, abs=1e-8)
+    if kind == "eager" or method.positions or not name.startswith("t5"):
+        # Fused attention does not tell what a constant position bias in it keeps: that is part of `softmax` there.
+        assert conserved.softmax == pytest.approx(tape.kept["softmax"], rel=1e-8, abs=1e-8)
+    if not isinstance(method.linear, Epsilon) or method.linear.eps == 0:
+        assert abs(conserved.rest) < 1e-8 * max(1, abs(conserved.target))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -50,5 +113,5 @@ def test_the_twin_is_not_plain_gradient_times_input():
     embedded = model.net.model.embed_tokens(torch.tensor([IDS])).detach().requires_grad_()
     with Double():
         model.net(inputs_embeds=embedded).logits[0, -1, 11].backward()
-        tokens, *_ = twin.relevance(model, IDS, 11)
-    assert not close((embedded.grad * embedded)[0].sum(-1), tokens, 1e-2)
+        leaves, *_ = twin_models.explain(twin_models.llama, ATTNLRP, model.net, IDS, 11)
+    assert not close((embedded.grad * embedded)[0].sum(-1), leaves[0].R.sum(-1), 1e-2)

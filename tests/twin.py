@@ -1,176 +1,247 @@
-"""The slow, obvious twin: AttnLRP as explicit relevance messages, layer by layer, without autograd.
+"""The slow, obvious twin: relevance as explicit messages, operation by operation, without autograd.
 
-Every rule is written as its equation in Achtibat et al. 2024. A message never sees a gradient: it takes the
-values of the forward pass and the relevance R of an output, and gives the relevance of the inputs.
+Every rule is written as its equation (AttnLRP: Achtibat et al. 2024; PA-LRP: Bakish et al. 2025). A message never sees
+a gradient: it takes the values of the forward pass and the relevance R of an output, and gives that of the inputs.
 """
-
-import math
 
 import torch
 
-
-def linear_rule(x, weight, z, R):
-    """Eq. 8, eps -> 0: R_i = sum_j  W_ji x_i / z_j  R_j, z with its bias. weight (J, I), x (T, I), R (T, J)."""
-    return torch.einsum("ti,ji,tj->ti", x, weight, R / z)
+from concepts.lrp.method import AlphaBeta, Epsilon, Gamma, ZPlus
 
 
-def sum_rule(a, b, R):
-    """Eq. 8 for a sum a + b."""
-    return a / (a + b) * R, b / (a + b) * R
+class Value:
+    """A tensor on the tape; `messages(R)` gives the relevance of each of `sources`."""
+
+    def __init__(self, tape, x, sources=(), messages=None):
+        self.x, self.sources, self.messages = x, sources, messages
+        self.R = torch.zeros_like(x)
+        tape.values.append(self)
 
 
-def matmul_rule(A, V, O, R):
-    """Eq. 14 for O = A V: R_ji = sum_p  A_ji V_ip / (2 O_jp)  R_jp, and likewise for V."""
-    message = torch.einsum("...ji,...ip,...jp->...jip", A, V, R / (2 * O))
-    return message.sum(-1), message.sum(-3)
+class Tape:
+    """Writes a forward pass down, then sends relevance back through it."""
 
+    def __init__(self, method):
+        self.method = method
+        self.values, self.sites, self.positions = [], {}, {}
+        self.kept = {"softmax": 0.0, "biases": 0.0, "positions": 0.0}
 
-def softmax_rule(x, s, R):
-    """Eq. 13: R_i = x_i (R_i - s_i sum_j R_j); a masked score takes nothing."""
-    return torch.where(s == 0, 0, x) * (R - s * R.sum(-1, keepdim=True))
+    # --- leaves and constants ---
 
+    def leaf(self, x):
+        return Value(self, x)
 
-def product_rule(R):
-    """Eq. 15: each factor gets half."""
-    return R / 2
+    def position(self, x, layer, axis):
+        """A position's values: a sink of its own in PA-LRP, else a constant whose share is booked."""
+        value = Value(self, x)
+        self.positions.setdefault(layer, []).append((value, axis))
+        return value
 
+    def tag(self, site, layer, value):
+        self.sites.setdefault(site, {})[layer] = value
+        return value
 
-def identity_rule(R):
-    """Eq. 9 for an element-wise function, Eq. 19 for a norm: relevance passes as it is."""
-    return R
+    # --- rules ---
 
+    def linear(self, v, weight, bias=None, rule=None):
+        """z_ij = W_ji x_i and the bias as one more input; a share of R_j for each, by the rule. weight (J, I)."""
+        x = v.x.reshape(-1, v.x.shape[-1])
+        extra = torch.zeros(len(weight), dtype=x.dtype) if bias is None else bias
+        z = torch.cat((torch.einsum("ti,ji->tji", x, weight), extra.expand(len(x), -1)[..., None]), -1)
+        y = z.sum(-1)
 
-def rms(x, gain, eps):
-    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * gain
+        def messages(R):
+            shares = linear_shares(z, rule or self.method.linear) * R.reshape(y.shape)[..., None]
+            self.kept["biases"] += shares[..., -1].sum().item()
+            return [shares[..., :-1].sum(1).reshape(v.x.shape)]
 
+        return Value(self, y.reshape(*v.x.shape[:-1], -1), [v], messages)
 
-def rotation_matrix(cos, sin):
-    """(T, d, d): the rotary embedding of each position as the linear map it is."""
-    T, d = cos.shape
-    half = d // 2
-    M = torch.zeros(T, d, d, dtype=cos.dtype)
-    for i in range(d):
-        M[:, i, i] = cos[:, i]
-        M[:, i, (i + half) % d] = -sin[:, i] if i < half else sin[:, i]
-    return M
+    def add(self, *parts):
+        """Eq. 8 for a sum: a / (a + b) R."""
+        total = sum(part.x for part in parts)
+        ratio = lambda R: torch.where(R == 0, 0, R / total)  # noqa: E731  a masked score has no relevance
+        return Value(self, total, parts, lambda R: [_summed(masked(p.x) * ratio(R), p.x.shape) for p in parts])
 
+    def constant(self, v, c, name):
+        """v + c with a constant: Eq. 8, its share is booked."""
+        total = v.x + c
 
-@torch.no_grad()
-def relevance(model, ids, target, softmax="taylor"):
-    """tokens (T,), sites {name: (L, T, N)}, and what the softmax rule's bias term and the biases keep."""
-    net, config = model.net, model.net.config
-    gemma = config.model_type == "gemma3_text"
-    core = net.model
-    T, H, KV = len(ids), config.num_attention_heads, config.num_key_value_heads
-    d = getattr(config, "head_dim", None) or config.hidden_size // H
-    scale = (config.query_pre_attn_scalar if gemma else d) ** -0.5
-    eps = config.rms_norm_eps
-    gain = (lambda norm: 1 + norm.weight) if gemma else (lambda norm: norm.weight)
-    f = (lambda x: torch.nn.functional.gelu(x, approximate="tanh")) if gemma else torch.nn.functional.silu
-    position = torch.arange(T)[None]
-    kept = {"softmax": 0.0, "biases": 0.0}
+        def messages(R):
+            ratio = torch.where(R == 0, 0, R / total)
+            self.kept[name] += (masked(c.expand(total.shape)) * ratio).sum().item()
+            return [v.x * ratio]
 
-    def linear(module, x):
-        bias = 0 if module.bias is None else module.bias
-        return x @ module.weight.T + bias
+        return Value(self, total, [v], messages)
 
-    def keep_bias(module, z, R):
-        if module.bias is not None:
-            kept["biases"] += (module.bias / z * R).sum().item()
+    def scale(self, v, c):
+        """A product with a constant passes relevance on."""
+        return Value(self, v.x * c, [v], lambda R: [R])
 
-    # Forward, keeping everything.
-    h = core.embed_tokens(torch.tensor(ids))  # (T, D)
-    kept_layers = []
-    for number, layer in enumerate(core.layers):
-        s = {"h": h}
-        attention, mlp = layer.self_attn, layer.mlp
-        sliding = gemma and config.layer_types[number] == "sliding_attention"
-        if gemma:
-            cos, sin = core.rotary_emb(h[None], position, config.layer_types[number])
+    def mul(self, a, b):
+        """Eq. 15: each factor gets half."""
+        return Value(self, a.x * b.x, [a, b], lambda R: [_summed(R / 2, a.x.shape), _summed(R / 2, b.x.shape)])
+
+    def matmul(self, A, V):
+        """Eq. 14 for O = A V: R_ji = sum_p  A_ji V_ip / (2 O_jp)  R_jp, and likewise for V."""
+        O = A.x @ V.x
+
+        def messages(R):
+            ratio = R / O
+            share = torch.einsum("...ji,...ip,...jp->...jip", A.x, V.x, ratio / 2)
+            return [share.sum(-1), share.sum(-3)]
+
+        return Value(self, O, [A, V], messages)
+
+    def weighted(self, A, V):
+        """O = A V with attention as a constant (CP-LRP): linear in V."""
+        O = A @ V.x
+        return Value(self, O, [V], lambda R: [torch.einsum("...ji,...ip,...jp->...ip", A, V.x, R / O)])
+
+    def softmax(self, v):
+        """Eq. 13: R_i = x_i (R_i - s_i sum_j R_j); or z+ on the expansion that it comes from."""
+        s = v.x.softmax(-1)
+        x = masked(v.x)
+
+        def messages(R):
+            if self.method.softmax == "taylor":
+                found = x * (R - s * R.sum(-1, keepdim=True))
+            else:
+                jacobian = torch.diag_embed(s) - s[..., :, None] * s[..., None, :]  # J_ji
+                z = (jacobian * x[..., None, :]).clamp(min=0)  # z_ji+
+                share = z / z.sum(-1, keepdim=True)
+                found = (torch.nan_to_num(share) * R[..., None]).sum(-2)
+            self.kept["softmax"] += (R.sum() - found.sum()).item()
+            return [found]
+
+        return Value(self, s, [v], messages)
+
+    def act(self, v, f):
+        """Eq. 9: relevance passes as it is."""
+        return Value(self, f(v.x), [v], lambda R: [R])
+
+    def rms(self, v, gain, eps):
+        """Eq. 19."""
+        return self.act(v, lambda x: x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * gain)
+
+    def layer_norm(self, v, norm):
+        """Eq. 8 for the mean's subtraction, Eq. 19 for the division, Eq. 8 for the bias."""
+        D = v.x.shape[-1]
+        centred = self.linear(v, torch.eye(D, dtype=v.x.dtype) - 1 / D, rule=Epsilon())
+        deviation = torch.sqrt(v.x.var(-1, correction=0, keepdim=True) + norm.eps)
+        return self.constant(self.scale(centred, norm.weight / deviation), norm.bias, "biases")
+
+    # --- no arithmetic ---
+
+    def move(self, v, f):
+        """Whatever only moves, copies or leaves out elements: f works on their numbers too."""
+        places = f(torch.arange(v.x.numel()).view(v.x.shape))
+        back = lambda R: [torch.zeros(v.x.numel(), dtype=R.dtype).index_add(0, places.flatten(), R.flatten())]  # noqa: E731
+        return Value(self, v.x.flatten()[places], [v], lambda R: [back(R)[0].view(v.x.shape)])
+
+    def join(self, parts, dim):
+        sizes = [part.x.shape[dim] for part in parts]
+        return Value(self, torch.cat([p.x for p in parts], dim), parts, lambda R: list(R.split(sizes, dim)))
+
+    # --- blocks that many models share ---
+
+    def heads(self, v, count):
+        """(T, count * d) -> (count, T, d)"""
+        return self.move(v, lambda x: x.view(len(x), count, -1).transpose(0, 1))
+
+    def rotate(self, v, cos, sin, layer):
+        """Rotary embedding of (H, T, d): v cos + half-turned v sin. In PA-LRP cos and sin are sinks (Eq. 15)."""
+        half = v.x.shape[-1] // 2
+        turned = self.move(v, lambda x: torch.cat((x[..., half:], x[..., :half]), -1))
+        sign = torch.cat((-torch.ones(half), torch.ones(half))).to(v.x.dtype)
+        turned = self.scale(turned, sign)
+        if self.method.positions:
+            sinks = [self.position(c, layer, -2) for c in (cos, sin)]
+            return self.add(self.mul(v, sinks[0]), self.mul(turned, sinks[1]))
+        return self.add(self.scale(v, cos), self.scale(turned, sin))
+
+    def bias(self, scores, value, layer):
+        """Adds positions (broadcast to H, T, T) to the scores."""
+        if not self.method.positions:
+            return self.constant(scores, value.expand(scores.x.shape), "positions")
+        return self.add(scores, self.position(value, layer, -1))
+
+    def attention(self, q, k, v, mask=None, scale=1.0, bias=None, layer=0):
+        """(H, T, d) each, mask (T, T) True where to look; returns (T, H * d)."""
+        group = torch.arange(q.x.shape[0]) // (q.x.shape[0] // k.x.shape[0])
+        k, v = (self.move(x, lambda n: n[group]) for x in (k, v))
+        if self.method.softmax == "constant":
+            scores = q.x @ k.x.transpose(1, 2) * scale + (0 if bias is None else bias)
+            scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+            O = self.weighted(scores.softmax(-1), v)
         else:
-            cos, sin = core.rotary_emb(h[None], position)
-        M = s["M"] = rotation_matrix(cos[0], sin[0])
-        s["n1"] = rms(h, gain(layer.input_layernorm), eps)
-        for name, count in (("q", H), ("k", KV), ("v", KV)):
-            s[name] = linear(getattr(attention, f"{name}_proj"), s["n1"])  # (T, count d)
-            heads = s[name].view(T, count, d)
-            if gemma and name != "v":
-                heads = rms(heads, gain(getattr(attention, f"{name}_norm")), eps)
-            s[name + "_normed"] = heads
-            s[name + "_heads"] = (torch.einsum("tij,thj->thi", M, heads) if name != "v" else heads).transpose(0, 1)
-        group = torch.arange(H) // (H // KV)
-        mask = torch.ones(T, T).tril().bool()
-        if sliding:
-            mask &= ~torch.ones(T, T).tril(-config.sliding_window).bool()
-        K, V = s["k_heads"][group], s["v_heads"][group]  # (H, T, d)
-        s["product"] = s["q_heads"] @ K.transpose(1, 2)  # (H, T, T)
-        s["x"] = (s["product"] * scale).masked_fill(~mask, -math.inf)
-        s["A"] = s["x"].softmax(-1)
-        s["O"] = s["A"] @ V  # (H, T, d)
-        s["attn"] = s["O"].transpose(0, 1).reshape(T, H * d)
-        s["o"] = linear(attention.o_proj, s["attn"])
-        s["o_normed"] = rms(s["o"], gain(layer.post_attention_layernorm), eps) if gemma else s["o"]
-        s["mid"] = h + s["o_normed"]
-        before_ffn = layer.pre_feedforward_layernorm if gemma else layer.post_attention_layernorm
-        s["n2"] = rms(s["mid"], gain(before_ffn), eps)
-        s["gate"], s["up"] = linear(mlp.gate_proj, s["n2"]), linear(mlp.up_proj, s["n2"])
-        s["ffn"] = f(s["gate"]) * s["up"]
-        s["down"] = linear(mlp.down_proj, s["ffn"])
-        s["down_normed"] = rms(s["down"], gain(layer.post_feedforward_layernorm), eps) if gemma else s["down"]
-        h = s["mid"] + s["down_normed"]
-        kept_layers.append(s)
-    final = rms(h, gain(core.norm), eps)
-    logits = final[-1] @ net.lm_head.weight.T
+            product = self.matmul(q, self.move(k, lambda n: n.transpose(1, 2)))
+            scores = self.scale(product, scale)
+            if bias is not None:
+                scores = self.bias(scores, bias, layer)
+            if mask is not None:
+                scores = self.constant(scores, torch.zeros(mask.shape).masked_fill(~mask, -torch.inf).to(q.x.dtype),
+                                       "biases")  # fmt: skip
+            O = self.matmul(self.softmax(scores), v)
+        return self.move(O, lambda n: n.transpose(0, 1).flatten(1))
 
-    # Backward: messages.
-    sites = {name: [] for name in ("ffn", "attn", "q", "k", "v")}
-    R = torch.zeros_like(h)
-    R[-1] = final[-1] * net.lm_head.weight[target]  # Eq. 8 for one logit that starts with its own value
-    R = identity_rule(R)  # final norm
-    for layer, s in zip(reversed(core.layers), reversed(kept_layers), strict=True):
-        attention, mlp = layer.self_attn, layer.mlp
-        R_mid, R_down = sum_rule(s["mid"], s["down_normed"], R)
-        R_down = identity_rule(R_down)  # sandwich norm
-        keep_bias(mlp.down_proj, s["down"], R_down)
-        R_ffn = linear_rule(s["ffn"], mlp.down_proj.weight, s["down"], R_down)
-        sites["ffn"].append(R_ffn)
-        half = product_rule(R_ffn)
-        R_gate, R_up = identity_rule(half), half
-        keep_bias(mlp.gate_proj, s["gate"], R_gate)
-        keep_bias(mlp.up_proj, s["up"], R_up)
-        R_mid = R_mid + identity_rule(
-            linear_rule(s["n2"], mlp.gate_proj.weight, s["gate"], R_gate)
-            + linear_rule(s["n2"], mlp.up_proj.weight, s["up"], R_up)
-        )
-        R_h, R_o = sum_rule(s["h"], s["o_normed"], R_mid)
-        R_o = identity_rule(R_o)  # sandwich norm
-        keep_bias(attention.o_proj, s["o"], R_o)
-        R_attn = linear_rule(s["attn"], attention.o_proj.weight, s["o"], R_o)
-        sites["attn"].append(R_attn)
-        R_O = R_attn.view(T, H, d).transpose(0, 1)
-        group = torch.arange(H) // (H // KV)
-        K, V = s["k_heads"][group], s["v_heads"][group]
-        if softmax == "taylor":
-            R_A, R_V = matmul_rule(s["A"], V, s["O"], R_O)
-            R_x = softmax_rule(s["x"], s["A"], R_A)
-            kept["softmax"] += (R_A.sum() - R_x.sum()).item()
-            R_q, R_K = matmul_rule(s["q_heads"], K.transpose(1, 2), s["product"], R_x)
-            R_K = R_K.transpose(1, 2)
-        else:  # CP-LRP: attention is a constant, the product linear in V
-            R_V = torch.einsum("hji,hip,hjp->hip", s["A"], V, R_O / s["O"])
-            R_q, R_K = torch.zeros_like(s["q_heads"]), torch.zeros_like(K)
-        R_k, R_v = (torch.zeros_like(s[n]).index_add_(0, group, r) for n, r in (("k_heads", R_K), ("v_heads", R_V)))
-        R_n1 = torch.zeros_like(s["n1"])
-        for name, R_heads in (("q", R_q), ("k", R_k), ("v", R_v)):
-            R_heads = R_heads.transpose(0, 1)  # (T, count, d)
-            if name != "v":
-                rotated, plain = s[name + "_heads"].transpose(0, 1), s[name + "_normed"]
-                R_heads = torch.einsum("thj,tij,thi->thj", plain, s["M"], R_heads / rotated)  # Eq. 8
-            R_name = identity_rule(R_heads).reshape(T, -1)  # q and k norms
-            sites[name].append(R_name)
-            module = getattr(attention, f"{name}_proj")
-            keep_bias(module, s[name], R_name)
-            R_n1 += linear_rule(s["n1"], module.weight, s[name], R_name)
-        R = R_h + identity_rule(R_n1)
-    stacked = {name: torch.stack(values[::-1]) for name, values in sites.items()}
-    return R.sum(-1), stacked, kept, logits
+    # --- back ---
+
+    def back(self, value, place):
+        """Start with the value of one element of `value`, and send it back to where it came from."""
+        value.R[place] = value.x[place]
+        for v in reversed(self.values):
+            if v.messages and v.R.any():
+                for source, R in zip(v.sources, v.messages(v.R), strict=True):
+                    source.R = source.R + R
+        return value.x[place].item()
+
+    def site(self, name, layers, tokens):
+        """(L, T, N) relevance, with zeros in layers that do not have the site or do not read the token."""
+        found = self.sites[name]
+        width = next(iter(found.values())).x.shape[-1]
+        out = torch.zeros(layers, tokens.stop if isinstance(tokens, slice) else tokens, width, dtype=torch.float64)
+        for layer, value in found.items():
+            start = getattr(value, "start", 0)
+            out[layer, start : start + value.x.shape[0]] = value.R
+        return out
+
+    def position_relevance(self, layers, tokens):
+        """(L, T)"""
+        out = torch.zeros(layers, tokens, dtype=torch.float64)
+        for layer, sinks in self.positions.items():
+            for value, axis in sinks:
+                share = value.R.transpose(axis, -1).reshape(-1, value.R.shape[axis]).sum(0)
+                start = getattr(value, "start", 0)
+                out[layer, start : start + len(share)] += share
+        return out
+
+
+def linear_shares(z, rule):
+    """Of contributions z (..., J, I): what part of R_j goes to each. The rules as their papers write them."""
+    plus, minus, y = z.clamp(min=0), z.clamp(max=0), z.sum(-1, keepdim=True)
+    own = torch.where(y > 0, plus, minus)  # of the output's own sign
+    if isinstance(rule, Epsilon):
+        return z / (y + rule.eps * y.sign())
+    if isinstance(rule, Gamma):
+        return (z + rule.gamma * own) / (y + rule.gamma * own.sum(-1, keepdim=True))
+    if isinstance(rule, ZPlus):
+        return own / own.sum(-1, keepdim=True)
+    assert isinstance(rule, AlphaBeta)
+    raised, lowered = (torch.nan_to_num(part / part.sum(-1, keepdim=True)) for part in (plus, minus))
+    one_sign = (plus.sum(-1, keepdim=True) == 0) | (minus.sum(-1, keepdim=True) == 0)
+    return torch.where(one_sign, raised + lowered, rule.alpha * raised - (rule.alpha - 1) * lowered)
+
+
+def masked(x):
+    return torch.where(torch.isinf(x), 0, x)
+
+
+def _summed(R, shape):
+    """Relevance of something that was broadcast."""
+    while R.dim() > len(shape):
+        R = R.sum(0)
+    for axis, size in enumerate(shape):
+        if size == 1:
+            R = R.sum(axis, keepdim=True)
+    return R

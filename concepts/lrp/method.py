@@ -45,7 +45,10 @@ class ZPlus:
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """Alpha-beta rule (Bach et al. 2015): positive contributions share alpha, negative ones 1 - alpha."""
+    """Alpha-beta rule (Bach et al. 2015): positive contributions share alpha, negative ones 1 - alpha.
+
+    Where all have one sign, they share everything.
+    """
 
     alpha: float = 2.0
 

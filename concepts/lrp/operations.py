@@ -186,8 +186,8 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
 
 
 def _attention_apart(
-    mode: RelevanceMode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
+    mode: RelevanceMode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """Fused attention operation by operation, because the z+ rule needs the weights (B, H, T, T)."""
     if enable_gqa:

@@ -146,7 +146,9 @@ def coefficients(rule: LinearRule, y: Tensor, plus: Tensor, minus: Tensor, R: Te
     if isinstance(rule, Epsilon):
         return _divide(R, y + rule.eps * y.sign()), nothing, nothing
     if isinstance(rule, AlphaBeta):
-        return nothing, _divide(rule.alpha * R, plus), _divide((1 - rule.alpha) * R, minus)
+        alpha = torch.where(minus == 0, 1, rule.alpha)
+        beta = torch.where(plus == 0, -1, rule.alpha - 1)
+        return nothing, _divide(alpha * R, plus), _divide(-beta * R, minus)
     if isinstance(rule, ZPlus):
         own = _divide(R, torch.where(y > 0, plus, minus))
         return nothing, own.masked_fill(y <= 0, 0), own.masked_fill(y > 0, 0)
