@@ -22,7 +22,7 @@ BLOCK = 4096
 def ensure_vectors(model: Model, store: Store) -> None:
     """Make those files of vectors beside the store that are not there; ids are neuron, example or token ids."""
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
-        "w2": lambda: _rows(model, store, w2, final_gain(model)),
+        "w2": lambda: _rows(model, store, w2, final_gain),
         "w1": lambda: _rows(model, store, w1),
         "examples": lambda: _example_vectors(store),
         "tokens": lambda: (block.cpu().numpy() for block in unembedding(model).split(BLOCK)),
@@ -47,15 +47,16 @@ def _usable(store: Store, name: str, count: int) -> bool:
 
 
 def _rows(
-    model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None], gain: Tensor | float = 1.0
-) -> Iterator[np.ndarray]:
-    """Rows by neuron id; zeros where a site has no such matrix."""
+    model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None],
+    gain: Callable[[Model, int], Tensor] | None = None,
+) -> Iterator[np.ndarray]:  # fmt: skip
+    """Rows by neuron id; zeros where a site has no such matrix, or a layer no such site."""
     for site in store.facts()["sites"]:
         for layer in range(model.layers):
-            rows = matrix(model, site, layer)
+            rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
             if rows is None:
                 rows = torch.zeros(model.width(site), model.net.config.hidden_size, device=model.device)
-            yield (rows * gain).cpu().numpy()
+            yield (rows * gain(model, layer) if gain else rows).cpu().numpy()
 
 
 def _example_vectors(store: Store) -> Iterator[np.ndarray]:

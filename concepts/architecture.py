@@ -91,10 +91,13 @@ class Architecture:
         families = [self.family, self.family.decoder] if self.family.decoder else [self.family]
         return [(family, list(self.net.get_submodule(family.layers).children())) for family in families]
 
+    def stack_of(self, layer: int) -> int:
+        """0 for a layer of the encoder or the only stack, 1 for one of the decoder that looks at it."""
+        return int(layer >= len(self.stacks[0][1]))
+
     def family_at(self, layer: int) -> Family:
         """The family of a layer's stack."""
-        family, modules = self.stacks[0]
-        return family if layer < len(modules) else self.stacks[-1][0]
+        return self.stacks[self.stack_of(layer)][0]
 
     @cached_property
     def layer_modules(self) -> list[nn.Module]:

@@ -10,6 +10,7 @@ import torch
 
 from concepts.models import Model
 from concepts.presets import PRESETS, fetch
+from concepts.tasks import AUTO_CLASSES, task_of
 from db.errors import InputError, ModelError, UnknownName
 
 
@@ -31,16 +32,20 @@ def load_model(
 
     Raises `ModelError`, `UnknownName`, `DownloadError` or `InputError`, each with the way out.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoImageProcessor, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    loud = logging.get_verbosity()
     place = _device(device)
     kind = _dtype(dtype, place)
     source: str | Path = name
     if name in PRESETS:
         source = fetch(PRESETS[name], accept_terms)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    tokenizer = processor = None
+    if name in PRESETS:  # which are known to load, whatever transformers remarks
+        logging.set_verbosity_error()
     try:
         if not os.path.exists(source) and not name.endswith(".gguf") and not _hub_reachable():
             source = _from_hub_cache(name)
@@ -52,13 +57,28 @@ def load_model(
             net = _load_adapter(Path(source), kind, attention, options)
             tokenizer = AutoTokenizer.from_pretrained(net.config._name_or_path, **options)
         else:
-            net = AutoModelForCausalLM.from_pretrained(
+            auto = _auto_class(source, options)
+            net = auto.from_pretrained(
                 source, dtype=kind, attn_implementation=attention, use_safetensors=True, **options
             )
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            if auto.__name__ == AUTO_CLASSES["image"]:
+                processor = AutoImageProcessor.from_pretrained(source, **options)
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError) as error:
         raise _loading_error(name, error) from None
-    return Model(net.to(place), tokenizer, name)
+    finally:
+        logging.set_verbosity(loud)
+    return Model(net.to(place), tokenizer, name, processor)
+
+
+def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:
+    """The transformers auto class of what a model was saved as; without a word on that a causal language model."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source, **options)
+    saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+    return getattr(transformers, AUTO_CLASSES[task_of(saved, config.is_encoder_decoder)])
 
 
 def load_gguf(path: Path, dtype: torch.dtype, attention: str | None = None) -> Any:

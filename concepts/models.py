@@ -149,7 +149,11 @@ class Model(Architecture):
         return ids[0]
 
     def text(self, token: int) -> str:
-        return self._tokenizer().decode([token]) if self.tokenizer is not None else f"<{token}>"
+        if self.tokenizer is None:
+            return f"<{token}>"
+        raw = getattr(self.tokenizer, "convert_ids_to_tokens", lambda _: None)(token) or ""
+        # SentencePiece drops the space before a text that it decodes.
+        return raw.replace("▁", " ") if raw.startswith("▁") else self.tokenizer.decode([token])
 
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """The tokens of a text as the model reads it, special ones included: the first `limit`, if there are more."""

@@ -123,8 +123,7 @@ class Taps:
 
     def columns(self, layer: int) -> slice:
         """The tokens that a layer reads."""
-        encoder = not self.batch.decoder or layer < len(self.model.stacks[0][1])
-        return self.batch.spans[0 if encoder else 1]
+        return self.batch.spans[self.model.stack_of(layer) if self.batch.decoder else 0]
 
     @contextmanager
     def reading(self) -> Iterator[None]:

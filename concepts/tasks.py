@@ -45,7 +45,7 @@ def task_of(class_name: str, encoder_decoder: bool) -> str:
     """Raises `ModelError` for a class that predicts neither tokens nor labels."""
     for ending, task in TASKS.items():
         if class_name.endswith(ending):
-            return "causal" if task == "seq2seq" and not encoder_decoder else task
+            return ("seq2seq" if encoder_decoder else "causal") if task in ("causal", "seq2seq") else task
     raise ModelError(
         f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from concepts import images
 from concepts.models import Model
 from concepts.taps import visiting
 from db.errors import InputError
@@ -34,7 +36,7 @@ def steer(model: Model, edits: Recipe | Iterable[Edit | str], statistic: Statist
     for edit in wanted:
         model.check(edit.neuron)
     with model.lock:
-        where = _Positions()
+        where = _Positions(model)
         by_place: dict[tuple[str, int], list[Edit]] = {}
         for edit in wanted:
             site = "attn" if edit.neuron.site == "head" else edit.neuron.site
@@ -45,7 +47,7 @@ def steer(model: Model, edits: Recipe | Iterable[Edit | str], statistic: Statist
                 x = _apply(edit, x, where, model.head_dim)
             return x
 
-        with where.following(model.net), visiting(model, by_place, visit):
+        with where.following(), visiting(model, by_place, visit):
             yield model
 
 
@@ -74,39 +76,48 @@ def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int) -> Tensor:
 
 
 class _Positions:
-    """Which token of the text each column of the running forward pass is, and how long the prompt is."""
+    """Which token of its text each column of the running forward pass is, and how long the prompt is, in each stack.
 
-    def __init__(self) -> None:
-        self.position = torch.zeros(1, 1, dtype=torch.long)  # (B, T) of the running pass; negative for padding
-        self.prompt_length = torch.ones(1, dtype=torch.long)  # (B,)
+    The prompt of a decoder that looks at an encoder is its start token.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        stacks = 2 if model.task == "seq2seq" else 1
+        self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
+        self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
         self.prompt_columns: int | None = None
 
     @contextmanager
-    def following(self, net: Any) -> Iterator[None]:
-        """Keep up with the calls of `net` and of its `generate`."""
-        generate = net.generate
+    def following(self) -> Iterator[None]:
+        """Keep up with the calls of the model's stacks and of its `generate`."""
+        net = self.model.net
+        generate = getattr(net, "generate", None)
 
         def following_generate(inputs: Any = None, **kwargs: Any) -> Any:
             ids: Any = kwargs["input_ids"] if inputs is None else inputs
-            self.prompt_columns = ids.shape[1]
+            self.prompt_columns = ids.shape[1] if len(self.position) == 1 else 1
             try:
-                return generate(inputs, **kwargs)
+                return generate(inputs, **kwargs)  # type: ignore[misc]
             finally:
                 self.prompt_columns = None
 
-        handle = net.register_forward_pre_hook(self._before, with_kwargs=True)
-        net.__dict__["generate"] = following_generate
-        try:
+        parts = [net] if len(self.position) == 1 else [net.get_encoder(), net.get_decoder()]
+        with ExitStack() as undo:
+            for stack, part in enumerate(parts):
+                before = partial(self._before, stack)
+                undo.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
+            net.__dict__["generate"] = following_generate
+            undo.callback(net.__dict__.pop, "generate")
             yield
-        finally:
-            del net.__dict__["generate"]
-            handle.remove()
 
-    def _before(self, net: Any, args: tuple, kwargs: dict) -> None:
+    def _before(self, stack: int, net: Any, args: tuple, kwargs: dict) -> None:
         tokens: Any = kwargs.get("input_ids", args[0] if args else None)
         if tokens is None:
-            tokens = kwargs["inputs_embeds"]
+            tokens = kwargs.get("inputs_embeds", kwargs.get("pixel_values"))
         batch, new = tokens.shape[:2]
+        if self.model.task == "image":
+            new = len(images.names(self.model))
         cache = kwargs.get("past_key_values")
         past = cache.get_seq_length() if cache is not None else 0
         mask = kwargs.get("attention_mask")
@@ -114,16 +125,19 @@ class _Positions:
             mask = torch.ones(batch, past + new, dtype=torch.long)
         mask = mask.cpu().long()
         position = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)  # (B, past + T)
-        columns = self.prompt_columns or past + new
-        self.prompt_length = mask[:, :columns].sum(1)
-        self.position = position[:, past : past + new]
+        writes = stack == len(self.position) - 1  # an encoder's whole text is prompt
+        columns = (self.prompt_columns if writes else None) or past + new
+        self.prompt_length[stack] = mask[:, :columns].sum(1)
+        self.position[stack] = position[:, past : past + new]
 
     def acting(self, edit: Edit, device: torch.device) -> tuple[Tensor, Tensor]:
         """Where the edit acts and how strongly, both (B, T, 1) for the running pass."""
-        steps = self.position - (self.prompt_length[:, None] - 1)
+        stack = self.model.stack_of(edit.neuron.layer)
+        positions, lengths = self.position[stack], self.prompt_length[stack]
+        steps = positions - (lengths[:, None] - 1)
         acts = [
             [position >= 0 and acts_at(edit.where, position, length) for position in row]
-            for row, length in zip(self.position.tolist(), self.prompt_length.tolist(), strict=True)
+            for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
         ]
         strength = edit.decay ** steps.clamp(min=0).double()
         return torch.tensor(acts, device=device)[..., None], strength.to(device)[..., None]

@@ -122,7 +122,14 @@ def _argument_hook(module: nn.Module, name: str, sink: Callable) -> Callable:
 def _method(module: nn.Module, name: str, sink: Callable) -> Iterator[None]:
     """The instance's method `name`, if its class has one that is in use, gives a sink."""
     own = getattr(module, name)
-    module.__dict__[name] = lambda *args, **kwargs: sink(own(*args, **kwargs), KEYS if "bias" in name else ROWS)
+    made: list[Tensor] = []
+
+    def give(*args: Any, **kwargs: Any) -> Any:
+        if not made:  # else a checkpoint recomputes
+            made.append(sink(own(*args, **kwargs), KEYS if "bias" in name else ROWS))
+        return made[0]
+
+    module.__dict__[name] = give
     try:
         yield
     finally:

@@ -1,0 +1,113 @@
+"""What packages carry (GGUF, ONNX) as safetensors and tokenizer files that transformers loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from db.errors import ModelError
+
+
+def from_gguf(parts: Sequence[Path], folder: Path, name: str) -> None:
+    """A GGUF file in parts; in float32, which holds every de-quantised value exactly."""
+    from transformers import AutoTokenizer
+
+    from concepts.loading import load_gguf
+
+    net = load_gguf(parts[0], torch.float32)
+    net.config._name_or_path = name
+    net.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(parts[0].parent, gguf_file=parts[0].name).save_pretrained(folder)
+
+
+def flan_t5_small(parts: Sequence[Path], folder: Path, name: str) -> None:
+    """Encoder and decoder as ONNX graphs with int8 weights, and a tokenizer."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    encoder, decoder, tokenizer = parts
+    config = T5Config(
+        vocab_size=32128, d_model=512, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    net = T5ForConditionalGeneration(config)
+    config.tie_word_embeddings = False  # transformers ties T5's unembedding whatever one says
+    net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
+    weights = {f"encoder.{path.removeprefix('enc.')}": w for path, w in onnx_weights(encoder).items()}
+    weights |= {path.removeprefix("m."): w for path, w in onnx_weights(decoder).items()}
+    weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
+    _save(net, weights, folder, name)
+    _save_tokenizer(tokenizer, folder, eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+
+
+def distilbert_tagger(parts: Sequence[Path], folder: Path, name: str) -> None:
+    """An ONNX graph with int8 weights, a tokenizer and the list of labels."""
+    from transformers import DistilBertConfig, DistilBertForTokenClassification
+
+    graph, tokenizer, labels = parts
+    tags = json.loads(labels.read_text(encoding="utf-8"))["tags"]
+    config = DistilBertConfig(
+        vocab_size=28996, id2label=dict(enumerate(tags)), label2id={tag: number for number, tag in enumerate(tags)}
+    )
+    _save(DistilBertForTokenClassification(config), onnx_weights(graph), folder, name)
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
+    _save_tokenizer(tokenizer, folder, **special, pad_token="[PAD]")
+
+
+CONVERSIONS = {"gguf": from_gguf, "flan-t5-small": flan_t5_small, "distilbert-tagger": distilbert_tagger}
+
+
+def onnx_weights(path: Path) -> dict[str, Tensor]:
+    """Parameter name -> float32 weight of an ONNX graph that was exported from PyTorch, de-quantised.
+
+    A matrix has lost its name there; it is that of the multiplication that uses it, and the other way round.
+    """
+    try:
+        import onnx
+        from onnx.numpy_helper import to_array
+    except ImportError:
+        raise ModelError("This preset comes as ONNX; pip install onnx to convert it (once).") from None
+    graph = onnx.load(str(path)).graph
+    stored = {tensor.name: torch.tensor(to_array(tensor)) for tensor in graph.initializer}
+    made = {output: node for node in graph.node for output in node.output}
+    matrices = {}
+    for node in graph.node:
+        if node.op_type in ("MatMul", "MatMulInteger"):
+            source = made.get(node.input[1])  # a matrix itself, or what is de-quantised from one
+            matrix = source.input[0] if source is not None and source.op_type == "DequantizeLinear" else node.input[1]
+            matrices[matrix] = node.name[1:].rpartition("/")[0].replace("/", ".") + ".weight"
+    found = {}
+    for name, value in stored.items():
+        plain = name.removesuffix("_quantized")
+        if plain != name:
+            zero, scale = stored[f"{plain}_zero_point"], stored[f"{plain}_scale"]
+            value = (value.float() - zero.float()) * scale
+        if name in matrices:
+            found[matrices[name]] = value.T.contiguous()
+        elif not name.endswith(("_scale", "_zero_point")):
+            found[plain] = value
+    return found
+
+
+def _save(net: Any, weights: dict[str, Tensor], folder: Path, name: str) -> None:
+    wanted = net.state_dict()
+    lacking = [path for path in wanted if path not in weights or weights[path].shape != wanted[path].shape]
+    if lacking:
+        raise ModelError(f"{name} lacks the weights {', '.join(lacking[:3])}; the package has changed.")
+    net.load_state_dict({path: weights[path] for path in wanted})
+    net.config._name_or_path = name
+    net.save_pretrained(folder)
+
+
+def _save_tokenizer(file: Path, folder: Path, **special: str) -> None:
+    """Without the truncation and padding that the package's own use asks for."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), **special)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,290 @@
+"""Models that are not causal: masked ones, classifiers of texts, tokens and images, encoder-decoders."""
+
+import pytest
+import torch
+import transformers
+from conftest import IDS, Double, Letters
+from families import others
+
+from actmax import annotate, build_index, read_corpus
+from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
+from concepts.selftest import selftest
+from concepts.taps import visiting
+from concepts.vocabulary import w1, w2
+from db import open_store
+from db.errors import InputError, ModelError, UnknownName
+from steering import steer
+
+CONFIGS = others()
+MASK = 49
+CASES = [(name, kind) for name in CONFIGS for kind in ("eager", "sdpa")]
+SITES = ("ffn", "attn", "q", "k", "v")
+READERS = ["bert", "distilbert", "bert, sequence", "distilbert, token", "t5", "t5, relu"]
+
+
+class Tokens(Letters):
+    """Letters, in [CLS] ... [SEP] (47 and 48), with a mask that is written as ~."""
+
+    mask_token_id, all_special_ids, pad_token_id, eos_token_id = MASK, (47, 48), 0, None
+
+    def __call__(self, text, add_special_tokens=True):
+        ids = [MASK if letter == "~" else ord(letter) % 47 for letter in text][:60]
+        return {"input_ids": [47, *ids, 48] if add_special_tokens else ids}
+
+    def decode(self, ids):
+        return "".join("~" if i == MASK else "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"[i] for i in ids)
+
+    def batch_decode(self, rows, skip_special_tokens=True):
+        return [self.decode(row) for row in rows.tolist()]
+
+
+def make(name, kind="eager", biases=True, dtype=torch.float64):
+    auto, config = CONFIGS[name]
+    torch.manual_seed(0)
+    cls = getattr(transformers, auto)
+    create = cls.from_config if auto.startswith("Auto") else cls._from_config
+    net = create(config, attn_implementation=kind).to(dtype)
+    with torch.no_grad():
+        for path, parameter in net.named_parameters():
+            parameter.normal_(0, 0.4)
+            if not biases and path.endswith(
+                ("bias", "cls_token", "distillation_token", "token_type_embeddings.weight")
+            ):
+                parameter.zero_()
+    return Model(net, Tokens(), name)
+
+
+def prompt(model, seed=0):
+    if model.task == "image":
+        return torch.randn(3, 16, 24, dtype=model.dtype, generator=torch.Generator().manual_seed(seed))
+    ids = IDS if seed == 0 else IDS[: 3 + seed]
+    return [*ids[:2], MASK, *ids[2:]] if model.task == "masked" else ids
+
+
+def logits(model, *prompts):
+    with Double(), torch.no_grad():
+        batch = model.read([*prompts]) if model.task == "seq2seq" else model.encode([*prompts])
+        if model.task == "seq2seq":
+            batch = model.encode([*prompts], written=[[] for _ in prompts])
+        return model.net(**model.inputs(batch)).logits
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
+    model = make(name, kind, biases=False)
+    own = logits(model, prompt(model))
+    with Double():
+        found = attribute(model, prompt(model), method=CP_LRP, sites=model.sites)
+    here = own[0] if own.dim() == 2 else own[0, found.predicted_at - (found.read if model.task == "seq2seq" else 0)]
+    assert found.target.logit == pytest.approx(here[found.target.id].item(), rel=1e-6)
+    conserved = found.conservation()
+    assert abs(conserved.rest) < 1e-9
+    assert conserved.biases == pytest.approx(0, abs=1e-9)
+    assert conserved.softmax == 0
+    assert (abs(conserved.positions) > 1e-4) == (model.task != "seq2seq")  # a bias on scores gets nothing in CP-LRP
+    assert found.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", [ATTNLRP, PA_LRP], ids=lambda m: m.name)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_eager_equals_sdpa(name, method):
+    one, other = (make(name, kind) for kind in ("eager", "sdpa"))
+    with Double():
+        a, b = (attribute(model, prompt(model), method=method, sites=model.sites) for model in (one, other))
+    assert torch.allclose(a.tokens, b.tokens, rtol=1e-8, atol=1e-11)
+    for site in one.sites:
+        assert torch.allclose(a.of(site), b.of(site), rtol=1e-7, atol=1e-10), site
+    if method.positions:
+        assert torch.allclose(a.positions, b.positions, rtol=1e-7, atol=1e-10)
+        assert a.combined().sum().item() == pytest.approx(a.tokens.sum().item() + a.positions.sum().item())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_batch_equals_single_and_everything_is_undone(name):
+    model = make(name, "sdpa")
+
+    def state():
+        return [(path, set(m.__dict__), set(m._parameters), len(m._forward_hooks), len(m._forward_pre_hooks))
+                for path, m in model.net.named_modules()]  # fmt: skip
+
+    before = state()
+    prompts = [prompt(model, seed) for seed in range(3)]
+    options = {"prefix": ["", "ice", "be"]} if model.task == "seq2seq" else {}
+    with Double():
+        together = attribute(model, prompts, method=PA_LRP, sites=model.sites, **options)
+        for row, found in enumerate(together):
+            own = {key: value[row] for key, value in options.items()}
+            alone = attribute(model, prompts[row], method=PA_LRP, sites=model.sites, **own)
+            assert torch.allclose(alone.tokens, found.tokens, rtol=1e-6, atol=1e-9)
+            assert torch.allclose(alone.positions, found.positions, rtol=1e-6, atol=1e-9)
+            assert alone.token_ids == found.token_ids
+            assert alone.sinks == found.sinks
+            for site in model.sites:
+                assert torch.allclose(alone.of(site), found.of(site), rtol=1e-6, atol=1e-9), site
+            assert found.conservation().rest == pytest.approx(0, abs=1e-9)
+    assert before == state()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_checkpointing_changes_nothing(name):
+    model = make(name, "sdpa", dtype=torch.float32)
+    plain, kept = (attribute(model, prompt(model), method=PA_LRP, checkpoint=flag) for flag in (False, True))
+    assert torch.allclose(plain.tokens, kept.tokens, atol=1e-6)
+    assert torch.allclose(plain.positions, kept.positions, atol=1e-6)
+    assert torch.allclose(plain.ffn, kept.ffn, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_w2_row_is_what_a_neuron_writes(name):
+    """Adding 1 to a neuron moves what its map gives by its row (before a norm that may follow)."""
+    model = make(name)
+    for layer in {0, model.layers - 1}:
+        outputs = []
+        hook = model.site_module("ffn", layer).register_forward_hook(lambda m, a, y: outputs.append(y[0].double()))  # noqa: B023
+        for edit in ([], [f"L{layer}.ffn.7*1"], [f"L{layer}.ffn.7+1"]):
+            with steer(model, edit):
+                logits(model, prompt(model))
+        hook.remove()
+        norm = model.family_at(layer).ffn_norm
+        gain = model.layer_modules[layer].get_submodule(norm).weight if norm else 1
+        row = w2(model, "ffn", layer)[7].double()
+        assert torch.equal(outputs[0], outputs[1])
+        assert torch.allclose((outputs[2] - outputs[0]) * gain, row.expand_as(outputs[0]), atol=1e-5)
+        assert w1(model, "ffn", layer).shape == w2(model, "ffn", layer).shape
+    words = project(model, Neuron(model.layers - 1, "ffn", 7), 3)
+    assert words.promoted[0].logit >= words.promoted[1].logit
+    if model.task == "image":
+        assert {word.text for word in words.promoted} == {"none", "ice", "bear"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_self_test_finds_nothing_wrong(name):
+    model = make(name)
+    with Double():
+        found = selftest(model, prompt(model))
+    assert found.verdict == "fine"
+    assert set(found.sites) == set(model.sites)
+    assert ("cross" in found.sites) == (model.task == "seq2seq")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_ranking_scan_cards_and_annotations(name, tmp_path):
+    model = make(name, dtype=torch.float32)
+    text = "the ice ~ bear" if model.task == "masked" else "the ice bear"
+    best = attribute(model, text, sites=model.sites).top(3)
+    assert best[0].relevance >= best[1].relevance
+    (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, sites=model.sites)
+        for site in model.sites:
+            neuron = Neuron(model.layers - 1, site, 3)
+            for polarity, sign in (("+", 1), ("-", -1)):
+                for example in store.examples(neuron, polarity):
+                    seen = read(model, example.sentence.text, neuron)
+                    assert seen[example.token].item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
+                    counted = sign * seen[1:-1]  # [CLS] and [SEP] do not count
+                    assert counted.max().item() == pytest.approx(sign * example.activation, rel=1e-3, abs=1e-5)
+        neuron = Neuron(model.layers - 1, "ffn", 3)
+        assert annotate(model, store, [neuron], k=2) > 0
+        for example in store.examples(neuron, "+", method="attnlrp"):
+            assert len(example.relevance) == len(example.sentence.tokens)
+
+
+def read(model, text, neuron):
+    seen = []
+    batch = model.read([model.token_ids(text)])
+    with torch.no_grad(), visiting(model, [(neuron.site, neuron.layer)], lambda site, layer, x: seen.append(x[0])):
+        model.net(**model.inputs(batch))
+    return seen[-1][:, neuron.index]
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_relmax_scans_too(name, tmp_path):
+    model = make(name, dtype=torch.float32)
+    (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.")
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, by="relevance")
+        assert store.examples(Neuron(0, "ffn", 3), "+")
+
+
+def test_edits_reach_the_encoder_and_the_decoder_where_they_say():
+    model = make("t5", dtype=torch.float32)
+    plain = model.generate("the ice bear", max_new_tokens=6)
+    with steer(model, ["L0.ffn.3*1", "L3.ffn.3*1", "L3.cross.2*1"]):
+        assert model.generate("the ice bear", max_new_tokens=6) == plain
+    seen = {}
+
+    def visit(site, layer, x):
+        seen.setdefault((site, layer), []).append(x.detach()[0, :, 3].tolist())
+
+    edits = ["L0.ffn.3=7@last", "L3.ffn.3=5@prompt", "L3.attn.3=4@generated", "L2.cross.3=3@step:1"]
+    places = [("ffn", 0), ("ffn", 3), ("attn", 3), ("cross", 2)]
+    with steer(model, edits), visiting(model, places, visit):
+        model.generate("the ice bear", max_new_tokens=4, use_cache=True)
+    encoder = seen["ffn", 0]
+    assert len(encoder) == 1  # the encoder reads once
+    assert encoder[0][-1] == 7
+    assert 7 not in encoder[0][:-1]
+    assert [step[-1] == 5 for step in seen["ffn", 3]] == [True, False, False, False]  # the start token is the prompt
+    assert [step[-1] == 4 for step in seen["attn", 3]] == [False, True, True, True]
+    assert [step[-1] == 3 for step in seen["cross", 2]] == [False, True, False, False]
+    with pytest.raises(InputError, match=r"L0\.cross\.3 is not in t5: its layers with cross are 2 to 3"):
+        Neuron.parse("L0.cross.3") and model.check(Neuron(0, "cross", 3))
+
+
+def test_steering_moves_what_a_masked_model_predicts():
+    model = make("bert", dtype=torch.float32)
+    before = model.predict("the ~ bear", 3)
+    row = w2(model, "ffn", 1)[7]
+    with steer(model, ["L1.ffn.7+50"]):
+        after = model.predict("the ~ bear", 3)
+    assert before[0].logit != after[0].logit
+    assert row.abs().max() > 0
+
+
+# --- what is asked of each kind ---
+
+
+def test_the_decoder_explains_its_next_token_after_a_prefix_and_a_whole_text():
+    model = make("t5")
+    with Double():
+        found = attribute(model, IDS, target_text="abc", sites=("cross",))
+        steps = [attribute(model, IDS, target="abc"[n], prefix="abc"[:n], sites=()) for n in range(3)]
+    assert found.target_text == "abc" or len(found.token_ids) == len(IDS) + 3
+    assert found.read == len(IDS)
+    assert found.conservation().target == pytest.approx(sum(s.conservation().target for s in steps), rel=1e-9)
+    assert steps[2].predicted_at == len(IDS) + 2
+    assert found.top(3, "cross", position="last")[0].neuron.layer >= 2
+
+
+def test_masks_labels_and_places():
+    masked, tagged, sorted_ = make("bert"), make("bert, token"), make("bert, sequence")
+    with Double():
+        two = attribute(masked, [7, MASK, 3, MASK], sites=())
+        assert two.target is None  # one token for each mask
+        assert two.predicted_at == 1
+        word = attribute(tagged, IDS, "ice", contrast="bear", at=3, sites=())
+        assert (word.target.text, word.contrast.text, word.predicted_at) == ("ice", "bear", 3)
+        assert attribute(sorted_, IDS, "bear", sites=()).target.id == 2
+    with pytest.raises(InputError, match="no ~; put one"):
+        attribute(masked, IDS)
+    with pytest.raises(UnknownName, match=r"'beer' is not a known label.*Did you mean 'bear'"):
+        attribute(sorted_, IDS, "beer")
+    with pytest.raises(InputError, match="target_text does not suit"):
+        attribute(sorted_, IDS, target_text="ice")
+    with pytest.raises(InputError, match="at does not suit"):
+        attribute(sorted_, IDS, at=3)
+    with pytest.raises(InputError, match="prefix does not suit"):
+        attribute(masked, [7, MASK], prefix="ice")
+    with pytest.raises(InputError, match="Position 99"):
+        attribute(tagged, IDS, at=99)
+    with pytest.raises(InputError, match="does not generate"):
+        masked.generate("ice")
+    with pytest.raises(InputError, match=r"'cross' is not a site of bert"):
+        attribute(masked, [7, MASK], sites=("cross",))
+
+
+def test_a_model_that_predicts_nothing_is_refused():
+    net = transformers.BertModel(CONFIGS["bert"][1])
+    with pytest.raises(ModelError, match="cannot explain what a BertModel predicts"):
+        attribute(Model(net), IDS)

@@ -1,0 +1,180 @@
+"""The relevance rules one by one, and methods as values."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import IDS, Double
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
+from twin import linear_shares
+
+from concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
+from concepts.lrp.context import relevance_rules
+from concepts.lrp.method import METHODS
+from db.errors import InputError, UnknownName
+
+RULES = [Epsilon(), Epsilon(0.5), Gamma(0.25), Gamma(3), ZPlus(), AlphaBeta(1), AlphaBeta(2)]
+
+
+def relevance(module, x, rule):
+    """Of the input for the outputs' sum of squares / 2, whose relevance is y * y."""
+    leaf = x.clone().requires_grad_()
+    method = AttnLRP(linear=rule)
+    with relevance_rules(module, method):
+        y = module(leaf)
+    y.backward(y.detach())
+    return leaf.detach() * leaf.grad
+
+
+def by_hand(x, weight, bias, rule):
+    """From contributions z_ij, for a row x (I,)."""
+    z = torch.cat((weight * x, bias[:, None]), 1)
+    return (linear_shares(z, rule)[:, :-1] * (z.sum(1) ** 2)[:, None]).sum(0)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_linear_maps_rule_is_that_of_its_contributions(rule):
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(5, 4).double()
+    x = torch.randn(3, 5).double()
+    expected = torch.stack([by_hand(row, layer.weight.detach(), layer.bias.detach(), rule) for row in x])
+    assert torch.allclose(relevance(layer, x, rule), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_a_convolutions_rule_is_that_of_the_matrix_it_is(rule, dimensions):
+    """Unfolded: the convolution's matrix is its value at each unit input."""
+    torch.manual_seed(2)
+    conv = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[dimensions - 1](
+        2, 4, 2, stride=2, padding=1, dilation=1, groups=2
+    ).double()
+    shape = (2, *[4] * dimensions)
+    x = torch.randn(1, *shape).double()
+    with torch.no_grad():
+        units = torch.eye(x.numel()).double().view(-1, *shape)
+        plain = conv(torch.zeros_like(x)).flatten()
+        matrix = (conv(units).flatten(1) - plain).T  # (outputs, inputs)
+    expected = by_hand(x.flatten(), matrix, plain, rule)
+    assert torch.allclose(relevance(conv, x, rule).flatten(), expected, rtol=1e-10, atol=1e-13)
+
+
+@given(st.integers(0, 10**6))
+def test_gamma_goes_from_epsilon_to_z_plus(seed):
+    print("seed", seed)
+    torch.manual_seed(seed)
+    layer, x = torch.nn.Linear(6, 3).double(), torch.randn(2, 6).double()
+    assert torch.allclose(relevance(layer, x, Gamma(0)), relevance(layer, x, Epsilon()), rtol=1e-8)
+    assert torch.allclose(relevance(layer, x, Gamma(1e13)), relevance(layer, x, ZPlus()), rtol=1e-4, atol=1e-6)
+
+
+def test_z_plus_is_alpha_1_beta_0_where_outputs_are_positive():
+    torch.manual_seed(3)
+    layer, x = torch.nn.Linear(6, 3).double(), torch.randn(2, 6).double()
+    with torch.no_grad():
+        layer.bias.fill_(9)
+    assert torch.allclose(relevance(layer, x, ZPlus()), relevance(layer, x, AlphaBeta(1)), rtol=1e-10)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != Epsilon(0.5)], ids=str)
+def test_every_rule_but_epsilon_above_0_conserves(rule):
+    torch.manual_seed(4)
+    layer, x = torch.nn.Linear(6, 3, bias=False).double(), torch.randn(2, 6).double()
+    assert relevance(layer, x, rule).sum().item() == pytest.approx((layer(x) ** 2).sum().item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("softmax", ["taylor", "zplus"])
+def test_the_softmax_rules_against_the_expansion(softmax):
+    """J = diag(s) - s s^T. Taylor: R_i = sum_j J_ji x_i g_j. z+: each R_j shared among its positive J_ji x_i."""
+    torch.manual_seed(5)
+    x = torch.randn(7).double().requires_grad_()
+    with relevance_rules(Softmax(), AttnLRP(softmax=softmax)) as mode:
+        s = mode.net(x)
+    g = torch.randn(7).double()
+    s.backward(g)
+    found = (x * x.grad).detach()
+    s, x = s.detach(), x.detach()
+    z = (torch.diag(s) - torch.outer(s, s)) * x  # z_ji
+    if softmax == "taylor":
+        expected = (z * g[:, None]).sum(0)
+    else:
+        expected = (z.clamp(min=0) / z.clamp(min=0).sum(1, keepdim=True) * (s * g)[:, None]).sum(0)
+        assert found.sum().item() == pytest.approx((s * g).sum().item())
+    assert torch.allclose(found, expected, rtol=1e-10)
+
+
+class Softmax(torch.nn.Module):
+    def forward(self, x):
+        return F.softmax(x, -1)
+
+
+def test_lemma_3_3_relevance_that_is_only_in_positions():
+    """A model that answers by position alone: the tokens' embeddings and the positions' lie in different dimensions,
+    and the unembedding reads those of the positions. AttnLRP gives the tokens nothing; PA-LRP gives it to the position
+    that is asked about."""
+    config = GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4, n_inner=20, n_positions=64,
+                        bos_token_id=0, eos_token_id=0, tie_word_embeddings=False)  # fmt: skip
+    net = GPT2LMHeadModel(config).double()
+    torch.manual_seed(6)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        net.transformer.ln_f.weight.fill_(1)
+        net.transformer.wte.weight[:, :12].normal_()
+        net.transformer.wpe.weight[:, 12:].normal_()
+        reads = torch.randn(50, 12).double()
+        net.lm_head.weight[:, 12:] = reads - reads.mean(1, keepdim=True)  # the norm's mean carries nothing over
+    model = Model(net)
+    with Double():
+        attn, pa = (attribute(model, IDS, method=method, sites=()) for method in (ATTNLRP, PA_LRP))
+    assert attn.tokens.abs().max() < 1e-12
+    assert abs(attn.conservation().target) > 0.1
+    assert pa.positions.shape == (1, len(IDS))
+    assert pa.positions[0, -1].item() == pytest.approx(pa.conservation().target, rel=1e-10)
+    assert pa.positions[0, :-1].abs().max() < 1e-12
+    assert torch.equal(pa.combined(), pa.positions[0] + pa.tokens)
+    with pytest.raises(InputError, match="no positions; pass method=PA_LRP"):
+        attn.combined()
+
+
+# --- methods ---
+
+
+def test_methods_print_as_they_are_written():
+    assert repr(AttnLRP(softmax="constant")) == "AttnLRP(softmax='constant')"
+    assert repr(VIT) == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.05), conv=Gamma(gamma=0.25))"
+    assert CP_LRP.name == "cp-lrp"
+    assert AttnLRP(linear=Gamma(1)).name == "AttnLRP(linear=Gamma(gamma=1))"
+
+
+linear_rules = st.one_of(
+    st.builds(Epsilon, st.floats(0, 10)),
+    st.builds(Gamma, st.floats(0, 10)),
+    st.just(ZPlus()),
+    st.builds(AlphaBeta, st.floats(1, 10)),
+)
+
+
+@given(st.builds(AttnLRP, st.sampled_from(["taylor", "zplus", "constant"]), linear_rules, linear_rules, st.booleans()))
+def test_what_is_written_is_read_back(method):
+    assert AttnLRP.parse(repr(method)) == method
+    assert AttnLRP.parse(method.name) == method
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("attnlpr", UnknownName, "Did you mean 'attnlrp'"),
+        ("AttnLRP(", InputError, "is not a method"),
+        ("AttnLRP(softmax=__import__('os'))", InputError, "is not a method"),
+        ("AttnLRP(colour='red')", InputError, "is not a method"),
+        ("AttnLRP(softmax='none')", InputError, "taylor, zplus or constant"),
+        ("AttnLRP(linear=Gamma(-1))", InputError, "gamma must be at least 0"),
+        ("AttnLRP(linear=AlphaBeta(0.5))", InputError, "alpha must be at least 1"),
+    ],
+)
+def test_a_wrong_method_is_refused(text, error, message):
+    with pytest.raises(error, match=message):
+        AttnLRP.parse(text)
+    assert "attnlrp" in METHODS
