@@ -85,38 +85,53 @@ def models(as_json: bool) -> None:
         return
     for preset in presets:
         state = "cached" if preset["cached"] else f"{preset['download_mb']} MB to fetch"
-        click.echo(f"{preset['name']:<14} {preset['about']} [{state}]")
+        click.echo(f"{preset['name']:<19} {preset['about']} [{state}]")
     click.echo(f"families: {', '.join(FAMILIES)}")
     click.echo(f"cache: {cache_folder()}")
 
 
 @main.command()
-@click.argument("prompt")
+@click.argument("prompt", required=False)
 @explain_options
 @click.option("--target-text", help="Explain a whole continuation instead of one token.")
 @click.option("--checkpoint", is_flag=True, help="Less memory for long prompts, more time.")
+@click.option("--image", type=click.Path(), help="An image instead of PROMPT, for an image classifier.")
+@click.option("--png", type=click.Path(dir_okay=False), help="With --image: write the image under its relevance.")
 @html_option
 @json_option
 @model_options
 def attribute(
-    prompt: str, target: str | None, contrast: str | None, method: str, target_text: str | None,
-    checkpoint: bool, html: str | None, as_json: bool, **options: Any,
+    prompt: str | None, target: str | None, contrast: str | None, prefix: str | None, at: int | None, method: str,
+    target_text: str | None, checkpoint: bool, image: str | None, png: str | None, html: str | None, as_json: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
-    """Which tokens of PROMPT carried the prediction.
+    """Which tokens of PROMPT (or parts of an image) carried the prediction.
 
     \b
-    Example:
+    Examples:
       icebear attribute "The ice bear lives in the" --contrast " desert"
+      icebear attribute --image bear.jpg --model FOLDER --method vit --png relevance.png
     """
     from app.terminal import explanation
     from concepts.attribution import attribute as run
 
+    if (prompt is None) == (image is None):
+        raise click.UsageError("Give either a PROMPT or --image.")
+    if png and not image:
+        raise click.UsageError("--png goes with --image.")
     chosen = method_named(method)
+    model = load(**options)
+    if (model.task == "image") != bool(image):
+        raise click.UsageError(f"{model.name} reads {'images: give --image' if not image else 'text: give a PROMPT'}.")
+    what: Any = image or prompt
     relevance = run(
-        load(**options), prompt, target, contrast, target_text=target_text, method=chosen, checkpoint=checkpoint
-    )
+        model, what, target, contrast, target_text=target_text, method=chosen, prefix=prefix, at=at,
+        checkpoint=checkpoint,
+    )  # fmt: skip
     if html:
         write_page(html, relevance.to_html())
+    if png:
+        write_page(png, relevance.image.png())  # type: ignore[union-attr]
     if as_json:
         click.echo(relevance.to_json())
     else:
@@ -126,7 +141,7 @@ def attribute(
 @main.command()
 @click.argument("prompt")
 @explain_options
-@click.option("--site", help="ffn, attn, q, k, v or head; default: ffn and attn.")
+@click.option("--site", help="ffn, attn, q, k, v, head, cross or router; default: ffn and attn.")
 @click.option("--polarity", type=click.Choice(["+", "-"]), help="Only neurons whose activation has this sign.")
 @click.option("--top", default=20, show_default=True, type=click.IntRange(min=1))
 @click.option("--position", default="last", show_default=True, help="last, all, or a token's position.")
@@ -134,8 +149,8 @@ def attribute(
 @json_option
 @model_options
 def rank(
-    prompt: str, target: str | None, contrast: str | None, method: str, site: str | None, polarity: Any,
-    top: int, position: str, include_sinks: bool, as_json: bool, **options: Any,
+    prompt: str, target: str | None, contrast: str | None, prefix: str | None, at: int | None, method: str,
+    site: str | None, polarity: Any, top: int, position: str, include_sinks: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """The neurons that carried the prediction after PROMPT, by signed relevance.
 
@@ -151,9 +166,9 @@ def rank(
     chosen = method_named(method)
     model = load(**options)
     sites = {None: ("ffn", "attn"), "head": ("attn",)}.get(site, (site,))
-    relevance = run(model, prompt, target, contrast, method=chosen, sites=sites)
+    relevance = run(model, prompt, target, contrast, method=chosen, sites=sites, prefix=prefix, at=at)
     found = relevance.top(top, site, polarity, _position(position), include_sinks)  # type: ignore[arg-type]
-    writers = [row.neuron for row in found if row.neuron.site in ("ffn", "attn")]
+    writers = [row.neuron for row in found if row.neuron.site in ("ffn", "attn", "cross")]
     words = dict(zip(writers, project_many(model, writers, 5), strict=True))
     if as_json:
         rows = [
@@ -164,7 +179,7 @@ def rank(
         return
     console = stdout()
     console.print(explanation(relevance))
-    where = {"all": "at every token", "last": "at the last position"}.get(position, f"at position {position}")
+    where = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
     apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
     console.print(ranking(found, relevance, words, f"Most relevant neurons {where}{apart}"))
 
@@ -244,7 +259,7 @@ def steer(
     if as_json:
         print_json(result)
     else:
-        stdout().print(side_by_side(prompt, result["plain"], result["steered"]))
+        stdout().print(side_by_side(result))
 
 
 for verb in STORE_VERBS:

@@ -53,7 +53,7 @@ def run(console: Console) -> None:
     console.print(f"The recipe {recipe.name!r} sets {len(recipe)} of the model's neurons at the last prompt token:")
     console.print("  " + "  ".join(str(edit).split("@")[0] for edit in recipe), soft_wrap=False)
     result = compare(model, PROMPT, recipe, 24)
-    console.print(side_by_side(PROMPT, result["plain"], result["steered"]))
+    console.print(side_by_side(result))
 
     console.rule("Where to go next")
     console.print(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from db.errors import InputError, UnknownName
+from db.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,10 +36,13 @@ def model_options(command: Callable) -> Callable:
 
 def explain_options(command: Callable) -> Callable:
     for option in (
-        click.option("--method", default="attnlrp", show_default=True, help="attnlrp or cp-lrp."),
-        click.option("--contrast", help="Explain the target against this token."),
-        click.option("--target", help="The next token to explain; default: the most probable one."),
-    ):
+        click.option("--method", default="attnlrp", show_default=True,
+                     help="attnlrp, cp-lrp, pa-lrp, vit, or one written out, as AttnLRP(linear=Gamma(0.1))."),
+        click.option("--at", type=int, help="The token whose label is explained, of a model that labels tokens."),
+        click.option("--prefix", help="What the decoder of an encoder-decoder has written before the target."),
+        click.option("--contrast", help="Explain the target against this token or label."),
+        click.option("--target", help="The token or label to explain; default: the most probable one."),
+    ):  # fmt: skip
         command = option(command)
     return command
 
@@ -61,17 +64,15 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, indent=1))
 
 
-def write_page(path: str, html: str) -> None:
+def write_page(path: str, content: str | bytes) -> None:
     try:
-        Path(path).write_text(html, encoding="utf-8")
+        Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
     click.echo(f"Wrote {path}", err=True)
 
 
 def method_named(name: str) -> Any:
-    from concepts.lrp.method import METHODS
+    from concepts.lrp.method import AttnLRP
 
-    if name not in METHODS:
-        raise UnknownName("method", name, METHODS, f"The methods are {', '.join(METHODS)}.")
-    return METHODS[name]
+    return AttnLRP.parse(name)

@@ -26,8 +26,9 @@ def compare(
             on_token(done + count)
 
     def side(also: list[int]) -> dict[str, Any]:
-        text = model.generate(prompt, max_new_tokens, temperature, seed, counted)
         following = model.predict(prompt, 5, also)
+        generate = model.generates  # else what is predicted is all there is to see
+        text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if generate else following[0].text
         return {"first_token": following[0].text, "text": text, "next": [vars(token) for token in following]}
 
     plain = side([])
@@ -38,6 +39,7 @@ def compare(
     return {
         "model": {"name": model.name, "fingerprint": model.fingerprint},
         "prompt": prompt,
+        "task": model.task,
         "recipe": edits.name if isinstance(edits, Recipe) else None,
         "edits": [str(edit) for edit in edits],
         "temperature": temperature,

@@ -38,11 +38,27 @@ def _grid(*columns: tuple[str, Any], title: str | None = None) -> Table:
     return table
 
 
+def patches(relevance: Relevance) -> Text:
+    """An image's patches as cells of colour."""
+    text = Text()
+    assert relevance.image is not None
+    rows = relevance.image.patches.tolist()
+    parts = iter(shares([value for row in rows for value in row]))
+    for row in rows:
+        for _ in row:
+            text.append("  ", Style(bgcolor="#{:02x}{:02x}{:02x}".format(*color(next(parts)))))
+        text.append("\n")
+    return text
+
+
 def token_table(relevance: Relevance) -> Table:
-    table = _grid(("position", "right"), ("token", "left"), ("relevance", "right"), ("", "left"))
+    positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
+    of_position = [("its position", "right")] if positions else []
+    table = _grid(("position", "right"), ("token", "left"), ("relevance", "right"), *of_position, ("", "left"))
     for place, (token, value) in enumerate(zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)):
-        note = "sink" if place in relevance.sinks else ""
-        table.add_row(str(place), Text(repr(token)), f"{value:+.3f}", note)
+        notes = ["sink"] * (place in relevance.sinks) + ["decoder"] * (place >= relevance.read)
+        extra = [f"{positions[place]:+.3f}"] if positions else []
+        table.add_row(str(place), Text(repr(token)), f"{value:+.3f}", *extra, ", ".join(notes))
     return table
 
 
@@ -53,10 +69,10 @@ def explanation(relevance: Relevance) -> Group:
         head.append(f" rather than {relevance.contrast.text!r}")
     predicted = ", ".join(f"{token.text!r} {token.probability:.2f}" for token in relevance.predictions[:5])
     return Group(
-        Text(f"Next token: {predicted}"),
+        Text(f"Predicted: {predicted}"),
         Text.assemble(head, Text(f"?  ({relevance.method!r})", "dim")),
-        Padding(heatmap(relevance), (1, 2)),
-        token_table(relevance),
+        Padding(patches(relevance) if relevance.image else heatmap(relevance), (1, 2)),
+        *([] if relevance.image else [token_table(relevance)]),
         Text(f"Conservation: {relevance.conserved}", "dim"),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
     )
@@ -95,12 +111,14 @@ def projection(result: Projection) -> Table:
     return table
 
 
-def side_by_side(prompt: str, plain: dict[str, Any], steered: dict[str, Any]) -> Group:
-    """Two generations and their first-token probabilities."""
+def side_by_side(found: dict[str, Any]) -> Group:
+    """Two generations and their first-token probabilities, as `app.sidebyside.compare` gives them."""
+    plain, steered = found["plain"], found["steered"]
+    begin = found["prompt"] + ("" if found["task"] == "causal" else " → ")
     table = Table(box=box.ROUNDED, expand=True)
     for name in ("plain", "steered"):
         table.add_column(name, ratio=1, overflow="fold")
-    table.add_row(*(Text.assemble((prompt, "dim"), side["text"]) for side in (plain, steered)))
+    table.add_row(*(Text.assemble((begin, "dim"), side["text"]) for side in (plain, steered)))
     table.add_section()
     table.add_row(*(Text(_bars(side["next"])) for side in (plain, steered)))
     return Group(table)

@@ -13,14 +13,23 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from families import dense, mixtures
+from families import dense, mixtures, others
 
 from concepts import Model, attribute
 from concepts.selftest import gradient_times_input
+
+
+class Masked:
+    """A tokenizer for token ids, the last of which is the mask."""
+
+    mask_token_id, all_special_ids = 49, ()
+
+    def decode(self, ids):
+        return str(ids[0])
 
 
 def seconds(work) -> float:
@@ -34,17 +43,21 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     size = {"scale": 16, "layers": 8, "positions": 256}
-    ids = random.Random(0).choices(range(50), k=128)
+    ids = [*random.Random(0).choices(range(49), k=127), 49]
     print(
         "| family | gradient x input | AttnLRP, tokens | AttnLRP, all ffn and attn neurons |\n| --- | --- | --- | --- |"
     )
-    for name, config in {**dense(**size), **mixtures(**size)}.items():
+    causal = {name: ("AutoModelForCausalLM", config) for name, config in {**dense(**size), **mixtures(**size)}.items()}
+    for name, (auto, config) in {**causal, **others(**size)}.items():
         torch.manual_seed(0)
-        model = Model(AutoModelForCausalLM.from_config(config).float(), name=name)
+        cls = getattr(transformers, auto)
+        create = cls.from_config if auto.startswith("Auto") else cls._from_config
+        model = Model(create(config).float(), Masked(), name)
+        prompt = torch.randn(3, 16, 24) if model.task == "image" else ids
         works = [
-            lambda: gradient_times_input(model, ids),  # noqa: B023
-            lambda: attribute(model, ids, sites=()),  # noqa: B023
-            lambda: attribute(model, ids),  # noqa: B023
+            lambda: gradient_times_input(model, prompt),  # noqa: B023
+            lambda: attribute(model, prompt, sites=()),  # noqa: B023
+            lambda: attribute(model, prompt),  # noqa: B023
         ]
         for work in works:
             work()

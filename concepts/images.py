@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,23 +38,34 @@ class ImageMap:
         return self.pixels.unfold(0, height, height).unfold(1, width, width).sum((-1, -2))
 
     def overlay(self, by: str = "patches", size: int = 448) -> Image:
-        """The image in grey, under its relevance in red (for) and blue (against); by ``patches`` or ``pixels``."""
+        """The image in grey, under its relevance in red (for) and blue (against), by ``patches`` or ``pixels``.
+
+        size: of the longer side, in pixels.
+        """
         from PIL import Image
 
         found = self.pixels if by == "pixels" else self.patches
         share = (found / found.abs().max().clamp(min=1e-30)).float()
         color = torch.where(share[..., None] >= 0, torch.tensor(POSITIVE), torch.tensor(NEGATIVE)).float()
         strength = 0.85 * share.abs()
-        grey = _resized(self.picture.mean(0), size) * 255
-        ink = torch.stack([_resized(color[..., c] / 255, size) * 255 for c in range(3)], -1)
-        alpha = _resized(strength, size)[..., None]
+        height, width = self.pixels.shape
+        shape = (round(size * height / max(height, width)), round(size * width / max(height, width)))
+        grey = _resized(self.picture.mean(0), shape) * 255
+        ink = torch.stack([_resized(color[..., channel], shape) for channel in range(3)], -1)
+        alpha = _resized(strength, shape)[..., None]
         mixed = grey[..., None] * (1 - alpha) + ink * alpha
         return Image.fromarray(mixed.round().clamp(0, 255).to(torch.uint8).numpy())
 
+    def png(self, by: str = "patches", size: int = 448) -> bytes:
+        """`overlay` as a PNG file."""
+        file = io.BytesIO()
+        self.overlay(by, size).save(file, "PNG")
+        return file.getvalue()
 
-def _resized(x: Tensor, size: int) -> Tensor:
-    """(size, size) nearest, of a map (h, w)."""
-    return torch.nn.functional.interpolate(x[None, None].float(), size=(size, size), mode="nearest")[0, 0]
+
+def _resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A map (h, w) at another size, by nearest neighbours."""
+    return torch.nn.functional.interpolate(x[None, None].float(), size=shape, mode="nearest")[0, 0]
 
 
 def encode(model: Model, images: Sequence[Any]) -> Batch:

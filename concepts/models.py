@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -152,8 +153,16 @@ class Model(Architecture):
         if self.tokenizer is None:
             return f"<{token}>"
         raw = getattr(self.tokenizer, "convert_ids_to_tokens", lambda _: None)(token) or ""
-        # SentencePiece drops the space before a text that it decodes.
-        return raw.replace("▁", " ") if raw.startswith("▁") else self.tokenizer.decode([token])
+        if raw.startswith("▁"):  # SentencePiece drops the space before a text that it decodes
+            return raw.replace("▁", " ")
+        if self._wordpiece and token not in self.special_ids():  # which marks what has no space before it
+            return raw[2:] if raw.startswith("##") else f" {raw}"
+        return self.tokenizer.decode([token])
+
+    @cached_property
+    def _wordpiece(self) -> bool:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return type(getattr(backend, "model", None)).__name__ == "WordPiece"
 
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """The tokens of a text as the model reads it, special ones included: the first `limit`, if there are more."""

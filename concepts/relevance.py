@@ -234,6 +234,7 @@ class Relevance:
             "predicted_at": self.predicted_at,
             "read": self.read,
             "positions": None if self.positions is None else self.positions.tolist(),
+            "patches": self.image.patches.tolist() if self.image else None,
             "sinks": list(self.sinks),
             "conservation": self.conserved.to_dict(),
             "missing_rules": list(self.missing_rules),

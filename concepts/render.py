@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -78,10 +79,25 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
     return (
         f"<p>Why <b>{escape(repr(relevance.target_text))}</b>{against}? "
         f"<small>{escape(repr(relevance.method))}, {escape(relevance.model_name)}</small></p>"
-        + heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
-        + f"<p><small>Next: {predictions}<br>{escape(str(relevance.conserved))}</small></p>"
+        + _where(relevance)
+        + f"<p><small>Predicted: {predictions}<br>{escape(str(relevance.conserved))}</small></p>"
         + table
     )
+
+
+def _where(relevance: Relevance) -> str:
+    """The tokens, and what went to their positions; or the image."""
+    if relevance.image:
+        data = b64encode(relevance.image.png()).decode()
+        return (
+            f'<img alt="The image, red where it speaks for the label, blue against" src="data:image/png;base64,{data}">'
+        )
+    names = list(relevance.token_strings)
+    found = heatmap(names, relevance.tokens.tolist(), relevance.sinks)
+    if relevance.positions is not None:
+        found += "<p><small>Their positions, all layers together:</small></p>"
+        found += heatmap(names, relevance.positions.sum(0).tolist(), relevance.sinks)
+    return found
 
 
 def relevance_page(relevance: Relevance) -> str:

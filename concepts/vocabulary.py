@@ -48,7 +48,7 @@ def w2_row(model: Model, neuron: Neuron) -> Tensor:
     model.check(neuron)
     rows = w2(model, neuron.site, neuron.layer)
     if rows is None:
-        raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn, attn and cross.")
+        raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
     return rows[neuron.index] * final_gain(model, neuron.layer)
 
 

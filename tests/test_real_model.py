@@ -6,7 +6,8 @@ import pytest
 import torch
 from conftest import ICE_BEAR
 
-from concepts import CP_LRP, Neuron, attribute, load_model, project
+from concepts import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
+from db.errors import DownloadError
 from db.fetch import cached
 
 
@@ -81,3 +82,47 @@ def test_bfloat16_finds_the_same(smol, prompt):
     rough = attribute(half, prompt, target=exact.target.id)
     for x, y in ((exact.tokens, rough.tokens), (exact.ffn, rough.ffn), (exact.attn, rough.attn)):
         assert torch.corrcoef(torch.stack((x.flatten(), y.flatten())))[0, 1] > 0.99
+
+
+def test_positions_of_rotary_embeddings(smol):
+    found = attribute(smol, ICE_BEAR, method=PA_LRP)
+    assert found.positions.shape == (30, 6)
+    conserved = found.conservation()
+    assert conserved.positions == pytest.approx(found.positions.sum().item(), rel=1e-4)
+    assert abs(conserved.rest) < 1e-4
+    assert found.combined().sum().item() == pytest.approx(conserved.tokens + conserved.positions, rel=1e-4)
+    plain = attribute(smol, ICE_BEAR)
+    assert not torch.allclose(plain.tokens, found.tokens, atol=1e-3)  # the positions' halves are not the tokens'
+
+
+def fetched(name):
+    """A preset, cached or fetched for the test."""
+    try:
+        return load_model(name, dtype="float32", device="cpu")
+    except DownloadError as error:
+        pytest.skip(f"{name} is neither cached nor can it be fetched: {error}")
+
+
+def test_a_t5_on_real_weights():
+    model = fetched("titler-t5")
+    prompt = "translate English to German: The house is wonderful."
+    assert model.generate(prompt, max_new_tokens=8) == "Das Haus ist wunderbar."
+    found = attribute(model, prompt, prefix="Das", sites=("ffn", "cross"))
+    assert found.target.text == " Haus"
+    best = found.tokens[: found.read].topk(2).indices.tolist()
+    assert {found.token_strings[place] for place in best} == {" German", " house"}
+    assert abs(found.conservation().rest) < 1e-4
+    assert all(row.neuron.layer >= 8 for row in found.top(5, "cross"))
+    cp = attribute(model, prompt, method=CP_LRP, sites=())
+    assert cp.tokens.sum().item() == pytest.approx(cp.conservation().target, abs=1e-4)
+
+
+def test_a_distilbert_on_real_weights():
+    model = fetched("grammar-distilbert")
+    found = attribute(model, "She have two book in there bag.", method=PA_LRP)
+    assert found.target.text == "$REPLACE_their"
+    assert found.token_strings[found.predicted_at] == " there"
+    assert int(found.tokens.argmax()) == found.predicted_at
+    assert found.positions.shape == (1, len(found.tokens))
+    assert abs(found.conservation().rest) < 1e-4
+    assert attribute(model, "She have two book.", at=2, sites=()).target.text.startswith("$REPLACE_has")
