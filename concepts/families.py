@@ -44,7 +44,7 @@ class Family:
     activations: tuple[str, ...] = ()
     """Classes of modules that are an element-wise non-linearity (Eq. 9) and are the family's own."""
     position_inputs: tuple[str, ...] = ("position_embeddings",)
-    """Arguments of a layer that carry positions: cos and sin, ALiBi, a relative bias."""
+    """Arguments of a layer that carry positions: cos and sin, ALiBi, a relative bias, numbers."""
     position_method: str = ""
     """A method, below a layer, that gives positions to it."""
     position_embedding: str = ""
@@ -103,7 +103,7 @@ GPTJ = replace(
     k="attn.k_proj",
     v="attn.v_proj",
     final_norm="transformer.ln_f",
-    position_inputs=(),
+    position_inputs=("position_ids",),
     position_method="attn._get_embed_positions",
 )
 OPT = replace(

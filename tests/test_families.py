@@ -6,7 +6,7 @@ from conftest import IDS, Double, Letters, random_model
 from families import dense, mixtures
 
 from actmax import build_index, read_corpus
-from concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute, project
+from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from concepts.families import FAMILIES
 from concepts.selftest import selftest
 from concepts.taps import visiting
@@ -38,7 +38,7 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     with Double(), torch.no_grad():
         logits = model.net(torch.tensor([IDS]), use_cache=False).logits[0, -1]
     with Double():
-        found = attribute(model, IDS, method=CP_LRP, sites=SITES)
+        found = attribute(model, IDS, method=CP_LRP, sites=model.sites)
     assert found.target.logit == pytest.approx(logits.max().item(), rel=1e-6)
     conserved = found.conservation()
     tolerance = 1e-6 if name in EXPERTS else 1e-9
@@ -66,12 +66,14 @@ def test_batch_equals_single_and_everything_is_undone(name):
               for path, m in model.net.named_modules()]  # fmt: skip
     prompts = [IDS, IDS[:3], [4, 5, 6, 7, 8, 9]]
     with Double():
-        together = attribute(model, prompts, sites=SITES)
+        together = attribute(model, prompts, method=PA_LRP, sites=model.sites)
         for prompt, found in zip(prompts, together, strict=True):
-            alone = attribute(model, prompt, sites=SITES)
+            alone = attribute(model, prompt, method=PA_LRP, sites=model.sites)
             close = {"rtol": 1e-3, "atol": 1e-4} if name in EXPERTS else {"rtol": 1e-6, "atol": 1e-8}
             assert torch.allclose(alone.tokens, found.tokens, **close)
-            for site in SITES:
+            assert torch.allclose(alone.positions, found.positions, **close)
+            assert abs(found.conservation().rest) < (1e-5 if name in EXPERTS else 1e-9)
+            for site in model.sites:
                 assert torch.allclose(alone.of(site), found.of(site), **close), site
     assert before == [(path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
                       for path, m in model.net.named_modules()]  # fmt: skip
@@ -161,8 +163,8 @@ def test_ranking_steering_and_the_scan(name, tmp_path):
     assert best[0].relevance >= best[1].relevance
     (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")
     with open_store(tmp_path / "i.db") as store:
-        build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, sites=("ffn", "attn", "q", "k", "v"))
-        for site in SITES:
+        build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, sites=model.sites)
+        for site in model.sites:
             neuron = Neuron(1, site, 3)
             for example in store.examples(neuron, "+"):
                 alone = attribute(model, example.sentence.text, sites=(site,)).activation(site)[1, :, 3]

@@ -140,7 +140,7 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
     model = make(name)
     for layer in {0, model.layers - 1}:
         outputs = []
-        hook = model.site_module("ffn", layer).register_forward_hook(lambda m, a, y: outputs.append(y[0].double()))  # noqa: B023
+        hook = model.site_module("ffn", layer).register_forward_hook(lambda m, a, y: outputs.append(y[0].double()))
         for edit in ([], [f"L{layer}.ffn.7*1"], [f"L{layer}.ffn.7+1"]):
             with steer(model, edit):
                 logits(model, prompt(model))

@@ -55,7 +55,7 @@ class Tape:
             self.kept["biases"] += shares[..., -1].sum().item()
             return [shares[..., :-1].sum(1).reshape(v.x.shape)]
 
-        return Value(self, y.reshape(*v.x.shape[:-1], -1), [v], messages)
+        return Value(self, y.reshape(*v.x.shape[:-1], len(weight)), [v], messages)
 
     def add(self, *parts):
         """Eq. 8 for a sum: a / (a + b) R."""
@@ -149,12 +149,20 @@ class Tape:
         """(T, count * d) -> (count, T, d)"""
         return self.move(v, lambda x: x.view(len(x), count, -1).transpose(0, 1))
 
-    def rotate(self, v, cos, sin, layer):
-        """Rotary embedding of (H, T, d): v cos + half-turned v sin. In PA-LRP cos and sin are sinks (Eq. 15)."""
-        half = v.x.shape[-1] // 2
-        turned = self.move(v, lambda x: torch.cat((x[..., half:], x[..., :half]), -1))
-        sign = torch.cat((-torch.ones(half), torch.ones(half))).to(v.x.dtype)
-        turned = self.scale(turned, sign)
+    def rotate(self, v, cos, sin, layer, pairs=False):
+        """Rotary embedding of (H, T, d): v cos + turned v sin, of the first dimensions; `pairs` turns neighbours, not
+        halves. In PA-LRP cos and sin are sinks (Eq. 15)."""
+        n = cos.shape[-1]
+        if n < v.x.shape[-1]:
+            first, rest = self.move(v, lambda x: x[..., :n]), self.move(v, lambda x: x[..., n:])
+            return self.join([self.rotate(first, cos, sin, layer, pairs), rest], -1)
+        if pairs:
+            turned = self.move(v, lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
+            sign = torch.tensor([-1.0, 1.0]).repeat(n // 2)
+        else:
+            turned = self.move(v, lambda x: torch.cat((x[..., n // 2 :], x[..., : n // 2]), -1))
+            sign = torch.tensor([-1.0, 1.0]).repeat_interleave(n // 2)
+        turned = self.scale(turned, sign.to(v.x.dtype))
         if self.method.positions:
             sinks = [self.position(c, layer, -2) for c in (cos, sin)]
             return self.add(self.mul(v, sinks[0]), self.mul(turned, sinks[1]))
@@ -166,17 +174,21 @@ class Tape:
             return self.constant(scores, value.expand(scores.x.shape), "positions")
         return self.add(scores, self.position(value, layer, -1))
 
-    def attention(self, q, k, v, mask=None, scale=1.0, bias=None, layer=0):
+    def softcap(self, v, cap):
+        return self.act(v, lambda x: torch.tanh(x / cap) * cap) if cap else v
+
+    def attention(self, q, k, v, mask=None, scale=1.0, bias=None, layer=0, cap=None):
         """(H, T, d) each, mask (T, T) True where to look; returns (T, H * d)."""
         group = torch.arange(q.x.shape[0]) // (q.x.shape[0] // k.x.shape[0])
         k, v = (self.move(x, lambda n: n[group]) for x in (k, v))
         if self.method.softmax == "constant":
-            scores = q.x @ k.x.transpose(1, 2) * scale + (0 if bias is None else bias)
+            scores = q.x @ k.x.transpose(1, 2) * scale
+            scores = (torch.tanh(scores / cap) * cap if cap else scores) + (0 if bias is None else bias)
             scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
             O = self.weighted(scores.softmax(-1), v)
         else:
             product = self.matmul(q, self.move(k, lambda n: n.transpose(1, 2)))
-            scores = self.scale(product, scale)
+            scores = self.softcap(self.scale(product, scale), cap)
             if bias is not None:
                 scores = self.bias(scores, bias, layer)
             if mask is not None:

@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from transformers.pytorch_utils import Conv1D
 from twin import Tape
 
 
@@ -12,7 +13,8 @@ def gelu_tanh(x):
 
 
 def apply(tape, module, v):
-    return tape.linear(v, module.weight, getattr(module, "bias", None))
+    weight = module.weight.T if isinstance(module, Conv1D) else module.weight
+    return tape.linear(v, weight, getattr(module, "bias", None))
 
 
 def causal(T):
@@ -25,54 +27,84 @@ def place(value, start):
     return value
 
 
+def norm(tape, v, module):
+    """LayerNorm, or RMSNorm, whose gain is 1 + weight in Gemma."""
+    if isinstance(module, torch.nn.LayerNorm):
+        return tape.layer_norm(v, module)
+    eps = next(getattr(module, name) for name in ("variance_epsilon", "eps") if hasattr(module, name))
+    return tape.rms(v, module.weight + ("Gemma" in type(module).__name__), eps)
+
+
 @torch.no_grad()
 def llama(tape, net, ids):
-    """Llama, Llama with biases, Gemma 3, Mixtral."""
+    """Llama, Mistral, Qwen 2 and 3, OLMo 2, StableLM, Phi 3, Gemma 2 and 3, Mixtral, Qwen3-MoE."""
     core, config = net.model, net.config
-    gemma = config.model_type.startswith("gemma")
     H, KV, T = config.num_attention_heads, config.num_key_value_heads, len(ids)
     d = getattr(config, "head_dim", None) or config.hidden_size // H
-    eps, gain = config.rms_norm_eps, (lambda norm: 1 + norm.weight) if gemma else (lambda norm: norm.weight)
-    scale = (config.query_pre_attn_scalar if gemma else d) ** -0.5
+    scale = getattr(config, "query_pre_attn_scalar", d) ** -0.5
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     h = leaf = tape.leaf(core.embed_tokens(torch.tensor(ids)))
     for number, layer in enumerate(core.layers):
-        attention = layer.self_attn
-        kind = [config.layer_types[number]] if gemma else []
+        attention, mlp = layer.self_attn, layer.mlp
+        before = ["input_layernorm"]
+        between = {"before": "post_attention_layernorm"}
+        if hasattr(layer, "pre_feedforward_layernorm"):  # sandwich norms
+            between = {"after": "post_attention_layernorm", "before": "pre_feedforward_layernorm"}
+        elif config.model_type == "olmo2":  # norms behind attention and FFN only
+            before, between = [], {"after": "post_attention_layernorm"}
+        n = norm(tape, h, layer.input_layernorm) if before else h
+        kind = [kinds[number]] if config.model_type == "gemma3_text" else []
         cos, sin = core.rotary_emb(h.x[None], torch.arange(T)[None], *kind)
-        n = tape.rms(h, gain(layer.input_layernorm), eps)
+        if config.model_type == "phi3":
+            fused = apply(tape, attention.qkv_proj, n)
+            bounds = [0, H * d, (H + KV) * d, (H + 2 * KV) * d]
+            raw = [tape.move(fused, lambda x, i=i: x[:, bounds[i] : bounds[i + 1]]) for i in range(3)]
+        else:
+            raw = [apply(tape, getattr(attention, f"{name}_proj"), n) for name in "qkv"]
         parts = []
-        for name, count in (("q", H), ("k", KV), ("v", KV)):
-            part = tape.tag(name, number, apply(tape, getattr(attention, f"{name}_proj"), n))
+        for name, part, count in zip("qkv", raw, (H, KV, KV), strict=True):
+            tape.tag(name, number, part)
+            normed = getattr(attention, f"{name}_norm", None)
+            wide = normed is not None and normed.weight.shape[0] > d  # OLMo 2: of all heads together
+            part = norm(tape, part, normed) if wide else part
             part = tape.heads(part, count)
-            if gemma and name != "v":
-                part = tape.rms(part, gain(getattr(attention, f"{name}_norm")), eps)
+            part = norm(tape, part, normed) if normed is not None and not wide else part
             parts.append(part if name == "v" else tape.rotate(part, cos[0], sin[0], number))
         mask = causal(T)
-        if kind == ["sliding_attention"]:
-            mask &= ~torch.ones(T, T).tril(-config.sliding_window).bool()
-        heads = tape.tag("attn", number, tape.attention(*parts, mask, scale))
+        window = config.sliding_window if "sliding" in kinds[number] or config.model_type == "mistral" else 0
+        if window:
+            mask &= ~torch.ones(T, T).tril(-window).bool()
+        cap = getattr(config, "attn_logit_softcapping", None)
+        heads = tape.tag("attn", number, tape.attention(*parts, mask, scale, cap=cap))
         o = apply(tape, attention.o_proj, heads)
-        h = tape.add(h, tape.rms(o, gain(layer.post_attention_layernorm), eps) if gemma else o)
-        n = tape.rms(h, gain(layer.pre_feedforward_layernorm if gemma else layer.post_attention_layernorm), eps)
-        if config.model_type == "mixtral":
-            h = tape.add(h, mixture(tape, layer.mlp, n, number))
+        h = tape.add(h, norm(tape, o, getattr(layer, between["after"])) if "after" in between else o)
+        n = norm(tape, h, getattr(layer, between["before"])) if "before" in between else h
+        if hasattr(mlp, "experts"):
+            h = tape.add(h, mixture(tape, mlp, n, number, getattr(config, "norm_topk_prob", True)))
             continue
-        f = gelu_tanh if gemma else F.silu
-        gate, up = apply(tape, layer.mlp.gate_proj, n), apply(tape, layer.mlp.up_proj, n)
-        down = apply(tape, layer.mlp.down_proj, tape.tag("ffn", number, tape.mul(tape.act(gate, f), up)))
-        h = tape.add(h, tape.rms(down, gain(layer.post_feedforward_layernorm), eps) if gemma else down)
-    final = tape.move(tape.rms(h, gain(core.norm), eps), lambda n: n[-1])
-    return [leaf], tape.linear(final, net.lm_head.weight)
+        f = gelu_tanh if "gemma" in config.model_type else F.silu
+        if config.model_type == "phi3":
+            fused = apply(tape, mlp.gate_up_proj, n)
+            gate, up = (tape.move(fused, lambda x, i=i: x.chunk(2, -1)[i]) for i in range(2))
+        else:
+            gate, up = apply(tape, mlp.gate_proj, n), apply(tape, mlp.up_proj, n)
+        down = apply(tape, mlp.down_proj, tape.tag("ffn", number, tape.mul(tape.act(gate, f), up)))
+        after = getattr(layer, "post_feedforward_layernorm", None)
+        h = tape.add(h, norm(tape, down, after) if after is not None else down)
+    final = tape.move(norm(tape, h, core.norm), lambda n: n[-1])
+    logits = tape.linear(final, net.lm_head.weight)
+    return [leaf], tape.softcap(logits, getattr(config, "final_logit_softcapping", None))
 
 
-def mixture(tape, mlp, n, number):
+def mixture(tape, mlp, n, number, sum_to_1):
     """Every expert on every token, times its weight, which is 0 where it is not chosen."""
     experts, K, D = mlp.experts, mlp.gate.top_k, n.x.shape[-1]
     logits = tape.linear(n, mlp.gate.weight)
     s = tape.leaf(logits.x.softmax(-1)) if tape.method.softmax == "constant" else tape.softmax(logits)
     chosen = torch.zeros_like(s.x).scatter(1, s.x.topk(K, -1).indices, 1.0)
     kept = tape.scale(s, chosen)
-    weights = tape.tag("router", number, tape.scale(kept, 1 / kept.x.sum(-1, keepdim=True)))  # Eq. 19
+    total = kept.x.sum(-1, keepdim=True) if sum_to_1 else 1
+    weights = tape.tag("router", number, tape.scale(kept, 1 / total))  # Eq. 19
     neurons, outputs = [], []
     for e in range(len(experts.down_proj)):
         width = experts.down_proj.shape[2]
@@ -99,61 +131,108 @@ def silent_linear(tape, v, weight):
     return tape.move(tape.join([part, empty], 0), lambda n: n[where])
 
 
+def bloom_gelu(x):
+    return x * 0.5 * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))  # its constants are rounded
+
+
+GPTS = {
+    "gpt2": {"core": "transformer", "embed": "wte", "layers": "h", "norms": ("ln_1", "ln_2"), "final": "ln_f",
+             "qkv": "attn.c_attn", "o": "attn.c_proj", "fc": ("mlp.c_fc", "mlp.c_proj"), "f": gelu_tanh},
+    "gptj": {"core": "transformer", "embed": "wte", "layers": "h", "norms": ("ln_1", "ln_1"), "final": "ln_f",
+             "qkv": "attn.{}_proj", "o": "attn.out_proj", "fc": ("mlp.fc_in", "mlp.fc_out"), "f": gelu_tanh,
+             "parallel": True},
+    "phi": {"core": "model", "embed": "embed_tokens", "layers": "layers", "norms": ("input_layernorm",) * 2,
+            "final": "final_layernorm", "qkv": "self_attn.{}_proj", "o": "self_attn.dense",
+            "fc": ("mlp.fc1", "mlp.fc2"), "f": gelu_tanh, "parallel": True},
+    "gpt_neox": {"core": "gpt_neox", "embed": "embed_in", "layers": "layers",
+                 "norms": ("input_layernorm", "post_attention_layernorm"), "final": "final_layer_norm",
+                 "qkv": "attention.query_key_value", "o": "attention.dense",
+                 "fc": ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"), "f": F.gelu},
+    "opt": {"core": "model.decoder", "embed": "embed_tokens", "layers": "layers",
+            "norms": ("self_attn_layer_norm", "final_layer_norm"), "final": "final_layer_norm",
+            "qkv": "self_attn.{}_proj", "o": "self_attn.out_proj", "fc": ("fc1", "fc2"), "f": F.relu},
+    "bloom": {"core": "transformer", "embed": "word_embeddings", "layers": "h",
+              "norms": ("input_layernorm", "post_attention_layernorm"), "final": "ln_f",
+              "qkv": "self_attention.query_key_value", "o": "self_attention.dense",
+              "fc": ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"), "f": bloom_gelu},
+    "falcon": {"core": "transformer", "embed": "word_embeddings", "layers": "h", "norms": ("input_layernorm",) * 2,
+               "final": "ln_f", "qkv": "self_attention.query_key_value", "o": "self_attention.dense",
+               "fc": ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"), "f": F.gelu, "parallel": True},
+}  # fmt: skip
+
+
 @torch.no_grad()
-def gpt2(tape, net, ids):
-    core, T, H = net.transformer, len(ids), net.config.n_head
-    leaf = tape.leaf(core.wte(torch.tensor(ids)))
-    h = learned(tape, leaf, core.wpe.weight[:T])
-    for number, layer in enumerate(core.h):
-        n = tape.layer_norm(h, layer.ln_1)
-        both = tape.linear(n, layer.attn.c_attn.weight.T, layer.attn.c_attn.bias)
-        parts = [
-            tape.heads(tape.tag(name, number, tape.move(both, lambda x, i=i: x.chunk(3, -1)[i])), H)
-            for i, name in enumerate("qkv")
-        ]
-        heads = tape.tag("attn", number, tape.attention(*parts, causal(T), (net.config.n_embd // H) ** -0.5))
-        h = tape.add(h, tape.linear(heads, layer.attn.c_proj.weight.T, layer.attn.c_proj.bias))
-        n = tape.layer_norm(h, layer.ln_2)
-        inner = tape.act(tape.linear(n, layer.mlp.c_fc.weight.T, layer.mlp.c_fc.bias), gelu_tanh)
-        inner = tape.tag("ffn", number, inner)
-        h = tape.add(h, tape.linear(inner, layer.mlp.c_proj.weight.T, layer.mlp.c_proj.bias))
-    final = tape.move(tape.layer_norm(h, core.ln_f), lambda n: n[-1])
-    return [leaf], tape.linear(final, net.lm_head.weight)
+def gpt(tape, net, ids):
+    """The families with LayerNorm and a plain FFN, by `GPTS`."""
+    config, T = net.config, len(ids)
+    kind, spec, H = config.model_type, GPTS[config.model_type], config.num_attention_heads
+    core = net.get_submodule(spec["core"])
+    parallel = getattr(config, "use_parallel_residual", spec.get("parallel", False))
+    leaf = h = tape.leaf(core.get_submodule(spec["embed"])(torch.tensor(ids)))
+    if kind == "gpt2":
+        h = learned(tape, h, core.wpe.weight[:T])
+    if kind == "opt":
+        h = learned(tape, h, core.embed_positions.weight[2 : T + 2])
+    if kind == "bloom":
+        h = tape.layer_norm(h, core.word_embeddings_layernorm)
+    d = config.hidden_size // H
+    bias = None
+    if kind == "bloom" or getattr(config, "alibi", False):  # a slope times the key's position
+        slopes = torch.tensor([2.0 ** (-8 * (head + 1) / H) for head in range(H)], dtype=torch.float64)[:, None, None]
+        rounded = kind == "falcon"  # which computes it in bfloat16, and divides it like the scores
+        bias = (slopes.bfloat16() * torch.arange(T)).double() / d**0.5 if rounded else slopes * torch.arange(T)
+    for number, layer in enumerate(core.get_submodule(spec["layers"])):
+        first, second = spec["norms"]
+        if hasattr(layer, "ln_attn"):
+            first, second = "ln_attn", "ln_mlp"
+        n = tape.layer_norm(h, getattr(layer, first))
+        if "{}" in spec["qkv"]:
+            raw = [apply(tape, layer.get_submodule(spec["qkv"].format(name)), n) for name in "qkv"]
+        else:
+            raw = split(tape, apply(tape, layer.get_submodule(spec["qkv"]), n), kind, H, d)
+        parts = []
+        for name, part in zip("qkv", raw, strict=True):
+            part = tape.heads(tape.tag(name, number, part), part.x.shape[-1] // d)
+            parts.append(part if name == "v" else turned(tape, core, layer, part, number))
+        heads = tape.tag("attn", number, tape.attention(*parts, causal(T), d**-0.5, bias, number))
+        o = apply(tape, layer.get_submodule(spec["o"]), heads)
+        if not parallel:
+            h = tape.add(h, o)
+        n = tape.layer_norm(h, getattr(layer, second))
+        up, down = (layer.get_submodule(path) for path in spec["fc"])
+        written = apply(tape, down, tape.tag("ffn", number, tape.act(apply(tape, up, n), spec["f"])))
+        h = tape.add(h, o, written) if parallel else tape.add(h, written)
+    final = tape.move(tape.layer_norm(h, core.get_submodule(spec["final"])), lambda n: n[-1])
+    head = net.get_output_embeddings()
+    return [leaf], apply(tape, head, final)
+
+
+def split(tape, fused, kind, H, d):
+    """q, k and v of one map."""
+    T, total = fused.x.shape
+    if kind == "gpt2":
+        return [tape.move(fused, lambda x, i=i: x.chunk(3, -1)[i]) for i in range(3)]
+    groups = (total // d - H) // 2  # each has its query heads, one key and one value
+    each = H // groups
+    places = [slice(0, each), slice(each, each + 1), slice(each + 1, each + 2)]
+    return [tape.move(fused, lambda x, p=p: x.view(T, groups, each + 2, d)[:, :, p].flatten(1)) for p in places]
+
+
+def turned(tape, core, layer, part, number):
+    T = part.x.shape[1]
+    if hasattr(layer, "attn") and hasattr(layer.attn, "embed_positions"):  # GPT-J
+        sin, cos = (x.repeat_interleave(2, -1) for x in layer.attn.embed_positions[:T].double().chunk(2, -1))
+        return tape.rotate(part, cos, sin, number, pairs=True)
+    if not hasattr(core, "rotary_emb") or getattr(core, "use_alibi", False):
+        return part
+    cos, sin = core.rotary_emb(part.x, torch.arange(T)[None])
+    return tape.rotate(part, cos[0], sin[0], number)
 
 
 def learned(tape, v, positions):
     if tape.method.positions:
         return tape.add(v, tape.position(positions, 0, -2))
     return tape.constant(v, positions, "positions")
-
-
-def bloom_gelu(x):
-    return x * 0.5 * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))  # its constants are rounded
-
-
-@torch.no_grad()
-def bloom(tape, net, ids):
-    """ALiBi: a slope times the key's position is added to the scores."""
-    core, T, H = net.transformer, len(ids), net.config.n_head
-    slopes = torch.tensor([2.0 ** (-8 * (head + 1) / H) for head in range(H)], dtype=torch.float64)
-    alibi = slopes[:, None, None] * torch.arange(T)
-    leaf = tape.leaf(core.word_embeddings(torch.tensor(ids)))
-    h = tape.layer_norm(leaf, core.word_embeddings_layernorm)
-    for number, layer in enumerate(core.h):
-        n = tape.layer_norm(h, layer.input_layernorm)
-        both = apply(tape, layer.self_attention.query_key_value, n)
-        parts = []
-        for i, name in enumerate("qkv"):  # for each head its query, its key and its value
-            part = tape.move(both, lambda x, i=i: x.view(T, H, 3, -1)[:, :, i].flatten(1))
-            parts.append(tape.heads(tape.tag(name, number, part), H))
-        d = parts[0].x.shape[-1]
-        heads = tape.tag("attn", number, tape.attention(*parts, causal(T), d**-0.5, alibi, number))
-        h = tape.add(h, apply(tape, layer.self_attention.dense, heads))
-        n = tape.layer_norm(h, layer.post_attention_layernorm)
-        inner = tape.tag("ffn", number, tape.act(apply(tape, layer.mlp.dense_h_to_4h, n), bloom_gelu))
-        h = tape.add(h, apply(tape, layer.mlp.dense_4h_to_h, inner))
-    final = tape.move(tape.layer_norm(h, core.ln_f), lambda n: n[-1])
-    return [leaf], tape.linear(final, net.lm_head.weight)
 
 
 @torch.no_grad()
@@ -223,33 +302,41 @@ def relative_bias(attention, T):
 
 @torch.no_grad()
 def bert(tape, net, ids):
-    """Post-norm, no mask; the head of a masked language model at the mask (token 49)."""
-    core, config, T = net.bert, net.config, len(ids)
-    H = config.num_attention_heads
-    leaf = tape.leaf(core.embeddings.word_embeddings(torch.tensor(ids)))
-    typed = tape.constant(leaf, core.embeddings.token_type_embeddings.weight[0].expand(T, -1), "biases")
-    h = tape.layer_norm(learned(tape, typed, core.embeddings.position_embeddings.weight[:T]), core.embeddings.LayerNorm)
-    for number, layer in enumerate(core.encoder.layer):
-        own = layer.attention.self
-        parts = [
-            tape.heads(tape.tag(name, number, apply(tape, module, h)), H)
-            for name, module in zip("qkv", (own.query, own.key, own.value), strict=True)
-        ]
-        heads = tape.tag("attn", number, tape.attention(*parts, None, (config.hidden_size // H) ** -0.5))
-        output = layer.attention.output
-        h = tape.layer_norm(tape.add(apply(tape, output.dense, heads), h), output.LayerNorm)
-        inner = tape.tag("ffn", number, tape.act(apply(tape, layer.intermediate.dense, h), F.gelu))
-        h = tape.layer_norm(tape.add(apply(tape, layer.output.dense, inner), h), layer.output.LayerNorm)
+    """BERT and DistilBERT: norms on the stream behind each part, no mask; a masked language model at the mask (49)."""
+    T, H, old = len(ids), net.config.num_attention_heads, net.config.model_type == "bert"
+    core = net.bert if old else net.distilbert
+    leaf = h = tape.leaf(core.embeddings.word_embeddings(torch.tensor(ids)))
+    if old:
+        h = tape.constant(h, core.embeddings.token_type_embeddings.weight[0].expand(T, -1), "biases")
+    h = learned(tape, h, core.embeddings.position_embeddings.weight[:T])
+    h = tape.layer_norm(h, core.embeddings.LayerNorm)
+    for number, layer in enumerate(core.encoder.layer if old else core.transformer.layer):
+        if old:
+            maps, out = layer.attention.self, layer.attention.output
+            q, k, v, o, first = maps.query, maps.key, maps.value, out.dense, out.LayerNorm
+            up, down, second = layer.intermediate.dense, layer.output.dense, layer.output.LayerNorm
+        else:
+            maps = layer.attention
+            q, k, v, o, first = maps.q_lin, maps.k_lin, maps.v_lin, maps.out_lin, layer.sa_layer_norm
+            up, down, second = layer.ffn.lin1, layer.ffn.lin2, layer.output_layer_norm
+        parts = [tape.heads(tape.tag(n, number, apply(tape, m, h)), H) for n, m in zip("qkv", (q, k, v), strict=True)]
+        heads = tape.tag("attn", number, tape.attention(*parts, None, (net.config.hidden_size // H) ** -0.5))
+        h = tape.layer_norm(tape.add(apply(tape, o, heads), h), first)
+        inner = tape.tag("ffn", number, tape.act(apply(tape, up, h), F.gelu))
+        h = tape.layer_norm(tape.add(apply(tape, down, inner), h), second)
     at = tape.move(h, lambda n: n[ids.index(49)])
-    head = net.cls.predictions
-    last = tape.layer_norm(tape.act(apply(tape, head.transform.dense, at), F.gelu), head.transform.LayerNorm)
-    return [leaf], tape.linear(last, head.decoder.weight, head.decoder.bias)
+    head = net.cls.predictions if old else None
+    change, after = (
+        (head.transform.dense, head.transform.LayerNorm) if old else (net.vocab_transform, net.vocab_layer_norm)
+    )
+    last = tape.layer_norm(tape.act(apply(tape, change, at), F.gelu), after)
+    return [leaf], apply(tape, head.decoder if old else net.vocab_projector, last)
 
 
 @torch.no_grad()
 def vit(tape, net, pixels):
-    """Patches by a convolution written as the matrix it is; the [CLS] token is classified."""
-    core, config = net.vit, net.config
+    """ViT and DeiT: patches by a convolution written as the matrix it is; the [CLS] token is classified."""
+    core, config = net.base_model, net.config
     P, H = config.patch_size, config.num_attention_heads
     leaf = tape.leaf(pixels)
     rows, columns = pixels.shape[1] // P, pixels.shape[2] // P
@@ -258,8 +345,9 @@ def vit(tape, net, pixels):
     )
     conv = core.embeddings.patch_embeddings.projection
     embedded = tape.linear(patches, conv.weight.flatten(1), conv.bias, tape.method.conv or tape.method.linear)
-    cls = tape.leaf(core.embeddings.cls_token[0])
-    h = learned(tape, tape.join([cls, embedded], 0), core.embeddings.position_embeddings[0])
+    names = [name for name in ("cls_token", "distillation_token") if hasattr(core.embeddings, name)]
+    tape.own = [tape.leaf(getattr(core.embeddings, name)[0]) for name in names]
+    h = learned(tape, tape.join([*tape.own, embedded], 0), core.embeddings.position_embeddings[0])
     for number, layer in enumerate(core.layers):
         own = layer.attention
         n = tape.layer_norm(h, layer.layernorm_before)
@@ -270,7 +358,6 @@ def vit(tape, net, pixels):
         inner = tape.tag("ffn", number, tape.act(apply(tape, layer.mlp.fc1, n), F.gelu))
         h = tape.add(h, apply(tape, layer.mlp.fc2, inner))
     final = tape.move(tape.layer_norm(h, core.layernorm), lambda n: n[0])
-    tape.cls = cls
     return [leaf], tape.linear(final, net.classifier.weight, net.classifier.bias)
 
 

@@ -93,8 +93,10 @@ def _maker(sinks: Sinks, layer: int, columns: slice) -> Callable[[Any, int], Any
             return tuple(sink(part, axis) for part in value)
         count = len(sinks.batch.ids)
         value = value.detach()
-        leaf = value.expand(count, *value.shape[1:]) if len(value) == 1 else value
-        leaf = leaf.clone().requires_grad_()
+        rows = value.expand(count, *value.shape[1:]) if len(value) == 1 else value
+        if not value.is_floating_point():  # the positions' numbers, by which GPT-J looks up what its method gives
+            return rows
+        leaf = rows.clone().requires_grad_()
         sinks.found.append(Sink(leaf, layer, axis, columns))
         return leaf
 
