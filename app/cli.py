@@ -108,9 +108,8 @@ def attribute(
     """Which tokens of PROMPT (or parts of an image) carried the prediction.
 
     \b
-    Examples:
+    Example:
       icebear attribute "The ice bear lives in the" --contrast " desert"
-      icebear attribute --image bear.jpg --model FOLDER --method vit --png relevance.png
     """
     from app.terminal import explanation
     from concepts.attribution import attribute as run

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from concepts import images, tasks
+from concepts.baselines.common import places, resolved
+from concepts.baselines.common import scores as baseline_scores
+from concepts.baselines.methods import HOW, Baseline
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
@@ -36,7 +40,7 @@ def attribute(
     contrast: Token | Sequence[Token] | None = None,
     *,
     target_text: str | Sequence[str] | None = None,
-    method: AttnLRP = ATTNLRP,
+    method: AttnLRP | Baseline = ATTNLRP,
     sites: Sequence[str] | None = None,
     prefix: str | Sequence[str] | None = None,
     at: int | Sequence[int] | None = None,
@@ -50,7 +54,7 @@ def attribute(
     target: what is explained, one token or a label (default: the most probable one).
     contrast: explains logit[target] - logit[contrast] instead of logit[target].
     target_text: explains a whole continuation instead, summed over its tokens.
-    method: `concepts.lrp.method` has those with a name.
+    method: those with a name are in `concepts.lrp.method`, and in `concepts.baselines.methods`, which know tokens only.
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
         default ``ffn`` and ``attn`` (none for a family that icebear does not know).
     prefix: what the decoder of an encoder-decoder has written before the target.
@@ -65,11 +69,23 @@ def attribute(
     if not prompts:
         raise InputError("There is no prompt to explain; give at least one.")
     if sites is None:
-        sites = ("ffn", "attn") if model.has_family else ()
+        sites = ("ffn", "attn") if model.has_family and isinstance(method, AttnLRP) else ()
+    if sites and not isinstance(method, AttnLRP):
+        raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
     plan = tasks.plan(model, prompts, target, contrast, target_text, prefix, at)
-    with model.lock:
-        results = _run(model, plan, method, tuple(sites), checkpoint, strict)
+    results = relevance_of(model, plan, method, tuple(sites), checkpoint, strict)
     return results[0] if single else results
+
+
+def relevance_of(
+    model: Model, plan: Plan, method: AttnLRP | Baseline, sites: tuple[str, ...] = (), checkpoint: bool = False,
+    strict: bool = True,
+) -> list[Relevance]:  # fmt: skip
+    """`attribute` of what a plan says."""
+    if isinstance(method, AttnLRP):
+        with model.lock:
+            return _run(model, plan, method, sites, checkpoint, strict)
+    return _baseline(model, resolved(model, plan), method)
 
 
 # --- the passes -----------------------------------------------------------------------------------------
@@ -108,6 +124,42 @@ def _run(
         )
         for row in range(len(batch.ids))
     ]  # fmt: skip
+
+
+def _baseline(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
+    """The same for a method that only scores tokens; what its scores lack to the number explained is `rest`."""
+    module, _, name = HOW[type(method)].partition(".")
+    scores = getattr(import_module(f"concepts.baselines.{module}"), name)(model, plan, method)
+    with model.lock, torch.no_grad():
+        logits = baseline_scores(model, plan)  # (B, P, V)
+    needed = places(plan)
+    _, explained = tasks.explained(plan, logits, needed)
+    found = []
+    for row, tokens in enumerate(scores):
+        here = logits[row, needed.index(plan.positions[row][0])].float()
+        targets, contrast, ids = plan.targets[row] or (), plan.contrasts[row], plan.batch.row_ids(row)
+        total = tokens.sum().item()
+        found.append(
+            Relevance(
+                tokens=tokens.float().cpu(),
+                token_ids=ids,
+                token_strings=model.pieces(ids),
+                predicted_at=plan.predicted_at(row),
+                read=plan.batch.lengths[row],
+                target=model.token_score(here, targets[0]) if len(targets) == 1 else None,
+                target_text="".join(model.answer(token) for token in targets),
+                contrast=None if contrast is None else model.token_score(here, contrast),
+                predictions=tuple(model.top_tokens(here, 10)),
+                method=method,
+                sites={},
+                sinks=(0,),
+                head_count=model.heads,
+                conserved=Conservation(explained[row].item(), total, 0.0, 0.0, 0.0),
+                model_name=model.name,
+                model_fingerprint=model.fingerprint,
+            )
+        )
+    return found
 
 
 def new_ledger(model: Model, count: int) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from concepts.baselines.methods import Baseline
 from concepts.lrp.method import AttnLRP
 from db.errors import InputError
 from db.records import Neuron, Ranked, TokenScore
@@ -66,7 +67,7 @@ class Relevance:
     contrast: TokenScore | None
     predictions: tuple[TokenScore, ...]
     """The most probable next tokens."""
-    method: AttnLRP
+    method: AttnLRP | Baseline
     sites: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
     """site -> (relevance (L, T, N), activation (L, T, N))."""
     sinks: tuple[int, ...]

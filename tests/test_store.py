@@ -178,7 +178,7 @@ def test_damaged_stale_and_other_vectors_are_made_anew(model, corpus, tmp_path):
 
 def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db") as store:
-        with pytest.raises(InputError, match=r"needs sites, of ffn, attn, q, k, v, not fnn"):
+        with pytest.raises(InputError, match=r"needs sites, of ffn, attn, q, k, v, cross, router, not fnn"):
             build_index(model, corpus, store, k=K, sites=("fnn",))
         assert store.facts() == {}
         build_index(model, corpus, store, k=K, sites=("ffn", "ffn"))

@@ -1,0 +1,137 @@
+"""ALTI and ALTI-Logit: how much of each layer's vectors comes from which token, by distance.
+
+Attention's output at i is a sum over j of T_i(x_j) (with the residual stream at j = i); the closer T_i(x_j) alone comes
+to it in L1, the more it contributes. Norms are linear maps at the divisor they have; FFNs are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from concepts.baselines.attention import eager
+from concepts.models import Model
+from concepts.taps import visiting
+from concepts.tasks import Plan
+from concepts.vocabulary import final_gain, gain, unembedding
+from db.errors import InputError
+
+
+@dataclass
+class _Layer:
+    """Of one prompt: the residual stream (T, D) before, attention (H, T, T), values (T, H, d), W_O (H, d, D)."""
+
+    x: Tensor
+    attention: Tensor
+    v: Tensor
+    o: Tensor
+
+    def from_tokens(self) -> Tensor:
+        """(T, T, D) what attention adds at i, by the token j that it comes from."""
+        return torch.einsum("hij,jhd,hdD->ijD", self.attention, self.v, self.o)
+
+    def contributions(self, parts: Tensor) -> Tensor:
+        """(T, T) shares of j in the sum over j of parts (T, T, D): above zero, and 1 for each i."""
+        whole = parts.sum(1, keepdim=True)  # (T, 1, D)
+        near = (whole.abs().sum(-1) - (whole - parts).abs().sum(-1)).clamp(min=0)
+        return near / near.sum(1, keepdim=True).clamp(min=1e-30)
+
+
+@torch.no_grad()
+def alti_logit(model: Model, plan: Plan, method: object) -> list[Tensor]:
+    """Sum over layers of what attention adds to the logit, by token of that layer, traced down by ALTI; what the
+    embedding itself adds counts for its own token."""
+    if model.task != "causal" or model.family.attn_norm:
+        raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
+    found = []
+    for row in range(len(plan.positions)):
+        layers, last = _read(model, plan, row)
+        total = torch.zeros(len(last))
+        targets = plan.targets[row]
+        assert targets is not None
+        for at, target in zip(plan.positions[row], targets, strict=True):
+            reading = _reading(model, last[at], target, plan.contrasts[row])
+            down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
+            for layer in layers:
+                parts = layer.from_tokens()
+                total += (parts[at] @ reading) @ down
+                parts[range(len(parts)), range(len(parts))] += layer.x
+                down = layer.contributions(parts) @ down
+            total[at] += layers[0].x[at] @ reading
+        found.append(total)
+    return found
+
+
+@torch.no_grad()
+def alti(model: Model, plan: Plan, method: object) -> list[Tensor]:
+    """The product of all layers' contributions, at the positions explained."""
+    if model.task in ("causal", "seq2seq", "image") or not model.family.attn_norm:
+        raise InputError(f"ALTI is for encoders of text with the norm behind attention (BERT), not for {model.name}.")
+    found = []
+    for row in range(len(plan.positions)):
+        layers, last = _read(model, plan, row)
+        down = torch.eye(len(last))
+        for number, layer in enumerate(layers):
+            parts = layer.from_tokens()
+            parts[range(len(parts)), range(len(parts))] += layer.x
+            scale = gain(model, model.layer_modules[number].get_submodule(model.family.attn_norm))
+            centred = parts - parts.mean(-1, keepdim=True)
+            deviation = centred.sum(1, keepdim=True).std(-1, correction=0, keepdim=True)
+            down = layer.contributions(centred / deviation * scale) @ down
+        found.append(down[list(plan.positions[row])].sum(0))
+    return found
+
+
+def _reading(model: Model, last: Tensor, target: int, contrast: int | None) -> Tensor:
+    """(D,) what the logit reads off the final residual stream `last` (D,), its norm at the divisor it has."""
+    words = unembedding(model)
+    reading = (words[target] - (0 if contrast is None else words[contrast])) * final_gain(model)
+    norm = model.net.get_submodule(model.family.final_norm)
+    if isinstance(norm, torch.nn.LayerNorm):
+        return (reading - reading.mean()) / torch.sqrt(last.var(correction=0) + norm.eps)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))
+    return reading / torch.sqrt(last.pow(2).mean() + eps)
+
+
+def _read(model: Model, plan: Plan, row: int) -> tuple[list[_Layer], Tensor]:
+    """The layers of one prompt, and the residual stream (T, D) behind the last."""
+    length = plan.batch.lengths[row]
+    ids, mask = plan.batch.ids[row : row + 1, :length], plan.batch.mask[row : row + 1, :length]
+    streams: dict[int, Tensor] = {}
+    values: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        stack.enter_context(model.lock)
+        stack.enter_context(eager(model))
+        stack.enter_context(_streams(model, streams))
+        keep = lambda site, layer, x: values.__setitem__(layer, x[0].float())  # noqa: E731
+        stack.enter_context(visiting(model, [("v", layer) for layer in range(model.layers)], keep))
+        output = model.net(input_ids=ids, attention_mask=mask, output_attentions=True)
+    heads, dim = model.heads, model.head_dim
+    layers = []
+    for number in range(model.layers):
+        v = values[number].unflatten(-1, (-1, dim))  # (T, KV, d)
+        v = v.repeat_interleave(heads // v.shape[1], 1)
+        o = model.matrix(model.site_module("attn", number)).T.unflatten(0, (heads, dim))
+        layers.append(_Layer(streams[number], output.attentions[number][0].float(), v, o))
+    return layers, streams[model.layers]
+
+
+@contextmanager
+def _streams(model: Model, found: dict[int, Tensor]) -> Iterator[None]:
+    """Keeps the residual stream (T, D) before each layer, and behind the last."""
+
+    def before(number: int) -> object:
+        return lambda module, args: found.__setitem__(number, args[0][0].float())
+
+    def behind(module: object, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        found[model.layers] = (output[0] if isinstance(output, tuple) else output)[0].float()
+
+    with ExitStack() as undo:
+        for number, module in enumerate(model.layer_modules):
+            undo.callback(module.register_forward_pre_hook(before(number)).remove)  # type: ignore[arg-type]
+        undo.callback(model.layer_modules[-1].register_forward_hook(behind).remove)
+        yield

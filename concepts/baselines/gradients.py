@@ -1,0 +1,88 @@
+"""Baselines from plain gradients, and random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from concepts.baselines.common import embeddings_changed, value
+from concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad
+from concepts.lrp.method import PA_LRP
+from concepts.models import Model
+from concepts.tasks import Plan
+
+
+def random(model: Model, plan: Plan, method: Random) -> list[Tensor]:
+    found = []
+    for row in range(len(plan.positions)):
+        ids = plan.batch.row_ids(row)
+        digest = hashlib.blake2b(f"{method.seed} {ids}".encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+        found.append(torch.rand(len(ids), generator=generator))
+    return found
+
+
+def gradient(model: Model, plan: Plan, method: Gradient) -> list[Tensor]:
+    return _by_row(plan, [torch.linalg.vector_norm(g, method.norm, -1) for _, g in _pass(model, plan)])
+
+
+def gradient_times_input(model: Model, plan: Plan, method: object) -> list[Tensor]:
+    return _by_row(plan, [(x * g).sum(-1) for x, g in _pass(model, plan)])
+
+
+def integrated_gradients(model: Model, plan: Plan, method: IntegratedGradients) -> list[Tensor]:
+    total: list[Tensor] = []
+    for step in range(method.steps):
+        share = (step + 0.5) / method.steps
+        parts = [(x / share * g).sum(-1) for x, g in _pass(model, plan, partial(_scaled, share))]
+        total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+    return _by_row(plan, [part / method.steps for part in total])
+
+
+def smoothgrad(model: Model, plan: Plan, method: SmoothGrad) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(method.seed)
+    total: list[Tensor] = []
+
+    def noisy(x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
+        return x + method.noise * x.std() * noise
+
+    plain = [x for x, _ in _pass(model, plan)]
+    for _ in range(method.samples):
+        parts = [(x * g).sum(-1) for x, (_, g) in zip(plain, _pass(model, plan, noisy), strict=True)]
+        total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+    return _by_row(plan, [part / method.samples for part in total])
+
+
+def positions(model: Model, plan: Plan, method: object) -> list[Tensor]:
+    from concepts.attribution import relevance_of
+
+    found = relevance_of(model, plan, PA_LRP)
+    return [row.positions.sum(0) for row in found]  # type: ignore[union-attr]
+
+
+def _pass(model: Model, plan: Plan, change: Callable[[Tensor], Tensor] = lambda x: x) -> list[tuple[Tensor, Tensor]]:
+    """(embeddings, gradients), each (B, T, D), of each stack, at changed embeddings."""
+    leaves: list[Tensor] = []
+
+    def leaf(stack: int, x: Tensor) -> Tensor:
+        leaves.append(change(x.detach()).detach().requires_grad_())
+        return leaves[-1]
+
+    with model.lock, torch.enable_grad(), embeddings_changed(model, leaf):
+        gradients = torch.autograd.grad(value(model, plan).sum(), leaves)
+    return [(x.detach().float(), g.float()) for x, g in zip(leaves, gradients, strict=True)]
+
+
+def _by_row(plan: Plan, stacks: list[Tensor]) -> list[Tensor]:
+    """The (B, T) of each stack as one (T,) for each prompt, without padding."""
+    joined = torch.cat(stacks, 1).cpu()
+    return [joined[row, plan.batch.columns(row)] for row in range(len(joined))]
+
+
+def _scaled(share: float, x: Tensor) -> Tensor:
+    return share * x

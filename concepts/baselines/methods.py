@@ -1,0 +1,140 @@
+"""Baselines as values, each with its source; what they compute is in the file that `HOW` names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Random:
+    """Uniform numbers that depend on nothing but the seed and the tokens."""
+
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The norm of the gradient at each token's embedding (Simonyan et al. 2014)."""
+
+    norm: Literal[1, 2] = 2
+
+
+@dataclass(frozen=True)
+class GradientTimesInput:
+    """Gradient x embedding (Denil et al. 2014)."""
+
+
+@dataclass(frozen=True)
+class IntegratedGradients:
+    """Gradient x embedding, averaged on the way from zero embeddings (Sundararajan et al. 2017); midpoints of `steps`."""
+
+    steps: int = 20
+
+
+@dataclass(frozen=True)
+class SmoothGrad:
+    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise in standard deviations."""
+
+    noise: float = 0.1
+    samples: int = 20
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class GradCAM:
+    """The last layer's attention, its heads weighed by their mean gradient, above zero (Chefer et al. 2021)."""
+
+
+@dataclass(frozen=True)
+class AttentionRollout:
+    """The product over layers of attention (mean of heads) and the residual stream (Abnar & Zuidema 2020)."""
+
+
+@dataclass(frozen=True)
+class GradientRollout:
+    """R + mean(gradient x attention)+ R from layer to layer, from R = 1 (Chefer et al. 2021b, "G x AttnRollout")."""
+
+
+@dataclass(frozen=True)
+class AtMan:
+    """What the explained log-probability loses when attention to a token is scaled down (Deiseroth et al. 2023).
+
+    A key times 1 - p is its column of scores times 1 - p.
+    """
+
+    p: float = 0.9
+
+
+@dataclass(frozen=True)
+class Occlusion:
+    """What the explained logit loses when a token's embedding is zero (Zeiler & Fergus 2014; leave one out)."""
+
+
+@dataclass(frozen=True)
+class AltiLogit:
+    """ALTI-Logit (Ferrando et al. 2023): what each layer's attention adds to the logit, by token, traced to the input
+    by ALTI. Causal models with the norm in front of attention."""
+
+
+@dataclass(frozen=True)
+class Alti:
+    """ALTI (Ferrando et al. 2022): contributions of tokens to each layer's vectors by distance, layer after layer.
+    Encoders with the norm behind attention (BERT)."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What PA-LRP gives the positions, all layers together, without the tokens (Bakish et al. 2025)."""
+
+
+Baseline = (
+    Random | Gradient | GradientTimesInput | IntegratedGradients | SmoothGrad | GradCAM | AttentionRollout
+    | GradientRollout | AtMan | Occlusion | AltiLogit | Alti | Positions
+)  # fmt: skip
+
+BASELINES: dict[str, Baseline] = {
+    "random": Random(),
+    "grad-l1": Gradient(1),
+    "grad-l2": Gradient(2),
+    "gxi": GradientTimesInput(),
+    "ig": IntegratedGradients(),
+    "smoothgrad": SmoothGrad(),
+    "gradcam": GradCAM(),
+    "rollout": AttentionRollout(),
+    "grad-rollout": GradientRollout(),
+    "atman": AtMan(),
+    "occlusion": Occlusion(),
+    "alti-logit": AltiLogit(),
+    "alti": Alti(),
+    "pa-positions": Positions(),
+}
+
+HOW = {
+    Random: "gradients.random",
+    Gradient: "gradients.gradient",
+    GradientTimesInput: "gradients.gradient_times_input",
+    IntegratedGradients: "gradients.integrated_gradients",
+    SmoothGrad: "gradients.smoothgrad",
+    GradCAM: "attention.gradcam",
+    AttentionRollout: "attention.rollout",
+    GradientRollout: "attention.gradient_rollout",
+    AtMan: "perturbation.atman",
+    Occlusion: "perturbation.occlusion",
+    AltiLogit: "alti.alti_logit",
+    Alti: "alti.alti",
+    Positions: "gradients.positions",
+}
+"""Baseline -> function of (model, plan, method), which gives a Tensor (T,) for each prompt."""
+
+SEARCH: dict[str, list[Baseline]] = {
+    "ig": [IntegratedGradients(steps) for steps in (5, 10, 20, 50)],
+    "smoothgrad": [SmoothGrad(noise) for noise in (0.01, 0.05, 0.1, 0.25, 0.5)],
+    "atman": [AtMan(p) for p in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)],
+}
+"""What `--tune` tries of methods that have a parameter."""
+
+
+def baseline_name(method: Baseline) -> str:
+    """Its short name, or how it is written."""
+    return next((name for name, known in BASELINES.items() if known == method), repr(method))
