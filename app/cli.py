@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from app.evaluate import evaluate
 from app.options import (
     explain_options,
     html_option,
@@ -261,7 +262,7 @@ def steer(
         stdout().print(side_by_side(result))
 
 
-for verb in STORE_VERBS:
+for verb in (*STORE_VERBS, evaluate):
     main.add_command(verb)
 
 

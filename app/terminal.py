@@ -161,6 +161,14 @@ def card(found: Card) -> Group:
     return Group(*parts)
 
 
+def evaluation_table(found: dict[str, Any], columns: Any) -> Table:
+    """Methods by metric; a dash where a method cannot run."""
+    table = _grid(("method", "left"), *((name, "right") for name in columns))
+    for name, cells in found.items():
+        table.add_row(name, *("—" if cells[column] is None else str(cells[column]) for column in columns))
+    return table
+
+
 def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
     """What a search found, and why."""
     table = _grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))

@@ -1,0 +1,106 @@
+"""Perturbation curves: what the answer loses when tokens go, most and least relevant first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts import tasks
+from concepts.baselines.common import places, resolved, scores, without
+from concepts.baselines.methods import SEARCH
+from concepts.evaluation import metrics
+from concepts.evaluation.methods import token_scores
+from concepts.models import Model
+from concepts.tasks import Plan
+
+STEPS = 10
+"""Removed are 0, 1/10, ... of the tokens, rounded, by setting their embeddings to zero."""
+
+COLUMNS = {
+    "delta_a": "Delta A^F = Delta A^I (logit), higher is better",
+    "delta_p": "the same of the probability, higher is better",
+    "auac": "AUAC in generation (probability), higher is better",
+    "au_mse": "AU-MSE in pruning (logit), lower is better",
+    "compr": "loss without the most relevant, higher is better",
+    "suff": "loss with the most relevant alone, lower is better",
+}
+
+
+def next_words(model: Model, texts: Iterable[str], samples: int, seed: int = 0, longest: int = 128) -> list[list[int]]:
+    """Beginnings of texts, cut at a random token, 16 to `longest` tokens long."""
+    generator = random.Random(seed)
+    pool = list(texts)
+    generator.shuffle(pool)
+    found = []
+    for text in pool:
+        ids = model.token_ids(text)
+        if len(ids) > 16:
+            found.append(ids[: generator.randint(16, min(longest, len(ids) - 1))])
+        if len(found) == samples:
+            break
+    return found
+
+
+def sample(model: Model, prompt: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
+    """One prompt's curves for its most probable answer, and their metrics, by method; JSON-ready."""
+    plan = resolved(model, tasks.plan(model, [prompt]))
+    ranked = {name: token_scores(model, plan, method) for name, method in methods.items()}
+    masks = {name: removals(values) for name, values in ranked.items()}
+    wanted = torch.cat([part for pair in masks.values() for part in pair])
+    different, where = torch.unique(wanted, dim=0, return_inverse=True)  # many methods begin and end alike
+    measured = without(model, plan, 0, different, _answer).cpu()[where]
+    curves = iter(measured.split(STEPS + 1))  # (STEPS + 1, 2) each
+    found: dict[str, Any] = {}
+    for name in masks:
+        most, least = next(curves).T.tolist(), next(curves).T.tolist()  # [logits, probabilities]
+        found[name] = {"scores": ranked[name].tolist(), "most": most, "least": least, **numbers(most, least)}
+    return {"tokens": list(plan.batch.row_ids(0)), "target": list(plan.targets[0] or ()), "methods": found}
+
+
+def tuned(model: Model, prompts: Sequence[Any], methods: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods, those of `SEARCH` with the parameter that has the largest mean Delta A^F on `prompts`."""
+    found = dict(methods)
+    for name in [name for name in methods if name in SEARCH]:
+        tries = {repr(method): method for method in SEARCH[name]}
+        lines = [sample(model, prompt, tries)["methods"] for prompt in prompts]
+        best = max(tries, key=lambda key: sum(line[key]["delta_a"] for line in lines))
+        found[name] = tries[best]
+    return found
+
+
+def numbers(most: list[list[float]], least: list[list[float]]) -> dict[str, float]:
+    """The metrics (`COLUMNS`) of curves [logits, probabilities]."""
+    return {
+        "delta_a": metrics.faithfulness(most[0], least[0]),
+        "delta_p": metrics.faithfulness(most[1], least[1]),
+        "auac": metrics.auac(least[1]),
+        "au_mse": metrics.au_mse(least[0]),
+        "compr": metrics.comprehensiveness(most[1]),
+        "suff": metrics.sufficiency(least[1]),
+    }
+
+
+def removals(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(STEPS + 1, T) each, True for what is removed: most relevant first, least relevant first."""
+    order = values.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    counts = torch.tensor([round(step / STEPS * len(order)) for step in range(STEPS + 1)])[:, None]
+    return rank < counts, rank >= len(order) - counts
+
+
+def _answer(model: Model, plan: Plan) -> Tensor:
+    """(N, 2) logit and probability of the answer (of several, the mean)."""
+    logits = scores(model, plan).float()
+    needed = places(plan)
+    rows = []
+    for row, at in enumerate(plan.positions):
+        here = logits[row, [needed.index(place) for place in at]]
+        targets = list(plan.targets[row] or ())
+        own = here[range(len(targets)), targets]
+        rows.append(torch.stack((own.mean(), (own - here.logsumexp(-1)).exp().mean())))
+    return torch.stack(rows)

@@ -1,0 +1,186 @@
+"""An evaluation's folder: results.json, table.csv, table.md, figures and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+
+from concepts.render import page
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method's number: mean over samples, its standard error, and whether it differs from the best."""
+
+    mean: float
+    error: float
+    p: float | None
+    """Two-sided, of a paired bootstrap against the best method of the column; None for the best itself."""
+
+    def __str__(self) -> str:
+        mark = " *" if self.p is None else ""
+        return f"{self.mean:.3f} ± {self.error:.3f}{mark}"
+
+
+Table = dict[str, dict[str, Cell | None]]
+"""method -> column -> cell; None where the method cannot run."""
+
+
+def table(
+    samples: Sequence[dict[str, Any]], columns: Mapping[str, str], methods: Sequence[str], seed: int = 0
+) -> Table:
+    """Of samples that have `methods`: name -> column -> number; a column whose text ends in "lower is better" is so."""
+    found: Table = {name: {} for name in methods}
+    for column, about in columns.items():
+        values = {
+            name: np.array([sample["methods"][name][column] for sample in samples])
+            for name in methods
+            if samples and all(name in sample["methods"] for sample in samples)
+        }
+        sign = -1 if about.endswith("lower is better") else 1
+        best = max(values, key=lambda name: sign * values[name].mean(), default=None)
+        for name in methods:
+            found[name][column] = None if name not in values else cell(values[name], values[best], name == best, seed)  # type: ignore[index]
+    return found
+
+
+def cell(values: np.ndarray, best: np.ndarray, is_best: bool, seed: int) -> Cell:
+    count = len(values)
+    error = float(values.std(ddof=1) / count**0.5) if count > 1 else float("nan")
+    p = None if is_best else paired_bootstrap(values - best, seed)
+    return Cell(float(values.mean()), error, p)
+
+
+def paired_bootstrap(differences: np.ndarray, seed: int = 0) -> float:
+    """Two-sided p that the mean difference is zero: how often resampled means lie on the other side, twice."""
+    generator = np.random.default_rng(seed)
+    rows = generator.integers(len(differences), size=(RESAMPLES, len(differences)))
+    means = differences[rows].mean(1)
+    return float(min(1.0, 2 * min((means >= 0).mean(), (means <= 0).mean())))
+
+
+def frame(found: Table) -> pandas.DataFrame:
+    rows = [
+        {
+            "method": name,
+            **{
+                f"{column} {part}": None if value is None else getattr(value, part)
+                for column, value in cells.items()
+                for part in ("mean", "error", "p")
+            },
+        }
+        for name, cells in found.items()
+    ]
+    return pandas.DataFrame(rows)
+
+
+def markdown(found: Table, columns: Mapping[str, str]) -> str:
+    head = f"| method | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}\n"
+    rows = [
+        f"| {name} | {' | '.join('—' if cells[c] is None else str(cells[c]) for c in columns)} |"
+        for name, cells in found.items()
+    ]
+    return head + "\n".join(rows) + "\n"
+
+
+def write(
+    folder: str | Path, samples: Sequence[dict[str, Any]], columns: Mapping[str, str], settings: dict[str, Any],
+    unable: Mapping[str, str], notes: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """Everything from the samples again. unable: methods that cannot run on the model, and why."""
+    place = Path(folder)
+    methods = list(settings["methods"])
+    found = table(samples, columns, methods)
+    legend = [f"{name}: {about}" for name, about in columns.items()]
+    reasons = [f"{name} cannot run: {why}" for name, why in unable.items()]
+    basis = f"{len(samples)} samples; mean ± standard error; * is the best of its column."
+    result = {"settings": settings, "notes": list(notes), "unable": dict(unable), "samples": list(samples)}
+    _text(place / "results.json", json.dumps(result, ensure_ascii=False))
+    frame(found).to_csv(place / "table.csv", index=False)
+    body = markdown(found, columns)
+    _text(
+        place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in [basis, *notes, *legend, *reasons]) + "\n"
+    )
+    figures = draw(place, samples, found, columns)
+    _text(place / "index.html", html(found, columns, settings, [basis, *notes, *legend, *reasons], figures))
+    return found
+
+
+def draw(place: Path, samples: Sequence[dict[str, Any]], found: Table, columns: Mapping[str, str]) -> list[Path]:
+    """Bars of the first column, and curves where samples have them; each as PNG and SVG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    first = next(iter(columns))
+    able = {name: cells[first] for name, cells in found.items() if cells[first] is not None}
+    figure, axes = pyplot.subplots(figsize=(7, 0.4 * len(able) + 1.2))
+    axes.barh(list(able), [c.mean for c in able.values()], xerr=[c.error for c in able.values()], color="#4c72b0")  # type: ignore[union-attr]
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{first}: {columns[first]}")
+    paths = [_save(figure, place / "bars")]
+    if samples and all("most" in sample["methods"][name] for sample in samples for name in able):
+        figure, pair = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+        for axes, kind, title in zip(pair, ("most", "least"), ("most relevant", "least relevant"), strict=True):
+            for name in able:
+                curves = np.array([_curve(sample["methods"][name][kind]) for sample in samples])
+                axes.plot(np.linspace(0, 1, curves.shape[1]), curves.mean(0), label=name)
+            axes.set_xlabel(f"share removed, {title} first")
+        pair[0].legend(fontsize=7)
+        paths.append(_save(figure, place / "curves"))
+    return paths
+
+
+def _curve(values: Any) -> Any:
+    return values[0] if isinstance(values[0], list) else values
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".svg"))
+    figure.savefig(path.with_suffix(".png"), dpi=150)
+    from matplotlib import pyplot
+
+    pyplot.close(figure)
+    return path.with_suffix(".png")
+
+
+def html(
+    found: Table, columns: Mapping[str, str], settings: dict[str, Any], lines: Sequence[str], figures: Sequence[Path]
+) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(f"<td>{'—' if cells[c] is None else escape(str(cells[c]))}</td>" for c in columns)
+        + "</tr>"
+        for name, cells in found.items()
+    )
+    pictures = "".join(
+        f'<img alt="{escape(path.stem)}" style="max-width:100%" '
+        f'src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
+        for path in figures
+    )
+    said = escape(json.dumps(settings, ensure_ascii=False, indent=1))
+    body = (
+        f"<h1>{escape(settings['evaluation'])}: {escape(settings['model']['name'])}</h1>"
+        f'<div style="overflow-x:auto"><table><thead><tr><th>method</th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>{pictures}"
+        f"<details><summary>Settings</summary><pre>{said}</pre></details>"
+    )
+    return page(f"icebear evaluate {settings['evaluation']}", body)
+
+
+def _text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
