@@ -72,6 +72,115 @@ def faithfulness(
     )  # fmt: skip
 
 
+@evaluate.command()
+@evaluation_options
+@click.option("--task", type=click.Choice(["agreement", "anaphora", "qa"]), default="agreement", show_default=True)
+@click.option("--data", type=click.Path(), help="A BLiMP file (JSON lines) or a SQuAD file (JSON) instead of a task.")
+@click.option("--contrast/--no-contrast", default=True, show_default=True, help="Explain against the wrong answer.")
+@click.option("--special/--no-special", default=True, show_default=True, help="Let special tokens and the first count.")
+@json_option
+@model_options
+def groundtruth(
+    methods: str, samples: int, out: str, seed: int, task: str, data: str | None, contrast: bool, special: bool,
+    as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Whether relevance lies where the evidence is: the subject of a verb, the answer in a text.
+
+    \b
+    Example:
+      icebear evaluate groundtruth --samples 4 --methods attnlrp,gxi,random --out agreement
+    """
+    from concepts.evaluation import groundtruth as evaluation
+    from concepts.evaluation.methods import chosen
+
+    wanted = chosen(methods)
+    items = evaluation.read(data, samples, seed) if data else evaluation.TASKS[task](samples, seed)
+    model = load(**options)
+    able, unable = _able(model, items[0].prompt, wanted)
+    _run(
+        model, "groundtruth", able, unable, items,
+        lambda item: evaluation.sample(model, item, able, contrast, special), evaluation.COLUMNS, out, as_json,
+        notes=_accuracy, task=data or task, samples=samples, seed=seed, contrast=contrast, special=special,
+    )  # fmt: skip
+
+
+def _accuracy(lines: list[dict[str, Any]]) -> list[str]:
+    judged = [line["correct"] for line in lines if line["correct"] is not None]
+    left = len(lines) - sum(line["counts"] for line in lines)
+    return [f"accuracy of the model: {sum(judged)} of {len(judged)}; left out, as not predicted or unusable: {left}"]
+
+
+@evaluate.command()
+@evaluation_options
+@click.option("--site", type=click.Choice(["ffn", "head"]), default="ffn", show_default=True)
+@click.option("--corpus", default="wiki-summaries", show_default=True, help="As of icebear index.")
+@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=17))
+@json_option
+@model_options
+def pruning(
+    methods: str, samples: int, out: str, seed: int, site: str, corpus: str, max_tokens: int, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Prune FFN neurons or heads, least and most relevant first, and watch the predicted words go.
+
+    \b
+    Example:
+      icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
+    """
+    from actmax.corpus import read_corpus
+    from concepts.evaluation import faithfulness, report, runner
+    from concepts.evaluation import pruning as evaluation
+
+    wanted = evaluation.chosen(methods)
+    model = load(**options)
+    texts = [text for _, text in read_corpus(corpus).documents()]
+    prompts, reference = evaluation.split(faithfulness.next_words(model, texts, 2 * samples, seed, max_tokens), seed)
+    facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed)
+    with _progress("pruning", 2 * len(evaluation.SHARES) * len(wanted)) as advance:
+        lines = evaluation.samples(model, prompts, reference, wanted, site, seed, advance)
+    runner.prepare(out, facts)
+    note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(evaluation.SHARES)} of all."
+    found = report.write(out, lines, evaluation.COLUMNS, facts, {}, [note])
+    if as_json:
+        print_json({"settings": facts, "table": report.frame(found).to_dict("records")})
+    else:
+        show(found, evaluation.COLUMNS, [note])
+
+
+@evaluate.command()
+@click.option("--methods", default="all", show_default=True)
+@click.option("--lengths", default="32,128", show_default=True, help="Of prompts, in tokens.")
+@click.option("--watts", default=65.0, show_default=True, help="Of the machine while busy, for the energy.")
+@json_option
+@model_options
+def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any) -> None:
+    """Time, memory and an estimate of energy of each method, by the length of the prompt.
+
+    \b
+    Example:
+      icebear evaluate cost --methods attnlrp,gxi --lengths 16,32
+    """
+    from app.terminal import cost_table
+    from concepts.evaluation import cost as evaluation
+    from concepts.evaluation.methods import chosen
+
+    wanted = chosen(methods)
+    try:
+        sizes = [int(part) for part in lengths.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--lengths {lengths!r} is not a list of numbers, as 32,128.") from None
+    model = load(**options)
+    able, unable = _able(model, list(range(10, 20)), wanted)
+    with _progress("cost", len(sizes) * len(able)) as advance:
+        rows = evaluation.table(model, able, sizes, watts=watts, on_progress=advance)
+    if as_json:
+        print_json({"rows": rows, "unable": unable})
+        return
+    stdout().print(cost_table(rows))
+    for name, why in unable.items():
+        click.echo(f"{name} cannot run: {why}")
+
+
 def _able(model: Model, prompt: Any, methods: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Methods that can run on the model, and why others cannot."""
     from concepts import tasks

@@ -169,6 +169,14 @@ def evaluation_table(found: dict[str, Any], columns: Any) -> Table:
     return table
 
 
+def cost_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _grid(("method", "left"), *((name, "right") for name in list(rows[0])[1:]))
+    for row in rows:
+        name, tokens, *rest = row.values()
+        table.add_row(name, str(tokens), *(f"{value:.3f}" for value in rest))
+    return table
+
+
 def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
     """What a search found, and why."""
     table = _grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))

@@ -17,8 +17,8 @@ from concepts.evaluation.methods import token_scores
 from concepts.models import Model
 from concepts.tasks import Plan
 
-STEPS = 10
-"""Removed are 0, 1/10, ... of the tokens, rounded, by setting their embeddings to zero."""
+STEPS = 5
+"""Removed are 0, 1/5, ... of the tokens, rounded, by setting their embeddings to zero."""
 
 COLUMNS = {
     "delta_a": "Delta A^F = Delta A^I (logit), higher is better",

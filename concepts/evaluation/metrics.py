@@ -14,6 +14,11 @@ def area(curve: Sequence[float]) -> float:
     return float((values[1:] + values[:-1]).mean() / 2)
 
 
+def area_over(shares: Sequence[float], curve: Sequence[float]) -> float:
+    """The same over unequal steps, as the mean height."""
+    return float(np.trapezoid(curve, shares) / (shares[-1] - shares[0]))
+
+
 def faithfulness(most: Sequence[float], least: Sequence[float]) -> float:
     """Delta A^F (AttnLRP B.2): area with the least relevant removed first, minus that with the most relevant first.
 

@@ -22,13 +22,7 @@ def run(
 
     Raises `InputError` where the folder holds an evaluation with other settings.
     """
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    said = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
-    if (place / "settings.json").exists() and (place / "settings.json").read_text(encoding="utf-8") != said:
-        raise InputError(f"{folder} holds an evaluation with other settings; choose another --out, or remove it.")
-    (place / "settings.json").write_text(said, encoding="utf-8")
-    lines = place / "samples.jsonl"
+    lines = prepare(folder, settings) / "samples.jsonl"
     done = read(lines)
     with lines.open("w", encoding="utf-8") as file:  # what was cut off in the middle of a line goes
         for line in done:
@@ -41,6 +35,20 @@ def run(
         if on_progress:
             on_progress(number + 1, len(items))
     return done
+
+
+def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
+    """The folder, made if need be, with its settings. Raises `InputError` where it holds others."""
+    place, said = Path(folder), json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / "settings.json"
+        if file.exists() and file.read_text(encoding="utf-8") != said:
+            raise InputError(f"{folder} holds an evaluation with other settings; choose another --out, or remove it.")
+        file.write_text(said, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}); choose another --out.") from None
+    return place
 
 
 def read(lines: Path) -> list[dict[str, Any]]:

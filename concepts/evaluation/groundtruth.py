@@ -1,0 +1,208 @@
+"""Does the relevance lie where the evidence is? Prompts whose evidence is known by construction or from a file."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from concepts import tasks
+from concepts.baselines.common import scores
+from concepts.evaluation import metrics
+from concepts.evaluation.methods import token_scores
+from concepts.models import Model
+from db.errors import InputError
+
+COLUMNS = {
+    "pointing": "pointing game: the largest score is evidence, higher is better",
+    "mrr": "mean reciprocal rank of the evidence, it first in ties, higher is better",
+    "mrr_worst": "the same, it last in ties, higher is better",
+    "mass": "relevance mass accuracy, higher is better",
+    "accuracy": "of as many largest scores as evidence, the share that is evidence, higher is better",
+    "iou": "intersection over union of those and the evidence, higher is better",
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt, what follows and what does not, and the characters that decide it."""
+
+    prompt: str
+    target: str
+    contrast: str
+    evidence: tuple[int, int]
+
+
+def subject_verb(count: int, seed: int = 0) -> list[Item]:
+    """Agreement of a verb with its subject, past another noun of the other number (attractor)."""
+    return [_sentence(*parts, (" is", " are")) for parts in _subjects(count, seed, _THINGS)]
+
+
+def reflexive(count: int, seed: int = 0) -> list[Item]:
+    """Agreement of a reflexive pronoun with its subject, past an attractor."""
+    found = []
+    for noun, plural, middle in _subjects(count, seed, _PEOPLE):
+        verb = random.Random(f"{seed} {noun} {middle}").choice(("hurt", "saw", "blamed", "described", "taught"))
+        pronouns = (f" {_PEOPLE[noun if not plural else _singular(noun)][1]}", " themselves")
+        found.append(_sentence(noun, plural, f"{middle} {verb}", pronouns))
+    return found
+
+
+def facts(count: int, seed: int = 0) -> list[Item]:
+    """A question about one of four facts in the context."""
+    generator = random.Random(seed)
+    found = []
+    for _ in range(count):
+        people, cities = generator.sample(_NAMES, 4), generator.sample(_CITIES, 4)
+        asked = generator.randrange(4)
+        context = " ".join(f"{person} lives in {city}." for person, city in zip(people, cities, strict=True))
+        start = context.index(f"in {cities[asked]}.") + 3
+        other = cities[(asked + 1) % 4]
+        prompt = f"{context}\nQuestion: Where does {people[asked]} live?\nAnswer: {people[asked]} lives in"
+        found.append(Item(prompt, f" {cities[asked]}", f" {other}", (start, start + len(cities[asked]))))
+    return found
+
+
+TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}
+
+
+def read(path: str, count: int, seed: int = 0) -> list[Item]:
+    """Of a BLiMP file (JSON lines with a common prefix) or a SQuAD file (JSON). Raises `InputError`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        rows = json.loads(text)["data"] if text.lstrip().startswith('{"data"') or path.endswith(".json") else None
+        items = _squad(rows) if rows is not None else [_blimp(json.loads(line)) for line in text.splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise InputError(f"{path} is neither BLiMP (JSON lines with one_prefix_prefix) nor SQuAD (JSON).") from None
+    return random.Random(seed).sample(items, min(count, len(items)))
+
+
+def _blimp(row: dict[str, Any]) -> Item:
+    """The subject is the first word of the prefix that is no determiner."""
+    prefix = row["one_prefix_prefix"]
+    place = 0
+    for word in prefix.split():
+        start = prefix.index(word, place)
+        place = start + len(word)
+        if word.lower() not in _DETERMINERS:
+            break
+    return Item(prefix, f" {row['one_prefix_word_good']}", f" {row['one_prefix_word_bad']}", (start, place))
+
+
+def _squad(articles: list[dict[str, Any]]) -> list[Item]:
+    found = []
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for asked in paragraph["qas"]:
+                if not asked["answers"]:
+                    continue
+                answer = asked["answers"][0]
+                start = answer["answer_start"]
+                prompt = f"{paragraph['context']}\nQuestion: {asked['question']}\nAnswer:"
+                found.append(Item(prompt, f" {answer['text']}", "", (start, start + len(answer["text"]))))
+    return found
+
+
+# --- one item -------------------------------------------------------------------------------------------
+
+
+def sample(
+    model: Model, item: Item, methods: Mapping[str, Any], contrastive: bool = True, special: bool = True
+) -> dict[str, Any]:
+    """Each method's `COLUMNS` on an item, if the model predicts it; JSON-ready.
+
+    contrastive: explain the target against the contrast. special: let special tokens and the first one take part.
+    """
+    target, contrast = (_first(model, text) for text in (item.target, item.contrast))
+    if target is None or target == contrast:
+        return {"counts": False, "correct": None, "why": "target and contrast begin with the same token"}
+    plan = tasks.plan(model, [item.prompt], target, contrast if contrastive else None)
+    with model.lock, torch.no_grad():
+        logits = scores(model, plan)[0, 0]
+    correct = bool(logits[target] > logits[contrast]) if contrast is not None else bool(logits.argmax() == target)
+    if not correct:
+        return {"counts": False, "correct": False}
+    evidence = tokens_between(model, item.prompt, *item.evidence)
+    ids = plan.batch.row_ids(0)
+    kept = [place for place in range(len(ids)) if special or (place > 0 and ids[place] not in model.special_ids())]
+    wanted = [kept.index(place) for place in evidence if place in kept]
+    if not wanted:
+        return {"counts": False, "correct": True, "why": "the evidence is a special or the first token"}
+    found = {}
+    for name, method in methods.items():
+        values = token_scores(model, plan, method)[kept].tolist()
+        found[name] = {**numbers(values, wanted), "scores": values}
+    return {"counts": True, "correct": True, "prompt": item.prompt, "evidence": wanted, "methods": found}
+
+
+def numbers(values: list[float], evidence: list[int]) -> dict[str, float]:
+    return {
+        "pointing": metrics.pointing(values, evidence),
+        "mrr": metrics.reciprocal_rank(values, evidence, "best"),
+        "mrr_worst": metrics.reciprocal_rank(values, evidence, "worst"),
+        "mass": metrics.mass_accuracy(values, evidence),
+        "accuracy": metrics.token_accuracy(values, evidence),
+        "iou": metrics.iou(values, evidence),
+    }
+
+
+def tokens_between(model: Model, text: str, start: int, end: int) -> list[int]:
+    """The tokens that have characters of text[start:end]."""
+    offsets = model.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    return [place for place, (a, b) in enumerate(offsets) if a < end and b > start and text[a:b].strip()]
+
+
+def _first(model: Model, text: str) -> int | None:
+    """The first token of what follows a prompt."""
+    return model.tokens_of(text)[0] if text else None
+
+
+# --- templates ------------------------------------------------------------------------------------------
+
+_THINGS = {
+    "key": "keys", "book": "books", "letter": "letters", "window": "windows", "painting": "paintings", "car": "cars",
+    "house": "houses", "river": "rivers", "bridge": "bridges", "song": "songs", "road": "roads", "picture": "pictures",
+}  # fmt: skip
+_PEOPLE = {
+    "boy": ("boys", "himself"), "man": ("men", "himself"), "king": ("kings", "himself"), "girl": ("girls", "herself"),
+    "woman": ("women", "herself"), "queen": ("queens", "herself"), "actress": ("actresses", "herself"),
+    "waitress": ("waitresses", "herself"), "uncle": ("uncles", "himself"), "mother": ("mothers", "herself"),
+}  # fmt: skip
+_MIDDLES = ("near the {}", "behind the {}", "next to the {}", "that the {} {like}", "which the {} {see}")
+_NAMES = "Anna Tom Maria Peter Julia David Laura James Sarah Michael Emma Daniel".split()
+_CITIES = "Paris London Rome Berlin Madrid Tokyo Boston Chicago Dublin Vienna Moscow Athens".split()
+_DETERMINERS = set(
+    "a an the this that these those some many most all every each no few several lot of both any".split()
+)
+
+
+def _subjects(count: int, seed: int, nouns: Mapping[str, Any]) -> list[tuple[str, bool, str]]:
+    """(noun, whether it is plural, what stands between it and the verb)."""
+    generator = random.Random(seed)
+    plurals = {noun: forms if isinstance(forms, str) else forms[0] for noun, forms in nouns.items()}
+    found = []
+    for _ in range(count):
+        subject, attractor = generator.sample(list(plurals), 2)
+        plural = generator.random() < 0.5
+        other = attractor if plural else plurals[attractor]
+        like, see = ("likes", "sees") if plural else ("like", "see")
+        middle = generator.choice(_MIDDLES).format(other, like=like, see=see)
+        found.append((plurals[subject] if plural else subject, plural, middle))
+    return found
+
+
+def _singular(plural: str) -> str:
+    return next(noun for noun, forms in _PEOPLE.items() if forms[0] == plural)
+
+
+def _sentence(noun: str, plural: bool, middle: str, answers: tuple[str, str]) -> Item:
+    singular, many = answers
+    good, bad = (many, singular) if plural else (singular, many)
+    return Item(f"The {noun} {middle}", good, bad, (4, 4 + len(noun)))

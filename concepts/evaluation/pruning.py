@@ -1,0 +1,133 @@
+"""Latent ground truth: prune neurons or heads, least and most relevant first, and watch the predictions go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts import tasks
+from concepts.attribution import embedding_leaf, relevance_of
+from concepts.baselines.common import log_probability, resolved, value
+from concepts.evaluation import metrics
+from concepts.lrp.method import ATTNLRP, CP_LRP, AttnLRP
+from concepts.models import Model
+from concepts.taps import Taps, visiting
+from concepts.tasks import Plan
+from db.errors import UnknownName
+
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""Of all neurons (or heads) pruned."""
+
+COLUMNS = {
+    "delta_a": "area with the least relevant pruned first, minus that with the most relevant first, higher is better",
+    "least": "mean log-probability of the answer, least relevant pruned first, higher is better",
+    "most": "the same, most relevant pruned first, lower is better",
+}
+
+METHODS = ("random", "activation", "gxi", "cp-lrp", "attnlrp")
+
+
+def chosen(names: str) -> dict[str, Any]:
+    """Latent methods by name; ``all`` is all."""
+    wanted = METHODS if names == "all" else names.replace(" ", "").split(",")
+    unknown = next((name for name in wanted if name not in METHODS), None)
+    if unknown:
+        raise UnknownName("latent method", unknown, METHODS, f"Methods with latent scores are {', '.join(METHODS)}.")
+    return {name: name for name in wanted}
+
+
+def ranking(model: Model, prompts: Sequence[Any], site: str, method: str, seed: int = 0) -> Tensor:
+    """(L, N) how much each neuron of ``ffn`` (or head, for ``head``) matters to the prompts' most probable answers.
+
+    Sums over tokens, and over prompts, of: AttnLRP or CP-LRP relevance, gradient x activation, or |activation|.
+    """
+    tap = "attn" if site == "head" else site
+    total = torch.zeros(model.layers, model.width(tap), dtype=torch.float64)
+    if method == "random":
+        return _by_head(torch.rand(total.shape, generator=torch.Generator().manual_seed(seed)), model, site)
+    for prompt in prompts:
+        plan = resolved(model, tasks.plan(model, [prompt]))
+        total += _latent(model, plan, tap, method).sum(1).double()
+    return _by_head(total, model, site)
+
+
+def _latent(model: Model, plan: Plan, site: str, method: str) -> Tensor:
+    """(L, T, N)"""
+    lrp: dict[str, AttnLRP] = {"attnlrp": ATTNLRP, "cp-lrp": CP_LRP}
+    if method in lrp:
+        return relevance_of(model, plan, lrp[method], (site,))[0].of(site)
+    taps = Taps(model, (site,), plan.batch)
+    with model.lock, torch.enable_grad(), embedding_leaf(model) as leaves, taps.reading():
+        explained = value(model, plan)
+        if method == "gxi":
+            torch.autograd.grad(explained.sum(), leaves)
+    relevance, activation = taps.row(0)[site]
+    return activation.abs() if method == "activation" else relevance
+
+
+def _by_head(values: Tensor, model: Model, site: str) -> Tensor:
+    return values.unflatten(-1, (model.heads, -1)).sum(-1) if site == "head" else values
+
+
+def measure(
+    model: Model, prompts: Sequence[Any], site: str, order: Tensor, on_share: Callable[[], None] = lambda: None
+) -> list[list[float]]:
+    """For each prompt the log-probability of its answer (that of the whole model) at each of `SHARES`.
+
+    order: (L, N), the neurons with the smallest values are pruned (set to zero at every token) first.
+    """
+    plans = [resolved(model, tasks.plan(model, [prompt])) for prompt in prompts]
+    rank = torch.empty(order.numel(), dtype=torch.long)
+    rank[order.flatten().argsort(stable=True)] = torch.arange(order.numel())
+    rank = rank.view(order.shape)
+    tap = "attn" if site == "head" else site
+    found: list[list[float]] = [[] for _ in prompts]
+    for share in SHARES:
+        gone = rank < round(share * order.numel())  # (L, N)
+        if site == "head":
+            gone = gone.repeat_interleave(model.head_dim, 1)
+        gone = gone.to(model.device)
+        places = [(tap, layer) for layer in range(model.layers) if gone[layer].any()]
+        prune = lambda site, layer, x: x.masked_fill(gone[layer], 0)  # noqa: B023, E731
+        with model.lock, torch.no_grad(), visiting(model, places, prune):
+            for row, plan in enumerate(plans):
+                found[row].append(log_probability(model, plan)[0].item())
+        on_share()
+    return found
+
+
+def samples(
+    model: Model, prompts: Sequence[Any], reference: Sequence[Any], methods: Mapping[str, Any], site: str,
+    seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Neurons ranked on `reference` prompts, pruned on others: a line for each prompt, as reports take them."""
+    lines: list[dict[str, Any]] = [{"prompt": list(prompt), "methods": {}} for prompt in prompts]
+    done, total = 0, 2 * len(SHARES) * len(methods)
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if on_progress:
+            on_progress(done, total)
+
+    for name in methods:
+        scores = ranking(model, reference, site, name, seed)
+        least, most = (measure(model, prompts, site, sign * scores, step) for sign in (1, -1))
+        for line, kept, lost in zip(lines, least, most, strict=True):
+            line["methods"][name] = {"curve_least": kept, "curve_most": lost, **numbers(kept, lost)}
+    return lines
+
+
+def numbers(least: list[float], most: list[float]) -> dict[str, float]:
+    areas = [metrics.area_over(SHARES, curve) for curve in (least, most)]
+    return {"delta_a": areas[0] - areas[1], "least": areas[0], "most": areas[1]}
+
+
+def split(prompts: Sequence[Any], seed: int = 0) -> tuple[list[Any], list[Any]]:
+    """Half to prune on, half to rank on."""
+    mixed = random.Random(seed).sample(list(prompts), len(prompts))
+    return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
