@@ -27,7 +27,7 @@ class GradientTimesInput:
 
 @dataclass(frozen=True)
 class IntegratedGradients:
-    """Gradient x embedding, averaged on the way from zero embeddings (Sundararajan et al. 2017); midpoints of `steps`."""
+    """Gradient x embedding, averaged on the way from zero (Sundararajan et al. 2017), at midpoints."""
 
     steps: int = 20
 

@@ -1,0 +1,295 @@
+"""Every baseline against a slow twin, or a library's version, on a small model."""
+
+import pytest
+import torch
+from conftest import IDS, LLAMA, random_model
+from families import dense, others
+from test_others import make
+
+from concepts import Model, attribute, tasks
+from concepts.baselines.common import resolved
+from concepts.baselines.methods import (
+    BASELINES,
+    SEARCH,
+    Alti,
+    AltiLogit,
+    AtMan,
+    AttentionRollout,
+    GradCAM,
+    Gradient,
+    GradientRollout,
+    GradientTimesInput,
+    IntegratedGradients,
+    Occlusion,
+    Positions,
+    Random,
+    SmoothGrad,
+)
+from concepts.lrp.method import PA_LRP
+from db.errors import InputError
+
+MASK = 49
+
+
+@pytest.fixture(params=["llama", "gpt2", "bert"])
+def model(request):
+    if request.param == "bert":
+        return make("bert")
+    return random_model(LLAMA if request.param == "llama" else dense()["gpt2"])
+
+
+def prompt(model):
+    return [*IDS[:4], MASK, *IDS[4:]] if model.task == "masked" else IDS
+
+
+def scored(model, embeddings, target=11):
+    """The logit of the target from given embeddings (B, T, D)."""
+    logits = model.net(inputs_embeds=embeddings).logits
+    return logits[:, prompt(model).index(MASK) if model.task == "masked" else -1, target]
+
+
+def embedded(model):
+    return model.net.get_input_embeddings()(torch.tensor([prompt(model)])).detach()
+
+
+def found(model, method):
+    return attribute(model, prompt(model), 11, method=method).tokens.double()
+
+
+def close(a, b, tolerance=1e-5):
+    return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_gradients(model):
+    x = embedded(model).requires_grad_()
+    (g,) = torch.autograd.grad(scored(model, x).sum(), x)
+    assert close(found(model, Gradient(1)), g[0].abs().sum(-1))
+    assert close(found(model, Gradient(2)), g[0].pow(2).sum(-1).sqrt())
+    assert close(found(model, GradientTimesInput()), (x * g)[0].sum(-1))
+
+
+def test_integrated_gradients_is_captums_and_complete(model):
+    from captum.attr import IntegratedGradients as Captum
+
+    x = embedded(model)
+    theirs = Captum(lambda e: scored(model, e)).attribute(x, n_steps=20, method="riemann_middle")[0].sum(-1)
+    assert close(found(model, IntegratedGradients(20)), theirs, 1e-4)
+    if model.net.config.model_type == "llama":
+        return  # RMSNorm is too steep at zero for a sum over steps to be complete
+    whole = scored(model, x) - scored(model, torch.zeros_like(x))
+    many = found(model, IntegratedGradients(400)).sum().item()
+    assert many == pytest.approx(whole.item(), rel=0.05, abs=0.05)
+
+
+def test_occlusion_is_captums(model):
+    from captum.attr import FeatureAblation
+
+    x = embedded(model)
+    mask = torch.arange(x.shape[1])[None, :, None].expand_as(x)
+    theirs = FeatureAblation(lambda e: scored(model, e)).attribute(x, feature_mask=mask)[0, :, 0]
+    assert close(found(model, Occlusion()), theirs)
+
+
+def test_smoothgrad(model):
+    x = embedded(model)
+    generator = torch.Generator().manual_seed(3)
+    total = torch.zeros_like(x)
+    for _ in range(4):
+        noise = torch.randn(x.shape, generator=generator).to(x.dtype)
+        noisy = (x + 0.2 * x.std() * noise).requires_grad_()
+        total += torch.autograd.grad(scored(model, noisy).sum(), noisy)[0] / 4
+    assert close(found(model, SmoothGrad(0.2, 4, 3)), (x * total)[0].sum(-1), 1e-4)
+
+
+def maps(model):
+    """Attention (H, T, T) of each layer, and its gradient, from the eager model."""
+    model.net.set_attn_implementation("eager")
+    x = embedded(model).requires_grad_()
+    output = model.net(inputs_embeds=x, output_attentions=True)
+    at = prompt(model).index(MASK) if model.task == "masked" else len(IDS) - 1
+    gradients = torch.autograd.grad(output.logits[0, at, 11], output.attentions)
+    return [a[0].detach() for a in output.attentions], [g[0] for g in gradients], at
+
+
+def test_attention_rollouts_and_gradcam(model):
+    attentions, gradients, at = maps(model)
+    T = attentions[0].shape[-1]
+    rolled = torch.eye(T).double()
+    weighed = torch.eye(T).double()
+    for a, g in zip(attentions, gradients, strict=True):
+        one = sum(a) / len(a)
+        rolled = torch.stack([(0.5 * (one[i] + torch.eye(T)[i])) @ rolled for i in range(T)])
+        best = sum((a[h] * g[h]).clamp(min=0) for h in range(len(a))) / len(a)
+        weighed = weighed + best.double() @ weighed
+    assert close(found(model, AttentionRollout()), rolled[at], 1e-4)
+    assert found(model, AttentionRollout()).sum().item() == pytest.approx(1, abs=1e-5)
+    assert close(found(model, GradientRollout()), (weighed - torch.eye(T))[at], 1e-4)
+    last = sum(attentions[-1][h] * gradients[-1][h].mean() for h in range(len(attentions[-1]))) / len(attentions[-1])
+    assert close(found(model, GradCAM()), last[at].clamp(min=0), 1e-4)
+
+
+def test_atman_scales_a_column_of_scores(model):
+    """With the softmax patched: scores of the column times 1 - p, before the mask."""
+    model.net.set_attn_implementation("eager")
+    softmax = torch.nn.functional.softmax
+    ids = torch.tensor([prompt(model)])
+    at = prompt(model).index(MASK) if model.task == "masked" else -1
+
+    def log_probability(column, p):
+        def patched(x, *args, **kwargs):
+            x = x.clone()
+            masked = x[..., column] < -1e30
+            x[..., column] = torch.where(masked, x[..., column], x[..., column] * (1 - p))
+            return softmax(x, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            if column is not None:
+                patch.setattr(torch.nn.functional, "softmax", patched)
+            return softmax(model.net(ids).logits[0, at], -1)[11].log()
+
+    expected = torch.stack([log_probability(None, 0) - log_probability(i, 0.7) for i in range(ids.shape[1])])
+    assert close(found(model, AtMan(0.7)), expected, 1e-4)
+
+
+def test_positions_are_those_of_pa_lrp(model):
+    positions = attribute(model, prompt(model), 11, method=PA_LRP).positions.sum(0)
+    assert close(found(model, Positions()), positions)
+
+
+def test_random_depends_on_the_seed_and_the_tokens_alone(model):
+    assert torch.equal(found(model, Random(1)), found(model, Random(1)))
+    assert not torch.equal(found(model, Random(1)), found(model, Random(2)))
+
+
+def slow_alti(model, layers_of):
+    """Contributions with loops; `layers_of` gives for each layer (x, parts (T, T, D))."""
+    shares = []
+    for parts in layers_of:
+        T = len(parts)
+        share = torch.zeros(T, T).double()
+        for i in range(T):
+            whole = sum(parts[i, j] for j in range(T))
+            for j in range(T):
+                share[i, j] = max(0.0, (whole.abs().sum() - (whole - parts[i, j]).abs().sum()).item())
+            share[i] /= share[i].sum()
+        shares.append(share)
+    return shares
+
+
+def test_alti_logit_of_llama_by_loops():
+    model = random_model(LLAMA, "eager")
+    net, H, KV, d = model.net, 4, 2, 6
+    ids = torch.tensor([IDS])
+    with torch.no_grad():
+        output = net(ids, output_attentions=True, output_hidden_states=True)
+        streams = [*output.hidden_states[:-1]]
+        last = None
+
+        def keep(module, args):
+            nonlocal last
+            last = args[0][0]
+
+        hook = net.model.norm.register_forward_pre_hook(keep)
+        net(ids)
+        hook.remove()
+        reading = net.lm_head.weight[11] * net.model.norm.weight / (last[-1].pow(2).mean() + 1e-6).sqrt()
+        parts, updates = [], []
+        for layer, x, A in zip(net.model.layers, streams, output.attentions, strict=True):
+            n = layer.input_layernorm(x)[0]
+            v = layer.self_attn.v_proj(n).view(len(IDS), KV, d)
+            T = len(IDS)
+            part = torch.zeros(T, T, 24).double()
+            for i in range(T):
+                for j in range(T):
+                    for h in range(H):
+                        o = layer.self_attn.o_proj.weight[:, h * d : (h + 1) * d]
+                        part[i, j] += A[0, h, i, j] * (o @ v[j, h // (H // KV)])
+            updates.append(part[-1] @ reading)
+            for i in range(T):
+                part[i, i] += x[0, i]
+            parts.append(part)
+        shares = slow_alti(model, parts)
+        down, expected = torch.eye(len(IDS)).double(), torch.zeros(len(IDS)).double()
+        for update, share in zip(updates, shares, strict=True):
+            expected += update @ down
+            down = share @ down
+        expected[-1] += streams[0][0, -1] @ reading
+    assert close(found(model, AltiLogit()), expected, 1e-4)
+
+
+def test_alti_of_bert_by_loops():
+    model = make("bert")
+    net = model.net
+    ids = torch.tensor([prompt(model)])
+    T, H, d = ids.shape[1], 4, 6
+    with torch.no_grad():
+        output = net(ids, output_attentions=True, output_hidden_states=True)
+        all_parts = []
+        for layer, x, A in zip(net.bert.encoder.layer, output.hidden_states, output.attentions, strict=False):
+            v = layer.attention.self.value(x)[0].view(T, H, d)
+            out = layer.attention.output
+            part = torch.zeros(T, T, 24).double()
+            for i in range(T):
+                for j in range(T):
+                    for h in range(H):
+                        part[i, j] += A[0, h, i, j] * (out.dense.weight[:, h * d : (h + 1) * d] @ v[j, h])
+                part[i, i] += x[0, i]
+                centred = part[i] - part[i].mean(-1, keepdim=True)
+                part[i] = centred / centred.sum(0).std(correction=0) * out.LayerNorm.weight
+            all_parts.append(part)
+        down = torch.eye(T).double()
+        for share in slow_alti(model, all_parts):
+            down = share @ down
+    assert close(found(model, Alti()), down[prompt(model).index(MASK)], 1e-4)
+    assert found(model, Alti()).sum().item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in BASELINES if n not in ("alti",)])
+def test_a_batch_is_one_by_one(name):
+    model = random_model(LLAMA)
+    prompts = [IDS, IDS[:4], IDS[2:]]
+    for row, one in zip(attribute(model, prompts, method=BASELINES[name]), prompts, strict=True):
+        alone = attribute(model, one, method=BASELINES[name])
+        assert row.token_ids == alone.token_ids
+        if name != "smoothgrad":  # its noise is drawn by shape
+            assert close(row.tokens, alone.tokens, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("bert", AltiLogit(), "ALTI-Logit is for causal models"),
+        ("t5", AttentionRollout(), "not one chain of layers"),
+        ("t5", AtMan(), "AtMan is for one stack"),
+        ("t5", Alti(), "ALTI is for encoders"),
+    ],
+)
+def test_what_cannot_run_says_why(name, method, message):
+    model = make(name)
+    with pytest.raises(InputError, match=message):
+        attribute(model, [*IDS, MASK], 11, method=method)
+
+
+def test_methods_that_cannot_run_on_some_causal_models():
+    with pytest.raises(InputError, match="normalises its keys"):
+        attribute(random_model(dense()["qwen3"]), IDS, method=AtMan())
+    with pytest.raises(InputError, match="knows no neurons"):
+        attribute(random_model(LLAMA), IDS, method=Random(), sites=("ffn",))
+
+
+def test_gradients_and_occlusion_of_encoder_decoders_and_classifiers():
+    for name in ("t5", "bert, sequence", "bert, token"):
+        model = make(name)
+        for method in (GradientTimesInput(), IntegratedGradients(3), Occlusion()):
+            options = {"prefix": "ab"} if name == "t5" else {}
+            tokens = attribute(model, IDS, method=method, **options).tokens
+            assert len(tokens) == len(IDS) + (3 if name == "t5" else 0)
+            assert tokens.abs().sum() > 0
+
+
+def test_what_tune_tries_are_methods_of_that_name():
+    for name, tries in SEARCH.items():
+        assert all(type(method) is type(BASELINES[name]) for method in tries)
+    assert isinstance(make("bert"), Model)
+    assert others()
+    assert resolved(random_model(LLAMA), tasks.plan(random_model(LLAMA), [IDS])).targets[0] is not None

@@ -1,0 +1,298 @@
+"""Evaluations: metrics by hand, laws, folders that go on, ground truth by construction."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import IDS, LLAMA, Letters, random_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.cli import main
+from concepts import Model, tasks
+from concepts.baselines.common import resolved
+from concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
+from concepts.evaluation.methods import ALL, chosen
+from db.errors import InputError, UnknownName
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def model():
+    return Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+
+
+# --- metrics ---
+
+
+def test_metrics_by_hand():
+    assert metrics.area([1, 0]) == 0.5
+    assert metrics.area([4, 2, 0]) == 2
+    assert metrics.area_over((0, 0.5, 1), [4, 2, 0]) == 2
+    assert metrics.area_over((0, 0.1, 1), [1, 0, 0]) == pytest.approx(0.05)
+    assert metrics.faithfulness([4, 1, 0], [4, 3, 0]) == pytest.approx(1)  # areas 1.5 and 2.5
+    assert metrics.auac([1, 0.8, 0]) == pytest.approx(0.65)
+    assert metrics.au_mse([2, 1, 0]) == pytest.approx((0.5 + 2.5) / 2)
+    assert metrics.comprehensiveness([0.9, 0.5, 0.1, 0]) == pytest.approx(0.6)
+    assert metrics.sufficiency([0.9, 0.8, 0.7, 0]) == pytest.approx(0.15)
+    assert metrics.reciprocal_rank([3, 1, 2], [1]) == pytest.approx(1 / 3)
+    assert metrics.reciprocal_rank([2, 2, 1], [1], "best") == 1
+    assert metrics.reciprocal_rank([2, 2, 1], [1], "worst") == 0.5
+    assert metrics.pointing([2, 2, 1], [1]) == 0.5
+    assert metrics.mass_accuracy([3, -5, 1], [0]) == 0.75
+    assert metrics.token_accuracy([3, 2, 1], [0, 2]) == 0.5
+    assert metrics.iou([3, 2, 1], [0, 2]) == pytest.approx(1 / 3)
+
+
+scores = st.lists(st.floats(-5, 5, allow_subnormal=False), min_size=3, max_size=12, unique=True)
+
+
+@given(scores, st.randoms())
+def test_a_perfect_explainer_gets_1_and_ties_only_cost(values, generator):
+    evidence = generator.sample(range(len(values)), 2)
+    perfect = [1.0 if place in evidence else 0.0 for place in range(len(values))]
+    for metric in (metrics.pointing, metrics.mass_accuracy, metrics.token_accuracy, metrics.iou):
+        assert metric(perfect, evidence) == 1
+        assert 0 <= metric(values, evidence) <= 1
+    assert metrics.reciprocal_rank(perfect, evidence, "worst") == 1
+    rounded = [round(value) for value in values]
+    assert metrics.reciprocal_rank(rounded, evidence, "worst") <= metrics.reciprocal_rank(rounded, evidence, "best")
+
+
+def test_random_scores_get_their_expectation():
+    generator = np.random.default_rng(0)
+    rows = generator.random((20_000, 5))
+    found = [
+        (metrics.pointing(row, [0, 1]), metrics.token_accuracy(row, [0, 1]), metrics.reciprocal_rank(row, [0]))
+        for row in rows
+    ]
+    expected = (2 / 5, 2 / 5, sum(1 / rank for rank in range(1, 6)) / 5)
+    assert np.mean(found, 0) == pytest.approx(expected, abs=0.01)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=11), st.lists(st.floats(-5, 5), min_size=3, max_size=11))
+def test_insertion_is_flipping_read_backwards(most, least):
+    """Delta A^I = area(insert most first) - area(insert least first) = Delta A^F, as the paper says."""
+    insertion = metrics.area(least[::-1]) - metrics.area(most[::-1])
+    assert insertion == pytest.approx(metrics.faithfulness(most, least))
+
+
+def test_removals_are_in_order_of_relevance():
+    most, least = faithfulness.removals(torch.tensor([0.1, 3.0, -2.0, 1.0, 0.5]))
+    assert [row.nonzero().flatten().tolist() for row in most] == [[], [1], [1, 3], [1, 3, 4], [0, 1, 3, 4], [*range(5)]]
+    assert least[1].nonzero().flatten().tolist() == [2]
+    assert least[-1].all()
+
+
+def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
+    """Against passing embeddings by hand."""
+    found = faithfulness.sample(model, IDS, {"attnlrp": ALL["attnlrp"]})["methods"]["attnlrp"]
+    target = int(model.net(torch.tensor([IDS])).logits[0, -1].argmax())
+    for key, index in (("most", 0), ("least", 1)):
+        for step, gone in enumerate(faithfulness.removals(torch.tensor(found["scores"]))[index]):
+            embedded = model.net.model.embed_tokens(torch.tensor([IDS])).clone()
+            embedded[0, gone] = 0
+            logits = model.net(inputs_embeds=embedded).logits[0, -1]
+            assert found[key][0][step] == pytest.approx(logits[target].item(), abs=1e-4)
+            assert found[key][1][step] == pytest.approx(logits.softmax(-1)[target].item(), abs=1e-5)
+
+
+# --- reports ---
+
+
+def test_the_bootstrap_and_the_best_of_a_column():
+    generator = np.random.default_rng(1)
+    samples = [
+        {"methods": {"good": {"x": 1 + value, "y": 1.0}, "bad": {"x": float(value), "y": 2.0}}}
+        for value in generator.normal(size=50)
+    ]
+    found = report.table(samples, {"x": "higher is better", "y": "so, lower is better"}, ["good", "bad", "unable"])
+    assert found["good"]["x"].p is None
+    assert found["good"]["y"].p is None
+    assert found["bad"]["x"].p < 0.01
+    assert found["unable"]["x"] is None
+    assert found["good"]["x"].error == pytest.approx(
+        np.std([s["methods"]["good"]["x"] for s in samples], ddof=1) / 50**0.5
+    )
+    assert "—" in report.markdown(found, {"x": ""})
+    # A difference that is noise is no difference.
+    assert report.paired_bootstrap(generator.normal(size=200)) > 0.05
+    assert report.paired_bootstrap(np.zeros(5)) == 1
+
+
+def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
+    methods = chosen("random,gxi,attnlrp,occlusion")
+    generator = random.Random(0)
+    prompts = [generator.choices(range(50), k=8) for _ in range(4)]
+    facts = runner.facts(model, "faithfulness", methods, seed=0)
+    measured = []
+
+    def measure(prompt):
+        measured.append(prompt)
+        return faithfulness.sample(model, prompt, methods)
+
+    whole = runner.run(tmp_path / "a", facts, prompts, measure)
+
+    def breaks(prompt):
+        if prompt == prompts[2]:
+            raise KeyboardInterrupt
+        return measure(prompt)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(tmp_path / "b", facts, prompts, breaks)
+    with (tmp_path / "b" / "samples.jsonl").open("a") as file:
+        file.write('{"tokens": [1, 2')  # killed while it wrote
+    measured.clear()
+    again = runner.run(tmp_path / "b", facts, prompts, measure)
+    assert measured == prompts[2:]
+    tables = []
+    for folder, lines in (("a", whole), ("b", again)):
+        report.write(tmp_path / folder, lines, faithfulness.COLUMNS, facts, {"alti": "it <b>cannot</b>"})
+        tables.append((tmp_path / folder / "table.csv").read_text())
+    assert tables[0] == tables[1]
+    names = {path.name for path in (tmp_path / "b").iterdir()}
+    assert names >= {"results.json", "table.csv", "table.md", "index.html", "bars.png", "bars.svg", "curves.svg"}
+    page = (tmp_path / "b" / "index.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "<b>cannot" not in page
+    assert len(json.loads((tmp_path / "b" / "results.json").read_text())["samples"]) == 4
+    with pytest.raises(InputError, match="other settings"):
+        runner.run(tmp_path / "b", {**facts, "seed": 1}, prompts, measure)
+
+
+# --- ground truth ---
+
+
+@pytest.mark.parametrize("task", groundtruth.TASKS)
+def test_the_evidence_is_where_the_templates_put_it(smol, task):
+    items = groundtruth.TASKS[task](30, seed=3)
+    assert items == groundtruth.TASKS[task](30, seed=3)
+    for item in items:
+        start, end = item.evidence
+        word = item.prompt[start:end]
+        places = groundtruth.tokens_between(smol, item.prompt, start, end)
+        ids = smol.token_ids(item.prompt)
+        assert "".join(smol.pieces(ids)[place] for place in places).strip() == word
+        if task == "qa":
+            assert item.target == f" {word}"
+            assert f"lives in {word}." in item.prompt
+        else:
+            plural = item.target in (" are", " themselves")
+            assert plural == (item.prompt.split()[1] not in {**groundtruth._THINGS, **groundtruth._PEOPLE})
+            assert item.contrast != item.target
+
+
+def test_blimp_and_squad_files(smol, tmp_path):
+    rows = [
+        {"one_prefix_prefix": "A niece of most senators", "one_prefix_word_good": "has", "one_prefix_word_bad": "have"},
+        {"one_prefix_prefix": "Susan revealed", "one_prefix_word_good": "herself", "one_prefix_word_bad": "themselves"},
+    ]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = {item.prompt[slice(*item.evidence)] for item in groundtruth.read(str(tmp_path / "b.jsonl"), 5)}
+    assert found == {"niece", "Susan"}
+    asked = {"question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]}
+    squad = {"data": [{"paragraphs": [{"context": "Was Ann there?", "qas": [asked]}]}]}
+    (tmp_path / "s.json").write_text(json.dumps(squad))
+    (item,) = groundtruth.read(str(tmp_path / "s.json"), 5)
+    assert item.prompt[slice(*item.evidence)] == "Ann"
+    (tmp_path / "x.jsonl").write_text("nothing")
+    for name, message in (("x.jsonl", "neither BLiMP"), ("none", "cannot be read")):
+        with pytest.raises(InputError, match=message):
+            groundtruth.read(str(tmp_path / name), 5)
+
+
+def test_only_what_the_model_predicts_counts(smol):
+    item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
+    found = groundtruth.sample(smol, item, chosen("attnlrp,random"))
+    assert found["counts"]
+    assert found["evidence"] == [1]
+    wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
+    assert groundtruth.sample(smol, wrong, chosen("random")) == {"counts": False, "correct": False}
+    bare = groundtruth.sample(smol, item, chosen("attnlrp"), special=False)
+    assert bare["evidence"] == [0]  # without the first token
+    assert bare["methods"]["attnlrp"]["scores"] == found["methods"]["attnlrp"]["scores"][1:]
+
+
+# --- pruning ---
+
+
+@pytest.mark.parametrize("site", ["ffn", "head"])
+def test_pruning_is_zeroing_weights(model, site):
+    """Against the model with columns of W2 (or of the attention projection) set to zero."""
+    order = torch.rand(model.layers, model.width(site), generator=torch.Generator().manual_seed(0))
+    curve = pruning.measure(model, [IDS], site, order)[0]
+    plan = resolved(model, tasks.plan(model, [IDS]))
+    for share, found in zip(pruning.SHARES, curve, strict=True):
+        plain = random_model(LLAMA, dtype=torch.float32)
+        count = round(share * order.numel())
+        for flat in order.flatten().argsort()[:count].tolist():
+            layer, index = divmod(flat, order.shape[1])
+            with torch.no_grad():
+                if site == "ffn":
+                    plain.net.model.layers[layer].mlp.down_proj.weight[:, index] = 0
+                else:
+                    dim = model.head_dim
+                    plain.net.model.layers[layer].self_attn.o_proj.weight[:, index * dim : (index + 1) * dim] = 0
+        logits = plain.net(torch.tensor([IDS])).logits[0, -1]
+        assert found == pytest.approx(logits.log_softmax(-1)[plan.targets[0][0]].item(), abs=1e-4)
+
+
+def test_latent_rankings(model):
+    gxi, activation = (pruning.ranking(model, [IDS], "ffn", name) for name in ("gxi", "activation"))
+    assert (activation >= 0).all()
+    neuron = (1, 7)
+    with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
+        plan = resolved(model, tasks.plan(model, [IDS]))
+        from concepts.baselines.common import value
+        from concepts.taps import visiting
+
+        def scaled(factor):
+            def visit(site, layer, x):
+                return torch.cat((x[..., : neuron[1]], factor * x[..., neuron[1], None], x[..., neuron[1] + 1 :]), -1)
+
+            with torch.no_grad(), visiting(model, [("ffn", neuron[0])], visit):
+                return value(model, plan)[0].item()
+
+        slope = (scaled(1.01) - scaled(0.99)) / 0.02
+    assert gxi[neuron].item() == pytest.approx(slope, abs=2e-3)
+    heads = pruning.ranking(model, [IDS], "head", "attnlrp")
+    assert heads.shape == (3, 4)
+    lines = pruning.samples(model, [IDS], [IDS[::-1]], pruning.chosen("random,attnlrp"), "ffn")
+    assert lines[0]["methods"]["attnlrp"]["curve_least"][0] == lines[0]["methods"]["random"]["curve_most"][0]
+    with pytest.raises(UnknownName, match="Did you mean 'random'"):
+        pruning.chosen("randon")
+
+
+def test_cost_has_a_row_for_each_method_and_length(model):
+    rows = cost.table(model, chosen("gxi,attnlrp"), [8, 16], rounds=1)
+    assert [(row["method"], row["tokens"]) for row in rows] == [
+        ("gxi", 8),
+        ("attnlrp", 8),
+        ("gxi", 16),
+        ("attnlrp", 16),
+    ]
+    assert all(row["seconds"] > 0 and row["joules (estimate)"] == pytest.approx(65 * row["seconds"]) for row in rows)
+
+
+# --- the command ---
+
+
+def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--samples", "2", "--methods", "random,gxi,alti", "--out", "g"]
+    result = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--json"])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert [row["method"] for row in found["table"]] == ["random", "gxi", "alti"]
+    assert "ALTI is for encoders" in found["unable"]["alti"]
+    shown = RUN.invoke(main, ["evaluate", "groundtruth", *options])
+    assert "—" in shown.stdout
+    assert "accuracy of the model: 2 of 2" in shown.stdout
+    other = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--seed", "3"])
+    assert (other.exit_code, "other settings" in other.stderr) == (1, True)
+    wrong = RUN.invoke(main, ["evaluate", "faithfulness", "--methods", "attnlpr", "--out", "f"])
+    assert (wrong.exit_code, "Did you mean 'attnlrp'" in wrong.stderr) == (1, True)
