@@ -36,8 +36,8 @@ def gradient_rollout(model: Model, plan: Plan, method: object) -> list[Tensor]:
 
 def gradcam(model: Model, plan: Plan, method: object) -> list[Tensor]:
     maps, gradients = _attention(model, plan)
-    area = torch.tensor(plan.batch.lengths, device=maps[-1].device).view(-1, 1, 1, 1) ** 2  # padding has no gradient
-    weights = gradients[-1].sum((-1, -2), keepdim=True) / area  # (B, H, 1, 1)
+    parts = zip(gradients[-1], plan.batch.lengths, strict=True)  # without padding
+    weights = torch.stack([g[:, :n, :n].mean((-1, -2), keepdim=True) for g, n in parts])  # (B, H, 1, 1)
     return _rows(plan, (weights * maps[-1]).mean(1).clamp(min=0))
 
 

@@ -29,7 +29,7 @@ class GradientTimesInput:
 class IntegratedGradients:
     """Gradient x embedding, averaged on the way from zero (Sundararajan et al. 2017), at midpoints."""
 
-    steps: int = 20
+    steps: int = 10
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SmoothGrad:
     """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise in standard deviations."""
 
     noise: float = 0.1
-    samples: int = 20
+    samples: int = 10
     seed: int = 0
 
 
