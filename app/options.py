@@ -37,7 +37,7 @@ def model_options(command: Callable) -> Callable:
 def explain_options(command: Callable) -> Callable:
     for option in (
         click.option("--method", default="attnlrp", show_default=True,
-                     help="attnlrp, cp-lrp, pa-lrp, vit, or one written out, as AttnLRP(linear=Gamma(0.1))."),
+                     help="attnlrp, cp-lrp, pa-lrp, vit, gxi, ... (README), or written out: AttnLRP(linear=Gamma(0.1))."),
         click.option("--at", type=int, help="The token whose label is explained, of a model that labels tokens."),
         click.option("--prefix", help="What the decoder of an encoder-decoder has written before the target."),
         click.option("--contrast", help="Explain the target against this token or label."),
@@ -73,6 +73,12 @@ def write_page(path: str, content: str | bytes) -> None:
 
 
 def method_named(name: str) -> Any:
-    from concepts.lrp.method import AttnLRP
+    from concepts.baselines.methods import BASELINES
+    from concepts.lrp.method import METHODS, AttnLRP
+    from db.errors import UnknownName
 
-    return AttnLRP.parse(name)
+    known = {**METHODS, **BASELINES}
+    if name not in known and not name.startswith("AttnLRP("):
+        ways = f"The methods are {', '.join(known)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
+        raise UnknownName("method", name, known, ways)
+    return known[name] if name in known else AttnLRP.parse(name)

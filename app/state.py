@@ -19,7 +19,7 @@ from db.store import Store, open_store
 if TYPE_CHECKING:
     from concepts.models import Model
 
-VIEWS = ("explain", "neuron", "search", "steer", "compare")
+VIEWS = ("explain", "neuron", "search", "steer", "compare", "report")
 
 
 def model_name() -> str:

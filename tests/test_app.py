@@ -11,6 +11,7 @@ from app import state
 from app.sidebyside import compare
 from app.views.steer import differences
 from concepts import loading
+from concepts.evaluation import report
 from concepts.families import FAMILIES
 from db import open_store
 
@@ -172,6 +173,18 @@ def test_compare(environment):
     assert set(table["in"]) == {"both", "A", "B"}
     assert "shared" in text(page)
     assert page.get_by_key("open_compared").options[0].split()[0] == table["neuron"][0]
+
+
+def test_report(environment, tmp_path):
+    assert "Name a folder" in text(fine(visit(view="report")))
+    settings = {"evaluation": "faithfulness", "model": {"name": "a <b>model</b>"}, "methods": {"gxi": "", "alti": None}}
+    samples = [{"methods": {"gxi": {"x": value}}} for value in (1.0, 2.0)]
+    report.write(tmp_path, samples, {"x": "higher is better"}, settings, {"alti": "it cannot"})
+    page = fine(visit(view="report", folder=str(tmp_path)))
+    assert "1.500 ± 0.500 *" in str(page.dataframe[0].value)
+    assert "alti cannot run: it cannot" in text(page)
+    assert "<b>model" not in text(page)
+    assert visit(view="report", folder=str(tmp_path / "none")).error[0].value.endswith("check the path.")
 
 
 def test_what_was_typed_stays(environment):

@@ -21,6 +21,7 @@ VIEWS = (
     "?view=search&how=statistics",
     "?view=steer&edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
     "?view=compare",
+    "?view=report",
 )
 # What is wider than its box and hidden there; tables scroll by themselves.
 CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, button, h4, label, .card, .heat, .row)')]

@@ -14,6 +14,7 @@ import numpy as np
 import pandas
 
 from concepts.render import page
+from db.errors import InputError
 
 RESAMPLES = 10_000
 
@@ -104,7 +105,13 @@ def write(
     legend = [f"{name}: {about}" for name, about in columns.items()]
     reasons = [f"{name} cannot run: {why}" for name, why in unable.items()]
     basis = f"{len(samples)} samples; mean ± standard error; * is the best of its column."
-    result = {"settings": settings, "notes": list(notes), "unable": dict(unable), "samples": list(samples)}
+    result: dict[str, Any] = {
+        "settings": settings,
+        "columns": dict(columns),
+        "notes": list(notes),
+        "unable": dict(unable),
+    }
+    result["samples"] = list(samples)
     _text(place / "results.json", json.dumps(result, ensure_ascii=False))
     frame(found).to_csv(place / "table.csv", index=False)
     body = markdown(found, columns)
@@ -113,6 +120,17 @@ def write(
     )
     figures = draw(place, samples, found, columns)
     _text(place / "index.html", html(found, columns, settings, [basis, *notes, *legend, *reasons], figures))
+    return found
+
+
+def load(folder: str | Path) -> dict[str, Any]:
+    """What `write` wrote. Raises `InputError` where there is none."""
+    try:
+        found = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
+        if not {"settings", "columns", "notes", "unable", "samples"} <= set(found):
+            raise ValueError("parts are missing")
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{folder} holds no results of icebear evaluate ({error}); check the path.") from None
     return found
 
 
