@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from app.evaluate import evaluate
+from app.flip_verbs import VERBS as FLIP_VERBS
 from app.options import (
     explain_options,
     html_option,
@@ -262,7 +263,7 @@ def steer(
         stdout().print(side_by_side(result))
 
 
-for verb in (*STORE_VERBS, evaluate):
+for verb in (*FLIP_VERBS, *STORE_VERBS, evaluate):
     main.add_command(verb)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.bars import bar
 from app.options import json_option, load, model_options, print_json, stdout
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def pruning(
     texts = [text for _, text in read_corpus(corpus).documents()]
     prompts, reference = evaluation.split(faithfulness.next_words(model, texts, 2 * samples, seed, max_tokens), seed)
     facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed)
-    with _progress("pruning", 2 * len(evaluation.SHARES) * len(wanted)) as advance:
+    with bar("pruning", 2 * len(evaluation.SHARES) * len(wanted)) as advance:
         lines = evaluation.samples(model, prompts, reference, wanted, site, seed, advance)
     runner.prepare(out, facts)
     note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(evaluation.SHARES)} of all."
@@ -145,6 +145,43 @@ def pruning(
         print_json({"settings": facts, "table": report.frame(found).to_dict("records")})
     else:
         show(found, evaluation.COLUMNS, [note])
+
+
+@evaluate.command()
+@click.option("--data", type=click.Path(), required=True, help="A JSON list of objects with prompt, to and like.")
+@click.option("--out", type=click.Path(file_okay=False), required=True, help="The folder of recipes and results.")
+@click.option("--max-neurons", default=10, show_default=True, type=click.IntRange(min=1))
+@click.option("--no-like", is_flag=True, help="Without the source prompts.")
+@json_option
+@model_options
+def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, **options: Any) -> None:
+    """How often answers flip, with how few neurons and at what price, against controls.
+
+    \b
+    Example:
+      icebear evaluate flips --data flips.json --out flips
+    """
+    from dataclasses import replace
+    from pathlib import Path
+
+    from app.terminal import flips_table
+    from steering import flips as evaluation
+
+    pairs = evaluation.read(data)
+    if no_like:
+        pairs = [replace(pair, like=None) for pair in pairs]
+    model = load(**options)
+    with bar("flips", len(pairs)) as advance:
+        lines = evaluation.run(model, pairs, max_neurons, out, advance)
+    summary = evaluation.summary(lines)
+    found = {"model": model.name, "summary": summary, "pairs": lines}
+    evaluation.save(found, Path(out) / "flips.json")
+    if as_json:
+        print_json(found)
+        return
+    stdout().print(flips_table(lines))
+    for name, value in summary.items():
+        click.echo(f"{name}: {value if not isinstance(value, float) else round(value, 4)}")
 
 
 @evaluate.command()
@@ -171,7 +208,7 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
         raise click.UsageError(f"--lengths {lengths!r} is not a list of numbers, as 32,128.") from None
     model = load(**options)
     able, unable = _able(model, list(range(10, 20)), wanted)
-    with _progress("cost", len(sizes) * len(able)) as advance:
+    with bar("cost", len(sizes) * len(able)) as advance:
         rows = evaluation.table(model, able, sizes, watts=watts, on_progress=advance)
     if as_json:
         print_json({"rows": rows, "unable": unable})
@@ -200,7 +237,7 @@ def _run(
     from concepts.evaluation import report, runner
 
     facts = runner.facts(model, kind, {**able, **dict.fromkeys(unable)}, **settings)
-    with _progress(kind, len(items)) as advance:
+    with bar(kind, len(items)) as advance:
         lines = runner.run(out, facts, items, measure, advance)
     counted = [line for line in lines if line.get("counts", True)]
     found = report.write(out, counted, columns, facts, unable, notes(lines))
@@ -218,24 +255,3 @@ def show(found: Table, columns: Mapping[str, str], lines: Sequence[str]) -> None
     console.print(evaluation_table(found, columns))
     for line in [*(f"{name}: {about}" for name, about in columns.items()), *lines]:
         console.print(line, style="dim", markup=False)
-
-
-class _progress:
-    """A bar on stderr that counts samples."""
-
-    def __init__(self, kind: str, total: int):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True), disable=not sys.stderr.isatty(),
-        )  # fmt: skip
-        self.task = self.bar.add_task(kind, total=total)
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        self.bar.start()
-        return lambda done, total: self.bar.update(self.task, completed=done)
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()

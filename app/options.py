@@ -37,7 +37,7 @@ def model_options(command: Callable) -> Callable:
 def explain_options(command: Callable) -> Callable:
     for option in (
         click.option("--method", default="attnlrp", show_default=True,
-                     help="attnlrp, cp-lrp, pa-lrp, vit, gxi, ... (README), or written out: AttnLRP(linear=Gamma(0.1))."),
+                     help="attnlrp, cp-lrp, pa-lrp, gxi, ... (README), or written out, AttnLRP(linear=Gamma(1))."),
         click.option("--at", type=int, help="The token whose label is explained, of a model that labels tokens."),
         click.option("--prefix", help="What the decoder of an encoder-decoder has written before the target."),
         click.option("--contrast", help="Explain the target against this token or label."),

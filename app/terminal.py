@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.relevance import Relevance
     from db.records import Example, Hit, Projection, Ranked, TokenScore
+    from steering.price import Price
+    from steering.recipe import Recipe
 
 
 def heatmap(relevance: Relevance) -> Text:
@@ -128,6 +130,64 @@ def _bars(tokens: list[dict[str, Any]]) -> str:
     return "\n".join(
         f"{token['text']!r:<14} {token['probability']:.3f} {'█' * round(20 * token['probability'])}" for token in tokens
     )
+
+
+def recipe_table(found: Recipe) -> Group:
+    """A recipe's edits, with what it knows about their neurons, and where it came from."""
+    about = {row["neuron"]: row for row in found.provenance.get("neurons", [])}
+    table = _grid(("edit", "left"), ("was", "right"), ("promotes at +", "left"), ("at -", "left"), title=found.name)
+    for edit in found:
+        row = about.get(str(edit.neuron), {})
+        table.add_row(
+            str(edit), f"{row['from']:+.2f}" if row else "",
+            *(Text(", ".join(visible(word) for word in row.get(side, []))) for side in ("promotes", "suppresses")),
+        )  # fmt: skip
+    told = {key: value for key, value in found.provenance.items() if isinstance(value, str | int | float)}
+    lines = [
+        f"for {found.model_name} ({found.model_fingerprint})",
+        *(f"{key}: {value!r}" for key, value in told.items()),
+    ]
+    return Group(table, *(Text(line, "dim") for line in lines))
+
+
+def priced(found: Recipe, cost: Price) -> Group:
+    """A recipe, what it does to its prompt, and what else it changes."""
+    told = found.provenance
+    rows = [(token, after) for token in told["after"][:5] for after in [token["probability"]]]
+    was = {token["id"]: token["probability"] for token in told["before"]}
+    table = _grid(("next token", "left"), ("before", "right"), ("after", "right"))
+    for token, after in rows:
+        table.add_row(
+            Text(repr(token["text"])), f"{was[token['id']]:.3f}" if token["id"] in was else "", f"{after:.3f}"
+        )
+    lines = [
+        f"KL on neutral texts: {cost.kl:.4f} nats before the last token, {cost.kl_everywhere:.4f} with edits everywhere",
+        f"Perplexity of neutral texts: {cost.perplexity:.1f}, with edits everywhere {cost.perplexity_everywhere:.1f}",
+        *(
+            [f"Repetition in the continuation: {cost.repetition:.0%}, without edits {cost.repetition_plain:.0%}"]
+            if cost.repetition is not None
+            else []
+        ),
+    ]
+    return Group(
+        recipe_table(found), table, *map(Text, lines), *(Text(f"Warning: {line}", "yellow") for line in cost.warnings)
+    )
+
+
+def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
+    """A row for each pair of `icebear evaluate flips`."""
+    table = _grid(
+        ("prompt", "left"), ("to", "left"), ("flipped", "left"), ("neurons", "right"), ("before", "right"),
+        ("after", "right"), ("KL everywhere", "right"),
+    )  # fmt: skip
+    for line in lines:
+        numbers = (line[key] for key in ("before", "after", "kl_everywhere")) if line["flipped"] else ()
+        count = [str(line["neurons"])] if line["flipped"] else []
+        table.add_row(
+            Text(line["prompt"]), Text(repr(line["to"])), "yes" if line["flipped"] else "no",
+            *count, *(f"{value:.4f}" for value in numbers),
+        )  # fmt: skip
+    return table
 
 
 def predictions(tokens: Sequence[TokenScore]) -> str:

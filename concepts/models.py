@@ -143,10 +143,9 @@ class Model(Architecture):
             split = " + ".join(repr(self.text(part)) for part in ids) or "nothing"
             spaced = self.tokens_of(" " + token)
             hint = f" Did you mean {' ' + token!r}, with a space?" if len(spaced) == 1 else ""
-            raise InputError(
-                f"The {role} {token!r} must be one token, but splits into {split}.{hint} "
-                "To explain a longer continuation, use --target-text (target_text= in Python)."
-            )
+            longer = " To explain a longer continuation, use --target-text (target_text= in Python)."
+            more = longer if role in ("target", "contrast") else ""
+            raise InputError(f"The {role} {token!r} must be one token, but splits into {split}.{hint}{more}")
         return ids[0]
 
     def text(self, token: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from steering.edits import Edit
@@ -9,13 +10,14 @@ from steering.recipe import Recipe
 
 if TYPE_CHECKING:
     from steering.apply import steer
+    from steering.flipping import flip
 
-__all__ = ["Edit", "Recipe", "steer"]
+__all__ = ["Edit", "Recipe", "flip", "steer"]
+
+_LAZY = {"steer": "steering.apply", "flip": "steering.flipping"}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "steer":
+    if name not in _LAZY:
         raise AttributeError(f"module 'steering' has no attribute {name!r}")
-    from steering.apply import steer
-
-    return steer
+    return getattr(import_module(_LAZY[name]), name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,31 @@ from steering.recipe import Recipe
 Statistic = Callable[[Neuron, str], float]
 
 
+@dataclass(frozen=True)
+class Act:
+    """One edit on one token: the row of the batch, the token's position in its text, and the activation (of a head its
+    mean) before and after."""
+
+    edit: Edit
+    row: int
+    position: int
+    before: float
+    after: float
+
+
 @contextmanager
-def steer(model: Model, edits: Recipe | Iterable[Edit | str], statistic: Statistic | None = None) -> Iterator[Model]:
+def steer(
+    model: Model,
+    edits: Recipe | Iterable[Edit | str],
+    statistic: Statistic | None = None,
+    trace: list[Act] | None = None,
+) -> Iterator[Model]:
     """Inside, every forward pass of `model` has `edits` applied, in order; also under `generate` and `attribute`.
 
     Works with and without KV cache, in batches, with left padding and beam search. Outside `generate`, the
     whole input counts as the prompt.
     statistic: gives a neuron's recorded ``max`` or ``std`` for edits in those units (an index's does).
+    trace: a list that gets an `Act` for each edit, row and token that it acts on, in the order of the passes.
     """
     if isinstance(edits, Recipe):
         edits.check(model)
@@ -44,7 +63,7 @@ def steer(model: Model, edits: Recipe | Iterable[Edit | str], statistic: Statist
 
         def visit(site: str, layer: int, x: Tensor) -> Tensor:
             for edit in by_place[site, layer]:
-                x = _apply(edit, x, where, model.head_dim)
+                x = _apply(edit, x, where, model.head_dim, trace)
             return x
 
         with where.following(), visiting(model, by_place, visit):
@@ -58,7 +77,7 @@ def _no_statistic(neuron: Neuron, unit: str) -> float:
     )
 
 
-def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int) -> Tensor:
+def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[Act] | None) -> Tensor:
     """x (B, T, N) with one edit applied at the tokens where it acts."""
     index = edit.neuron.index
     columns = slice(index * head_dim, (index + 1) * head_dim) if edit.neuron.site == "head" else slice(index, index + 1)
@@ -69,9 +88,11 @@ def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int) -> Tensor:
         "scale": lambda: old * edit.value,
         "add": lambda: old + edit.value,
     }[edit.op]()
-    if edit.decay != 1:
+    if edit.decay != 1 or edit.share != 1:
         new = old + strength.to(x.dtype) * (new - old)
     new = torch.where(acts, new, old)
+    if trace is not None:
+        trace.extend(where.acts_of(edit, acts, old, new))
     return torch.cat((x[..., : columns.start], new, x[..., columns.stop :]), dim=-1)
 
 
@@ -130,6 +151,15 @@ class _Positions:
         self.prompt_length[stack] = mask[:, :columns].sum(1)
         self.position[stack] = position[:, past : past + new]
 
+    def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
+        """What the running pass does, (B, T, ...) each."""
+        position = self.position[self.model.stack_of(edit.neuron.layer)]
+        return [
+            Act(edit, row, int(position[row % len(position), column]), old[row, column].mean().item(),
+                new[row, column].mean().item())
+            for row, column in acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
+        ]  # fmt: skip
+
     def acting(self, edit: Edit, device: torch.device) -> tuple[Tensor, Tensor]:
         """Where the edit acts and how strongly, both (B, T, 1) for the running pass."""
         stack = self.model.stack_of(edit.neuron.layer)
@@ -139,5 +169,5 @@ class _Positions:
             [position >= 0 and acts_at(edit.where, position, length) for position in row]
             for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
         ]
-        strength = edit.decay ** steps.clamp(min=0).double()
+        strength = edit.share * edit.decay ** steps.clamp(min=0).double()
         return torch.tensor(acts, device=device)[..., None], strength.to(device)[..., None]

@@ -17,7 +17,7 @@ EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@la
 
 _EDIT = re.compile(
     r"(?P<neuron>L\d+\.[a-z]+\.\d+)(?P<op>[*=+-])(?P<value>[^@~a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
-    r"(?P<unit>max|std)?(?:@(?P<where>[a-z]+(?::[\d,-]+)?))?(?:~(?P<decay>.+))?"
+    r"(?P<unit>max|std)?(?:@(?P<where>[a-z]+(?::[\d,-]+)?))?(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
 )
 _WHERE = re.compile(r"(position|step):\d+(-\d+)?(,\d+(-\d+)?)*")
 
@@ -32,6 +32,7 @@ class Edit:
         ``generated`` (the tokens after it); ``position:0,3-5`` (positions in the text, from 0) or ``step:0-2``
         (step s makes new token s, from 0).
     decay: each step s > 0 moves the activation decay**s of the way.
+    share: how much of the way to go, 1 for all of it, 0 for nothing.
     """
 
     neuron: Neuron
@@ -40,11 +41,12 @@ class Edit:
     unit: Literal["", "max", "std"] = ""
     where: str = "all"
     decay: float = 1.0
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.op not in SYMBOLS:
             raise InputError(f"{self.op!r} is not an edit; the edits are {', '.join(SYMBOLS)}.")
-        if not (math.isfinite(self.value) and math.isfinite(self.decay)):
+        if not (math.isfinite(self.value) and math.isfinite(self.decay) and math.isfinite(self.share)):
             raise InputError(f"The edit of {self.neuron} has a value that is not a finite number.")
         if self.unit and self.op == "scale":
             raise InputError(f"The edit of {self.neuron} scales by a plain number, not by {self.unit}.")
@@ -58,7 +60,8 @@ class Edit:
         value = repr(abs(self.value) if self.op == "add" else self.value).removesuffix(".0")
         where = "" if self.where == "all" else f"@{self.where}"
         decay = "" if self.decay == 1 else f"~{self.decay!r}"
-        return f"{self.neuron}{sign}{value}{self.unit}{where}{decay}"
+        share = "" if self.share == 1 else f"^{self.share!r}"
+        return f"{self.neuron}{sign}{value}{self.unit}{where}{decay}{share}"
 
     @classmethod
     def parse(cls, text: str) -> Edit:
@@ -70,6 +73,7 @@ class Edit:
         try:
             value = float(match["value"])
             decay = float(match["decay"] or 1)
+            share = float(match["share"] or 1)
         except ValueError:
             raise InputError(f"{text!r} has a value that is not a number; {EXAMPLES}.") from None
         ops: dict[str, tuple[Literal["set", "scale", "add"], int]] = {
@@ -79,7 +83,7 @@ class Edit:
             "-": ("add", -1),
         }
         op, sign = ops[match["op"]]
-        return cls(neuron, op, sign * value, match["unit"] or "", match["where"] or "all", decay)  # type: ignore[arg-type]
+        return cls(neuron, op, sign * value, match["unit"] or "", match["where"] or "all", decay, share)  # type: ignore[arg-type]
 
     def in_raw_units(self, statistic: Callable[[Neuron, str], float]) -> Edit:
         """The same edit with its value in raw activation; `statistic(neuron, unit)` looks the unit up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,26 @@ class Recipe:
     def for_model(cls, model: Model, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
         return cls(name, tuple(edits), model.name, model.fingerprint, provenance)
 
+    def __mul__(self, share: float) -> Recipe:
+        """Each edit going `share` of its way: 0 changes nothing, 1 is the recipe itself."""
+        edits = tuple(replace(edit, share=edit.share * share) for edit in self.edits)
+        return replace(self, name=f"{self.name} x {share:g}", edits=edits)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Recipe) -> Recipe:
+        """Both, in either order. Raises `RecipeError` if they share a neuron or are for different models."""
+        if other.model_fingerprint != self.model_fingerprint:
+            raise RecipeError(f"{self.name!r} and {other.name!r} are for different models; combine those of one.")
+        shared = {edit.neuron for edit in self.edits} & {edit.neuron for edit in other.edits}
+        if shared:
+            names = ", ".join(map(str, sorted(shared)))
+            raise RecipeError(f"{self.name!r} and {other.name!r} both edit {names}, so their order would matter.")
+        edits = tuple(sorted(self.edits + other.edits, key=lambda edit: edit.neuron))
+        name = " + ".join(sorted((self.name, other.name)))
+        parts = sorted((self.provenance, other.provenance), key=lambda part: json.dumps(part, sort_keys=True))
+        return Recipe(name, edits, self.model_name, self.model_fingerprint, {"parts": parts})
+
     def check(self, model: Model) -> None:
         """Raise `RecipeError` if this recipe was made for another model."""
         if self.model_fingerprint != model.fingerprint:
@@ -47,18 +67,17 @@ class Recipe:
         for edit in self.edits:
             model.check(edit.neuron)
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "icebear_recipe": FORMAT,
+            "name": self.name,
+            "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
+            "edits": [str(edit) for edit in self.edits],
+            "provenance": self.provenance,
+        }
+
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "icebear_recipe": FORMAT,
-                "name": self.name,
-                "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
-                "edits": [str(edit) for edit in self.edits],
-                "provenance": self.provenance,
-            },
-            ensure_ascii=False,
-            indent=1,
-        )
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:

@@ -1,0 +1,139 @@
+"""The verbs around recipes: finding one, looking at it, combining, making it permanent."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.bars import bar
+from app.options import json_option, load, model_options, print_json, stdout
+
+if TYPE_CHECKING:
+    from steering.recipe import Recipe
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--to", required=True, help="The token that shall come next.")
+@click.option("--like", help="A source prompt that the wanted token follows.")
+@click.option("--max-neurons", default=10, show_default=True)
+@click.option("--budget", type=float, help="Refuse a recipe that costs more KL than this on neutral texts, in nats.")
+@click.option("--save", type=click.Path(dir_okay=False), help="Write the recipe.")
+@click.option("--store", "store_path", help="An index: its neurons for the wanted token are tried, strengths compared.")
+@json_option
+@model_options
+def flip(
+    prompt: str, to: str, like: str | None, max_neurons: int, budget: float | None, save: str | None,
+    store_path: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """The few neurons that change the answer to PROMPT, and what it costs.
+
+    \b
+    Example:
+      icebear flip "The ice bear lives in the" --to " desert" --like "The camel lives in the"
+    """
+    from app.terminal import priced
+    from db.store import open_store
+    from steering.flipping import flip as run
+    from steering.price import price, within
+
+    model = load(**options)
+    with ExitStack() as stack:
+        statistic, prefer = None, tuple[Any, ...]()
+        if store_path:
+            store = stack.enter_context(open_store(store_path, create=False))
+            store.check(model.fingerprint, model.name)
+            statistic = store.statistic
+            prefer = tuple(hit.neuron for hit in store.search(to.strip(), k=20) if hit.neuron.site == "ffn")
+        with bar("flip", max_neurons) as advance:
+            recipe = run(model, prompt, to, like, max_neurons, prefer, advance)
+        cost = within(model, recipe, budget) if budget is not None else price(model, recipe, statistic=statistic)
+    if save:
+        recipe.save(save)
+        click.echo(f"Wrote {save}", err=True)
+    if as_json:
+        print_json({**recipe.to_dict(), "price": cost.to_dict()})
+    else:
+        stdout().print(priced(recipe, cost))
+
+
+@click.group()
+def recipe() -> None:
+    """Look at recipes, combine them, make them permanent.
+
+    \b
+    Example:
+      icebear recipe show examples/ice-bear-to-desert.json
+    """
+
+
+@recipe.command()
+@click.argument("file", type=click.Path())
+@json_option
+def show(file: str, as_json: bool) -> None:
+    """What a recipe changes, and where it came from; needs no model.
+
+    \b
+    Example:
+      icebear recipe show examples/ice-bear-to-desert.json
+    """
+    from app.terminal import recipe_table
+    from steering.recipe import Recipe
+
+    found = Recipe.load(file)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        stdout().print(recipe_table(found))
+
+
+@recipe.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.option("--share", default=1.0, show_default=True, help="How much of its way each edit goes.")
+@click.option("--save", required=True, type=click.Path(dir_okay=False))
+def combine(files: tuple[str, ...], share: float, save: str) -> None:
+    """Several recipes as one, or one at another strength.
+
+    \b
+    Example:
+      icebear recipe combine examples/ice-bear-to-desert.json --share 0.5 --save half.json
+    """
+    from steering.recipe import Recipe
+
+    total: Recipe | None = None
+    for file in files:
+        part = Recipe.load(file)
+        total = part if total is None else total + part
+    assert total is not None
+    (total * share if share != 1 else total).save(save)
+    click.echo(f"Wrote {save}", err=True)
+
+
+@recipe.command()
+@click.argument("file", type=click.Path())
+@click.option("--save", required=True, type=click.Path(dir_okay=False), help="A .safetensors file.")
+@click.option("--prompt", default="The ice bear lives in the", show_default=True, help="To check the patch on.")
+@model_options
+def patch(file: str, save: str, prompt: str, **options: Any) -> None:
+    """The weights and biases that make a recipe permanent, where weights can express it, checked against steering.
+
+    \b
+    Example:
+      icebear recipe patch everywhere.json --save patch.safetensors
+    """
+    from steering.permanent import difference, save_patch
+    from steering.permanent import patch as run
+    from steering.recipe import Recipe
+
+    found, model = Recipe.load(file), load(**options)
+    weights = run(model, found)
+    off = difference(model, found, weights, prompt)
+    save_patch(weights, save)
+    click.echo(
+        f"Wrote {save}: {', '.join(weights)}; logits differ from steering's by {off:.1e} of the largest", err=True
+    )
+
+
+VERBS = (flip, recipe)

@@ -1,0 +1,266 @@
+"""`flip`: few neurons, at strengths found by real forward passes, that make a wanted token the next one.
+
+Candidates come from AttnLRP under the edits so far (wanted against current top token), times how far each activation
+may move; the best of them, at several strengths, by the margin that a batch of forward passes measures is taken, again
+and again. Then what is not needed goes, and the rest is weakened together as far as the token stays first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts import tasks
+from concepts.attribution import attribute
+from concepts.baselines.common import repeated, resolved
+from concepts.models import Model
+from concepts.taps import Taps, visiting
+from concepts.vocabulary import project
+from db.errors import InputError
+from db.records import Neuron
+from steering.apply import steer
+from steering.edits import Edit
+from steering.recipe import Recipe
+
+CANDIDATES = 24
+"""How many neurons are tried in each round, with `LEVELS` strengths each."""
+LEVELS = (0.5, 1.0)
+"""Shares of the way to the furthest strength allowed."""
+REACH_LIKE = 2.5
+"""With a source prompt, an activation may go this many times the way to what it is there."""
+REACH = 1.0
+"""Without one, or where that is not enough, this many times the largest magnitude that any neuron of the layer has at
+the last token."""
+MARGIN = 0.05
+"""By how much the wanted logit leads in the end, so that another machine's rounding does not undo it."""
+
+Place = tuple[int, int]
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _State:
+    """What the search knows: the prompt, the wanted token, where activations are and how far they may go, (L, F)."""
+
+    model: Model
+    plan: tasks.Plan
+    wanted: int
+    now: Tensor
+    goal: Tensor | None
+    """Their values in the source prompt."""
+    limit: Tensor
+    """(L, 1) the largest magnitude without a source prompt."""
+
+
+def flip(
+    model: Model, prompt: str, to: str | int, like: str | None = None, max_neurons: int = 10,
+    prefer: Sequence[Neuron] = (), on_progress: OnProgress | None = None,
+) -> Recipe:  # fmt: skip
+    """A recipe of at most `max_neurons` FFN neurons, set at the last token, after which `to` is the top next token.
+
+    like: a source prompt whose last token's activations are moved towards; where that is not enough, and without it,
+        any neuron may go as far as the largest of its layer.
+    prefer: neurons that are tried too, such as those that an index finds for the wanted token.
+    An answer that is the top token already needs no edits: the recipe is empty. Raises `InputError` where it cannot be
+    done, with how near it came. The recipe's provenance says what was asked and reached.
+    """
+    wanted = model.answer_id(to, "wanted token")
+    _check(model, prompt, like, max_neurons)
+    state = _start(model, prompt, wanted, like)
+    edits, margin = _search(state, prefer, max_neurons, on_progress)
+    if margin < MARGIN and like is not None:  # what the source prompt does is not enough
+        state = replace(state, goal=None)
+        edits, margin = _search(state, prefer, max_neurons, on_progress)
+    if margin < 0:
+        raise InputError(_failure(state, edits, max_neurons, like))
+    return _recipe(state, prompt, like, _weakened(state, _pruned(state, edits)))
+
+
+def _search(
+    state: _State, prefer: Sequence[Neuron], max_neurons: int, on_progress: OnProgress | None
+) -> tuple[dict[Place, float], float]:
+    """Edits taken one after the other, and the margin that they reach."""
+    edits: dict[Place, float] = {}
+    margin = margins(state, [{}])[0].item()
+    while margin < MARGIN and len(edits) < max_neurons:
+        found = _step(state, edits, prefer)
+        if found is None or found[1] <= margin + 1e-4:
+            break
+        edits, margin = found
+        if on_progress:
+            on_progress(len(edits), max_neurons)
+    return edits, margin
+
+
+def _check(model: Model, prompt: str, like: str | None, max_neurons: int) -> None:
+    if model.task != "causal":
+        raise InputError(f"flip is for models that write the next token; {model.name} does not.")
+    if max_neurons < 1:
+        raise InputError(f"max_neurons must be at least 1, not {max_neurons}.")
+    if like is not None and model.token_ids(like) == model.token_ids(prompt):
+        raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
+
+
+def _start(model: Model, prompt: str, wanted: int, like: str | None) -> _State:
+    plan = resolved(model, tasks.plan(model, [prompt], wanted))
+    now = last_activations(model, prompt)
+    goal = None if like is None else last_activations(model, like)
+    return _State(model, plan, wanted, now, goal, REACH * now.abs().amax(1, keepdim=True))
+
+
+@torch.no_grad()
+def last_activations(model: Model, prompt: str) -> Tensor:
+    """(L, F) at the last token."""
+    plan = tasks.plan(model, [prompt])
+    taps = Taps(model, ("ffn",), plan.batch)
+    with model.lock, taps.reading():
+        tasks.logits(model, plan.batch, list(plan.positions[0]))
+    return taps.activation["ffn"][0, :, -1].float().cpu()
+
+
+@torch.no_grad()
+def margins(state: _State, proposals: Sequence[dict[Place, float]]) -> Tensor:
+    """(N,) wanted logit minus the largest other one, each with its activations set at the last token; one batch."""
+    model, plan = state.model, repeated(state.plan, 0, len(proposals))
+    by_layer: dict[int, list[tuple[int, int, float]]] = {}
+    for row, proposal in enumerate(proposals):
+        for (layer, index), value in proposal.items():
+            by_layer.setdefault(layer, []).append((row, index, value))
+
+    def visit(site: str, layer: int, x: Tensor) -> Tensor:
+        rows, columns, values = zip(*by_layer[layer], strict=True)
+        x = x.clone()
+        x[list(rows), -1, list(columns)] = torch.tensor(values, dtype=x.dtype, device=x.device)
+        return x
+
+    with model.lock, visiting(model, [("ffn", layer) for layer in by_layer], visit):
+        logits = tasks.logits(model, plan.batch, list(plan.positions[0]))[:, 0].float()
+    own = logits[:, state.wanted].clone()
+    logits[:, state.wanted] = -torch.inf
+    return (own - logits.amax(1)).cpu()
+
+
+def _step(
+    state: _State, edits: dict[Place, float], prefer: Sequence[Neuron]
+) -> tuple[dict[Place, float], float] | None:
+    """The edits with one neuron more (or one of them further), and their margin; None without candidates."""
+    slopes = _slopes(state, edits)  # (L, F)
+    furthest = _furthest(state, slopes)
+    gain = slopes * (furthest - _where(state, edits))
+    gain[~torch.isfinite(gain)] = 0
+    places = [divmod(flat, gain.shape[1]) for flat in gain.flatten().topk(CANDIDATES).indices.tolist()]
+    places += [(neuron.layer, neuron.index) for neuron in prefer if gain[neuron.layer, neuron.index] > 0]
+    proposals = [
+        {**edits, place: (state.now + level * (furthest - state.now))[place].item()}
+        for place in dict.fromkeys(places)
+        if gain[place] > 0
+        for level in LEVELS
+    ]
+    if not proposals:
+        return None
+    found = margins(state, proposals)
+    chosen = int(found.argmax())
+    return proposals[chosen], found[chosen].item()
+
+
+def _slopes(state: _State, edits: dict[Place, float]) -> Tensor:
+    """(L, F) relevance per unit of activation at the last token, of wanted against the top other token, under edits."""
+    model, prompt = state.model, state.plan.batch.row_ids(0)
+    with steer(model, _edits(edits)):
+        top = next(token.id for token in model.predict(prompt, 2) if token.id != state.wanted)
+        found = attribute(model, list(prompt), state.wanted, top, sites=("ffn",))
+    relevance, activation = found.ffn[:, -1], found.activation("ffn")[:, -1]
+    return torch.where(activation == 0, 0, relevance / activation).float()
+
+
+def _furthest(state: _State, slopes: Tensor) -> Tensor:
+    """(L, F) how far each activation may go in the direction that helps."""
+    if state.goal is not None:
+        return state.now + REACH_LIKE * (state.goal - state.now)
+    return torch.where(slopes > 0, state.limit, -state.limit)
+
+
+def _where(state: _State, edits: dict[Place, float]) -> Tensor:
+    """(L, F) activations, edits included."""
+    found = state.now.clone()
+    for place, value in edits.items():
+        found[place] = value
+    return found
+
+
+def _pruned(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
+    """Without the neurons that are not needed, the least needed first."""
+    while len(edits) > 1:
+        fewer = [{place: value for place, value in edits.items() if place != gone} for gone in edits]
+        found = margins(state, fewer)
+        best = int(found.argmax())
+        if found[best] < MARGIN:
+            return edits
+        edits = fewer[best]
+    return edits
+
+
+def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
+    """All strengths scaled together towards where activations are, as far as the token stays first."""
+
+    def scaled(share: float) -> dict[Place, float]:
+        return {place: round(_towards(state, place, value, share), 4) for place, value in edits.items()}
+
+    shares = [step / 20 for step in range(1, 21)]
+    found = margins(state, [scaled(share) for share in shares]) if edits else torch.zeros(0)
+    enough = [share for share, margin in zip(shares, found.tolist(), strict=False) if margin >= MARGIN]
+    return scaled(min(enough)) if enough else edits
+
+
+def _towards(state: _State, place: Place, value: float, share: float) -> float:
+    here = state.now[place].item()
+    return here + share * (value - here)
+
+
+def _edits(edits: dict[Place, float]) -> list[Edit]:
+    return [Edit(Neuron(layer, "ffn", index), "set", value, where="last") for (layer, index), value in edits.items()]
+
+
+def _recipe(state: _State, prompt: str, like: str | None, edits: dict[Place, float]) -> Recipe:
+    model = state.model
+    before = model.predict(prompt, 5, [state.wanted])
+    made = sorted(_edits(edits), key=lambda edit: edit.neuron)
+    with steer(model, made):
+        after = model.predict(prompt, 5, [token.id for token in before])
+    wanted = next(token for token in after if token.id == state.wanted)
+    if after[0].id != state.wanted:
+        raise InputError(f"The flip to {wanted.text!r} did not hold when it was checked; please report this prompt.")
+    name = f"{prompt} ->{wanted.text}"
+    return Recipe.for_model(
+        model, name, made, found_by="flip", prompt=prompt, tokens=list(state.plan.batch.row_ids(0)), like=like,
+        beyond_like=like is not None and state.goal is None,
+        to=wanted.text, before=[vars(token) for token in before], after=[vars(token) for token in after],
+        neurons=[_about(model, state, edit) for edit in made],
+    )  # fmt: skip
+
+
+def _about(model: Model, state: _State, edit: Edit) -> dict[str, Any]:
+    """Where a neuron was, where it goes, and what it writes."""
+    place = (edit.neuron.layer, edit.neuron.index)
+    words = project(model, edit.neuron, 5)
+    return {
+        "neuron": str(edit.neuron), "from": round(state.now[place].item(), 4), "to": edit.value,
+        "promotes": [word.text for word in words.promoted], "suppresses": [word.text for word in words.suppressed],
+    }  # fmt: skip
+
+
+def _failure(state: _State, edits: dict[Place, float], max_neurons: int, like: str | None) -> str:
+    """How near it came, and what might help."""
+    model = state.model
+    with steer(model, _edits(edits)):
+        found = model.predict(list(state.plan.batch.row_ids(0)), 5, [state.wanted])
+    own = next(token for token in found if token.id == state.wanted)
+    other = "another source prompt" if like else "a source prompt that it follows (like)"
+    return (
+        f"No {max_neurons} neurons make {own.text!r} the next token: with {len(edits)} it has {own.probability:.3f}, "
+        f"behind {found[0].text!r} with {found[0].probability:.3f}; try more neurons or {other}."
+    )

@@ -1,0 +1,126 @@
+"""`icebear evaluate flips`: how often, with how few neurons and at what price answers can be flipped."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from concepts.models import Model
+from db.errors import IcebearError, InputError
+from steering.apply import steer
+from steering.edits import Edit
+from steering.flipping import flip, last_activations
+from steering.price import price
+from steering.recipe import Recipe
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Pair:
+    prompt: str
+    to: str
+    like: str | None = None
+
+
+def read(path: str) -> list[Pair]:
+    """A JSON list of objects with prompt, to and (if wanted) like. Raises `InputError`."""
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        return [Pair(str(row["prompt"]), str(row["to"]), row.get("like")) for row in rows]
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{path} must be a JSON list of objects with prompt, to and like.") from None
+
+
+def run(
+    model: Model, pairs: Sequence[Pair], max_neurons: int = 10, folder: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """For each pair: whether it flipped, with how many neurons, at what price, and whether controls of the same size
+    flip it too; recipes are kept in `folder` and checked as loaded from there."""
+    lines = []
+    for number, pair in enumerate(pairs):
+        try:
+            recipe = flip(model, pair.prompt, pair.to, pair.like, max_neurons)
+        except IcebearError as error:
+            lines.append({**vars(pair), "flipped": False, "why": str(error)})
+        else:
+            lines.append({**vars(pair), **_line(model, pair, recipe, folder, number)})
+        if on_progress:
+            on_progress(number + 1, len(pairs))
+    return lines
+
+
+def _line(model: Model, pair: Pair, recipe: Recipe, folder: str | Path | None, number: int) -> dict[str, Any]:
+    if folder is not None:
+        place = Path(folder) / f"{number:02d}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        recipe.save(place)
+        recipe = Recipe.load(place)
+    cost = price(model, recipe)
+    return {
+        "flipped": flips(model, pair, list(recipe)),
+        "neurons": len(recipe),
+        "before": cost.before,
+        "after": cost.after,
+        "kl": cost.kl,
+        "kl_everywhere": cost.kl_everywhere,
+        "random": flips(model, pair, random_control(model, recipe, seed=number)),
+        "largest": flips(model, pair, largest_control(model, pair.prompt, recipe)),
+        "edits": [str(edit) for edit in recipe],
+    }
+
+
+def flips(model: Model, pair: Pair, edits: Sequence[Edit]) -> bool:
+    with steer(model, edits):
+        return model.predict(pair.prompt, 1)[0].text == pair.to
+
+
+def random_control(model: Model, recipe: Recipe, seed: int = 0) -> list[Edit]:
+    """As many random neurons of the same layers, at the same strengths."""
+    generator = random.Random(seed)
+    width = model.width("ffn")
+    return [replace(edit, neuron=replace(edit.neuron, index=generator.randrange(width))) for edit in recipe]
+
+
+def largest_control(model: Model, prompt: str, recipe: Recipe) -> list[Edit]:
+    """As many neurons as are most active at the last token, switched off."""
+    now = last_activations(model, prompt).abs()
+    places = [divmod(flat, now.shape[1]) for flat in now.flatten().topk(max(1, len(recipe))).indices.tolist()]
+    first = recipe.edits[0].neuron if len(recipe) else None
+    return (
+        [Edit(replace(first, layer=layer, index=index), "set", 0.0, where="last") for layer, index in places]
+        if first
+        else []
+    )
+
+
+def save(found: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts and medians of `run`."""
+    done = [line for line in lines if line["flipped"]]
+
+    def median(key: str) -> float | None:
+        values = sorted(line[key] for line in done)
+        middle = len(values) // 2
+        if not values:
+            return None
+        return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+
+    return {
+        "pairs": len(lines),
+        "flipped": len(done),
+        "flipped by as many random neurons": sum(line.get("random", False) for line in lines),
+        "flipped by switching off as many of the most active": sum(line.get("largest", False) for line in lines),
+        **{f"median {key}": median(key) for key in ("neurons", "before", "after", "kl", "kl_everywhere")},
+    }

@@ -1,0 +1,100 @@
+"""A recipe as a change of weights: W2 and its bias instead of hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from concepts.models import Model
+from db.errors import RecipeError
+from steering.edits import Edit
+from steering.recipe import Recipe
+
+
+def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
+    """A state dict of the weights and biases that change, after which the plain model does what the edits do.
+
+    An edit x -> s x + c of a neuron that W2 (or the attention projection) reads is its column times s, and c times
+    the column in the bias, which is new where the map had none. Raises `RecipeError` for edits that act at some tokens
+    only, decay, or are of q, k, v, experts or routers.
+    """
+    recipe.check(model)
+    found: dict[str, Tensor] = {}
+    names = {id(module): name for name, module in model.net.named_modules()}
+    for edit in recipe:
+        site = _expressible(model, edit)
+        module: Any = model.site_module(site, edit.neuron.layer)
+        name = names[id(module)]
+        weight = found.setdefault(f"{name}.weight", module.weight.detach().clone())
+        matrix = weight.T if isinstance(module, Conv1D) else weight  # (out, in), a view
+        width = model.head_dim if edit.neuron.site == "head" else 1
+        columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
+        scale, constant = _affine(edit)
+        if constant:
+            bias = module.bias if module.bias is not None else torch.zeros_like(matrix[:, 0])
+            total = found.setdefault(f"{name}.bias", bias.detach().clone())
+            total += constant * matrix[:, columns].sum(1)
+        matrix[:, columns] *= scale
+    return found
+
+
+def _expressible(model: Model, edit: Edit) -> str:
+    site = "attn" if edit.neuron.site == "head" else edit.neuron.site
+    if edit.where != "all" or edit.decay != 1:
+        raise RecipeError(f"{edit} acts at some tokens only, which no weight does; a patch needs edits at all tokens.")
+    if edit.unit:
+        raise RecipeError(f"{edit} is in units of an index; give its value as a plain number.")
+    if site not in ("ffn", "attn", "cross") or (site == "ffn" and model.family.experts):
+        raise RecipeError(f"{edit} is not read by one linear map, so no weight can express it.")
+    return site
+
+
+def _affine(edit: Edit) -> tuple[float, float]:
+    """(s, c) of x -> s x + c."""
+    s, c = {"set": (0.0, edit.value), "scale": (edit.value, 0.0), "add": (1.0, edit.value)}[edit.op]
+    return 1 + edit.share * (s - 1), edit.share * c
+
+
+def save_patch(weights: dict[str, Tensor], path: str | Path) -> None:
+    from safetensors.torch import save_file
+
+    try:
+        save_file({name: value.contiguous() for name, value in weights.items()}, str(path))
+    except Exception as error:  # safetensors has no class for what cannot be written
+        raise RecipeError(f"{path} cannot be written ({error}); choose another path.") from None
+
+
+@contextmanager
+def patched(model: Model, weights: dict[str, Tensor]) -> Iterator[Model]:
+    """Inside, the model has the weights of a patch; a bias that is new is there as long."""
+    before: list[tuple[Any, str, Any]] = []
+    with model.lock:
+        try:
+            for path, value in weights.items():
+                home, _, name = path.rpartition(".")
+                module = model.net.get_submodule(home)
+                before.append((module, name, module._parameters.get(name)))
+                module._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
+            yield model
+        finally:
+            for module, name, old in reversed(before):
+                module._parameters[name] = old
+
+
+@torch.no_grad()
+def difference(model: Model, recipe: Recipe, weights: dict[str, Tensor], prompt: str) -> float:
+    """The largest difference of a logit between the patched and the steered model, as a share of the largest logit."""
+    from steering.apply import steer
+
+    inputs = model.inputs(model.encode([prompt]))
+    with steer(model, recipe):
+        steered = model.net(**inputs).logits
+    with patched(model, weights):
+        found = model.net(**inputs).logits
+    return ((found - steered).abs().max() / steered.abs().max()).item()
