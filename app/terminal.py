@@ -161,7 +161,7 @@ def priced(found: Recipe, cost: Price) -> Group:
             Text(repr(token["text"])), f"{was[token['id']]:.3f}" if token["id"] in was else "", f"{after:.3f}"
         )
     lines = [
-        f"KL on neutral texts: {cost.kl:.4f} nats before the last token, {cost.kl_everywhere:.4f} with edits everywhere",
+        f"KL on neutral texts: {cost.kl:.4f} nats before the last token, {cost.kl_everywhere:.4f} with edits at each",
         f"Perplexity of neutral texts: {cost.perplexity:.1f}, with edits everywhere {cost.perplexity_everywhere:.1f}",
         *(
             [f"Repetition in the continuation: {cost.repetition:.0%}, without edits {cost.repetition_plain:.0%}"]

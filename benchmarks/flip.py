@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 
 from concepts import load_model
 from concepts.selftest import gradient_times_input
@@ -29,7 +30,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     model = load_model(dtype="float32")
     ratios = []
-    for row in json.load(open(options.data))[: options.pairs]:
+    for row in json.loads(Path(options.data).read_text())[: options.pairs]:
         one = statistics.median(seconds(lambda row=row: gradient_times_input(model, row["prompt"])) for _ in range(5))
         for like in (row["like"], None):
             try:

@@ -16,7 +16,7 @@ PLACES = ("all", "prompt", "last", "generated")
 EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@last"
 
 _EDIT = re.compile(
-    r"(?P<neuron>L\d+\.[a-z]+\.\d+)(?P<op>[*=+-])(?P<value>[^@~a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
+    r"(?P<neuron>L\d+\.[a-z]+\.\d+)(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
     r"(?P<unit>max|std)?(?:@(?P<where>[a-z]+(?::[\d,-]+)?))?(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
 )
 _WHERE = re.compile(r"(position|step):\d+(-\d+)?(,\d+(-\d+)?)*")

@@ -42,7 +42,7 @@ class Effect:
 def effects(
     model: Model, neurons: Sequence[Neuron], relations: Mapping[str, Sequence[tuple[str, str]]]
 ) -> list[Effect]:
-    """For each relation, a list of (prompt, answer): neurons that know one relation move its answers, and few others."""
+    """For each relation, a list of (prompt, answer): neurons that know one relation move its answers and few others."""
     edits = [[], *([Edit(neuron, "scale", factor) for neuron in neurons] for factor in (0.0, 2.0))]
     found = []
     for name, facts in relations.items():

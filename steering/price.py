@@ -87,9 +87,9 @@ def price(model: Model, recipe: Recipe, texts: Sequence[str] = NEUTRAL, statisti
     )  # fmt: skip
 
 
-def within(model: Model, recipe: Recipe, budget: float) -> Price:
+def within(model: Model, recipe: Recipe, budget: float, texts: Sequence[str] = NEUTRAL) -> Price:
     """The price. Raises `InputError` if its KL with the edits at every token is above `budget`, in nats."""
-    found = price(model, recipe)
+    found = price(model, recipe, texts)
     if found.kl_everywhere > budget:
         raise InputError(
             f"The recipe costs {found.kl_everywhere:.3f} nats on neutral texts, more than the budget of {budget}; "

@@ -1,0 +1,307 @@
+"""Flips: found, verified, priced; recipes combined, scaled and made permanent; every act in the trace."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import ICE_BEAR, IDS, LLAMA, Letters, random_model
+from families import dense
+from test_others import make
+
+from app.cli import main
+from concepts import Model, Neuron
+from db.errors import InputError, RecipeError
+from steering import Edit, Recipe, flip, steer
+from steering.flipping import MARGIN, _start, margins
+from steering.flips import Pair, largest_control, random_control, run, summary
+from steering.knowledge import effects, refine
+from steering.permanent import difference, patch, patched, save_patch
+from steering.price import NEUTRAL, price, repeated_trigrams, within
+
+RUN = CliRunner()
+CAMEL = "The camel lives in the"
+
+
+@pytest.fixture(scope="module")
+def desert(smol):
+    return flip(smol, ICE_BEAR, " desert", like=CAMEL)
+
+
+# --- flip ---
+
+
+def test_the_ice_bear_moves_to_the_desert(smol, desert):
+    assert 1 <= len(desert) <= 5
+    assert {edit.where for edit in desert} == {"last"}
+    with steer(smol, desert):
+        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
+    told = desert.provenance
+    assert (told["prompt"], told["like"], told["to"], told["beyond_like"]) == (ICE_BEAR, CAMEL, " desert", False)
+    assert [row["neuron"] for row in told["neurons"]] == [str(edit.neuron) for edit in desert]
+    assert told["after"][0]["text"] == " desert"
+    free = flip(smol, ICE_BEAR, " desert")
+    assert 1 <= len(free) <= 10
+    with steer(smol, free):
+        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
+
+
+def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
+    desert.save(tmp_path / "d.json")
+    code = (
+        "import sys; from concepts import load_model; from steering import Recipe, steer\n"
+        "model = load_model(dtype='float32', device='cpu')\n"
+        f"with steer(model, Recipe.load(sys.argv[1])): print(repr(model.predict({ICE_BEAR!r}, 1)[0].text))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "d.json")], capture_output=True, text=True)
+    assert done.stdout.strip() == "' desert'", done.stderr
+
+
+def test_none_of_its_neurons_can_go(smol, desert):
+    """Pruned: without any one of them the token is not first by the margin, at the strengths before weakening."""
+    for gone in desert:
+        with steer(smol, [edit for edit in desert if edit is not gone]):
+            assert smol.predict(ICE_BEAR, 1)[0].text != " desert"
+
+
+def test_an_answer_that_is_there_needs_nothing(smol):
+    assert len(flip(smol, ICE_BEAR, " Arctic")) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"to": " yen in Japan"}, "must be one token, but splits"),
+        ({"to": " desert", "max_neurons": 0}, "at least 1, not 0"),
+        ({"to": " desert", "like": ICE_BEAR}, "is the prompt itself"),
+        ({"to": " qux", "max_neurons": 1}, "must be one token"),
+        ({"to": 10**7}, "Token ids of smollm2-135m"),
+    ],
+)
+def test_silly_requests_get_clear_answers(smol, arguments, message):
+    with pytest.raises(InputError, match=message):
+        flip(smol, ICE_BEAR, **arguments)
+
+
+def test_what_cannot_be_done_says_how_near_it_came():
+    model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+    reasons = []
+    for wanted in range(50):
+        try:
+            flip(model, "the ice bear", wanted, max_neurons=1)
+        except InputError as error:
+            reasons.append(str(error))
+    assert len(reasons) > 5
+    for reason in reasons:
+        assert re.match(
+            r"No 1 neurons make '.' the next token: with [01] it has 0\.\d+, behind '.' with 0\.\d+; try", reason
+        )
+
+
+def test_other_models_are_refused():
+    with pytest.raises(InputError, match="flip is for models that write the next token"):
+        flip(make("bert"), [*IDS, 49], 3)
+
+
+def test_margins_are_those_of_the_steered_model():
+    model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+    state = _start(model, "the ice bear", 7, None)
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    generator = random.Random(seed)
+    proposals = [
+        {(generator.randrange(3), generator.randrange(20)): generator.uniform(-5, 5) for _ in range(count)}
+        for count in (0, 1, 3)
+    ]
+    for proposal, margin in zip(proposals, margins(state, proposals).tolist(), strict=True):
+        edits = [
+            Edit(Neuron(layer, "ffn", index), "set", value, where="last") for (layer, index), value in proposal.items()
+        ]
+        with steer(model, edits):
+            found = model.predict("the ice bear", 50)
+        own = next(token.logit for token in found if token.id == 7)
+        assert margin == pytest.approx(own - max(token.logit for token in found if token.id != 7), abs=1e-4)
+
+
+def test_flips_of_other_families():
+    for name in ("gpt2", "opt"):
+        model = Model(random_model(dense()[name], "eager", torch.float32).net, Letters(), name)
+        wanted = model.predict("the ice bear", 4)[3].id
+        recipe = flip(model, "the ice bear", wanted)
+        with steer(model, recipe):
+            assert model.predict("the ice bear", 1)[0].id == wanted
+
+
+# --- price ---
+
+
+def test_the_price(smol, desert):
+    few = NEUTRAL[:3]
+    cost = price(smol, desert, few)
+    assert cost.kl == 0  # edits at the last token, seen from before it
+    assert cost.kl_everywhere > 0
+    assert cost.perplexity_everywhere > cost.perplexity > 1
+    assert cost.after > cost.before
+    assert cost.after > MARGIN / 2
+    nothing = price(smol, Recipe.for_model(smol, "nothing", []), few)
+    assert (nothing.kl, nothing.kl_everywhere, nothing.perplexity) == (0, 0, nothing.perplexity_everywhere)
+    strong = price(smol, desert, NEUTRAL[:2], statistic=lambda neuron, unit: 1.0)
+    assert len(strong.strengths) == len(desert)
+    assert "x its recorded maximum" in strong.warnings[0]
+    with pytest.raises(InputError, match="more than the budget"):
+        within(smol, desert, cost.kl_everywhere / 2, few)
+    assert within(smol, desert, cost.kl_everywhere * 2, few).kl == 0
+    assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
+
+
+# --- recipes ---
+
+
+def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):
+    other = Recipe.for_model(smol, "other", [Edit.parse("L3.ffn.7*0.5"), Edit.parse("L4.head.3*0")], to="x")
+    assert (desert + other).edits == (other + desert).edits
+    assert (desert + other).to_json() == (other + desert).to_json()
+    with pytest.raises(RecipeError, match="both edit L"):
+        desert + desert
+    text = smol.generate(ICE_BEAR, max_new_tokens=6)
+    half = desert * 0.5
+    assert Recipe.from_json(half.to_json()).edits == half.edits
+    with steer(smol, desert * 0):
+        assert smol.generate(ICE_BEAR, max_new_tokens=6) == text
+    with steer(smol, desert * 1):
+        whole = smol.predict(ICE_BEAR, 1)[0]
+    with steer(smol, desert):
+        assert smol.predict(ICE_BEAR, 1)[0] == whole
+    with pytest.raises(RecipeError, match="different models"):
+        desert + Recipe("x", (), "y", "z")
+
+
+@pytest.mark.parametrize("op", ["=3", "*0.3", "+2", "=3^0.25", "*0^0.5"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_permanent_patch_is_steering(op, family):
+    model = random_model(LLAMA if family == "llama" else dense()["gpt2"])
+    model.tokenizer = Letters()
+    recipe = Recipe.for_model(
+        model,
+        "r",
+        [Edit.parse(f"{place}{op}") for place in ("L0.ffn.3", "L1.ffn.7", "L1.attn.2", "L0.head.1", "L1.ffn.8")],
+    )
+    weights = patch(model, recipe)
+    before = {name: value.clone() for name, value in model.net.state_dict().items()}
+    assert difference(model, recipe, weights, "the ice bear") < 1e-5
+    plain = model.net(torch.tensor([IDS])).logits
+    with patched(model, weights):
+        assert not torch.allclose(model.net(torch.tensor([IDS])).logits, plain)
+    after = model.net.state_dict()
+    assert set(before) == set(after)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):
+    with pytest.raises(RecipeError, match="some tokens only"):
+        patch(smol, desert)
+    with pytest.raises(RecipeError, match="not read by one linear map"):
+        patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.q.1*0")]))
+    with pytest.raises(RecipeError, match="units of an index"):
+        patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.ffn.1=2max")]))
+    save_patch({"a": torch.ones(2)}, tmp_path / "p.safetensors")
+    with pytest.raises(RecipeError, match="cannot be written"):
+        save_patch({"a": torch.ones(2)}, tmp_path / "no" / "p.safetensors")
+
+
+# --- the trace ---
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 3}], ids=str)
+def test_every_act_is_in_the_trace(smol, options):
+    """What the activations say, pass by pass, against what the trace says."""
+    from concepts.taps import visiting
+
+    edits = ["L5.ffn.3=7@last", "L5.ffn.4=5@generated", "L7.ffn.9=3@step:1-2", "L8.head.2*0@prompt"]
+    trace, seen = [], []
+
+    def visit(site, layer, x):
+        seen.append((layer, (x[..., 3] == 7).sum().item() if layer == 5 else (x[..., 9] == 3).sum().item(),
+                     (x[..., 4] == 5).sum().item() if layer == 5 else 0))  # fmt: skip
+
+    prompts = [ICE_BEAR, "In winter the lakes of the far north"]
+    with steer(smol, edits, trace=trace), visiting(smol, [("ffn", 5), ("ffn", 7)], visit):
+        smol.generate(prompts, max_new_tokens=4, **options)
+    by_edit = {text: [act for act in trace if str(act.edit) == str(Edit.parse(text))] for text in edits}
+    assert len(by_edit[edits[0]]) == sum(count for layer, count, _ in seen if layer == 5)
+    assert len(by_edit[edits[1]]) == sum(count for layer, _, count in seen if layer == 5)
+    assert len(by_edit[edits[2]]) == sum(count for layer, count, _ in seen if layer == 7)
+    lengths = [len(smol.token_ids(prompt)) for prompt in prompts]
+    if not options:
+        assert [(act.row, act.position) for act in by_edit[edits[0]]] == [(0, lengths[0] - 1), (1, lengths[1] - 1)]
+        assert {act.position for act in by_edit[edits[2]] if act.row == 0} == {lengths[0], lengths[0] + 1}
+        assert len(by_edit[edits[3]]) == sum(lengths)
+    assert all(act.after == 7 for act in by_edit[edits[0]])
+
+
+# --- many flips, and knowledge neurons ---
+
+
+def test_evaluating_flips(smol, tmp_path):
+    pairs = [
+        Pair("The Eiffel Tower is located in the city of", " Rome", "The Colosseum is located in the city of"),
+        Pair("The currency of the United States is the", " yen"),
+    ]
+    lines = run(smol, pairs, folder=tmp_path)
+    assert [line["flipped"] for line in lines] == [True, False]
+    assert not lines[0]["random"]
+    assert "one token" in lines[1]["why"]
+    assert Recipe.load(tmp_path / "00.json").provenance["to"] == " Rome"
+    found = summary(lines)
+    assert (found["pairs"], found["flipped"], found["median kl"]) == (2, 1, 0)
+    recipe = Recipe.load(tmp_path / "00.json")
+    assert len(random_control(smol, recipe)) == len(largest_control(smol, pairs[0].prompt, recipe)) == len(recipe)
+
+
+def test_knowledge_neurons_are_those_of_most_paraphrases(smol):
+    same = ["The capital of France is", "France has a capital, the city of", "The capital city of France is called"]
+    neurons = refine(smol, same, " Paris", top=30)
+    assert neurons
+    assert set(neurons) <= set(refine(smol, same, " Paris", top=30, share=0.3))
+    relations = {
+        "capital of France": [(prompt, " Paris") for prompt in same],
+        "animals": [("A baby dog is called a", " puppy")],
+    }
+    own, other = effects(smol, neurons, relations)
+    assert own.suppressed < own.plain
+    assert abs(own.suppressed / own.plain - 1) > abs(other.suppressed / other.plain - 1)
+    with pytest.raises(InputError, match="no prompt to refine"):
+        refine(smol, [], " Paris")
+
+
+# --- the commands ---
+
+
+def test_the_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--save", "d.json", "--json"])
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["price"]["kl"] == 0
+    assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
+    shown = RUN.invoke(main, ["recipe", "show", "d.json"])
+    assert found["edits"][0] in shown.stdout
+    half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
+    assert half.exit_code == 0, half.stderr
+    assert Recipe.load("h.json").edits[0].share == 0.5
+    refused = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001"])
+    assert (refused.exit_code, "more than the budget" in refused.stderr) == (1, True)
+    (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
+    made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
+    assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
+    (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
+    flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f"])
+    assert "flipped: 1" in flips.stdout
+    for text, message in (("nothing", "must be a JSON list"), ("[{}]", "must be a JSON list")):
+        (tmp_path / "x.json").write_text(text)
+        wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f"])
+        assert (wrong.exit_code, message in wrong.stderr) == (1, True)
