@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 from actmax.card import describe
 from actmax.corpus import read_corpus
-from app.cli import EXAMPLE_RECIPE
 from app.progress import annotating, indexing
 from app.sidebyside import compare
-from app.terminal import card, explanation, projection, ranking, side_by_side
+from app.terminal import card, explanation, priced, projection, ranking, side_by_side
 from concepts.attribution import attribute
 from concepts.loading import load_model
 from concepts.vocabulary import project_many
 from db.fetch import cache_folder
 from db.records import Neuron
 from db.store import open_store
-from steering.recipe import Recipe
+from steering.flipping import flip
+from steering.price import price
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PROMPT, CONTRAST = "The ice bear lives in the", " desert"
+PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
 
 
@@ -49,9 +49,9 @@ def run(console: Console) -> None:
         console.print(card(describe(store, NEURON, model, k=4)))
 
     console.rule("4. Is it causal?")
-    recipe = Recipe.load(EXAMPLE_RECIPE)
-    console.print(f"The recipe {recipe.name!r} sets {len(recipe)} of the model's neurons at the last prompt token:")
-    console.print("  " + "  ".join(str(edit).split("@")[0] for edit in recipe), soft_wrap=False)
+    console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
+    recipe = flip(model, PROMPT, CONTRAST, like=SOURCE)
+    console.print(priced(recipe, price(model, recipe)))
     result = compare(model, PROMPT, recipe, 24)
     console.print(side_by_side(result))
 
@@ -60,6 +60,7 @@ def run(console: Console) -> None:
         '  icebear rank "Your own prompt"          the neurons behind another prediction\n'
         "  icebear project L29.ffn.490             what a neuron writes, both signs\n"
         f'  icebear steer "{PROMPT}" --edit "L29.ffn.860*0"\n'
+        '  icebear flip "Your own prompt" --to " word"  the few neurons that would change it\n'
         f'  icebear search "water" --store {store_path}\n'
         "  icebear -h                              everything else"
     )
