@@ -69,6 +69,7 @@ def faithfulness(
     _run(
         model, "faithfulness", able, unable, prompts, lambda prompt: evaluation.sample(model, prompt, able),
         evaluation.COLUMNS, out, as_json, corpus=corpus, samples=samples, seed=seed, max_tokens=max_tokens,
+        shares=evaluation.SHARES,
     )  # fmt: skip
 
 
@@ -135,7 +136,8 @@ def pruning(
     model = load(**options)
     texts = [text for _, text in read_corpus(corpus).documents()]
     prompts, reference = evaluation.split(faithfulness.next_words(model, texts, 2 * samples, seed, max_tokens), seed)
-    facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed)
+    facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed,
+                         shares=list(evaluation.SHARES))  # fmt: skip
     with bar("pruning", 2 * len(evaluation.SHARES) * len(wanted)) as advance:
         lines = evaluation.samples(model, prompts, reference, wanted, site, seed, advance)
     runner.prepare(out, facts)

@@ -126,10 +126,15 @@ def _run(
     ]  # fmt: skip
 
 
+def baseline_tokens(model: Model, plan: Plan, method: Baseline) -> list[Tensor]:
+    """(T,) for each prompt of a plan whose targets are known: what a baseline scores its tokens."""
+    module, _, name = HOW[type(method)].partition(".")
+    return getattr(import_module(f"concepts.baselines.{module}"), name)(model, plan, method)
+
+
 def _baseline(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
     """The same for a method that only scores tokens; what its scores lack to the number explained is `rest`."""
-    module, _, name = HOW[type(method)].partition(".")
-    scores = getattr(import_module(f"concepts.baselines.{module}"), name)(model, plan, method)
+    scores = baseline_tokens(model, plan, method)
     with model.lock, torch.no_grad():
         logits = baseline_scores(model, plan)  # (B, P, V)
     needed = places(plan)

@@ -92,13 +92,16 @@ def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
     """Against passing embeddings by hand."""
     found = faithfulness.sample(model, IDS, {"attnlrp": ALL["attnlrp"]})["methods"]["attnlrp"]
     target = int(model.net(torch.tensor([IDS])).logits[0, -1].argmax())
+    probabilities = {"most": [], "least": []}
     for key, index in (("most", 0), ("least", 1)):
         for step, gone in enumerate(faithfulness.removals(torch.tensor(found["scores"]))[index]):
             embedded = model.net.model.embed_tokens(torch.tensor([IDS])).clone()
             embedded[0, gone] = 0
             logits = model.net(inputs_embeds=embedded).logits[0, -1]
-            assert found[key][0][step] == pytest.approx(logits[target].item(), abs=1e-4)
-            assert found[key][1][step] == pytest.approx(logits.softmax(-1)[target].item(), abs=1e-5)
+            assert found[f"curve_{key}"][step] == pytest.approx(logits[target].item(), abs=1e-4)
+            probabilities[key].append(logits.softmax(-1)[target].item())
+    assert found["auac"] == pytest.approx(metrics.auac(probabilities["least"]), abs=1e-5)
+    assert found["compr"] == pytest.approx(metrics.comprehensiveness(probabilities["most"]), abs=1e-5)
 
 
 # --- reports ---
@@ -128,7 +131,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     methods = chosen("random,gxi,attnlrp,occlusion")
     generator = random.Random(0)
     prompts = [generator.choices(range(50), k=8) for _ in range(4)]
-    facts = runner.facts(model, "faithfulness", methods, seed=0)
+    facts = runner.facts(model, "faithfulness", methods, seed=0, shares=faithfulness.SHARES)
     measured = []
 
     def measure(prompt):
@@ -294,5 +297,14 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     assert "accuracy of the model: 2 of 2" in shown.stdout
     other = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--seed", "3"])
     assert (other.exit_code, "other settings" in other.stderr) == (1, True)
+    pruned = RUN.invoke(
+        main, ["evaluate", "pruning", "--samples", "1", "--methods", "random,gxi", "--out", "p", "--json"]
+    )
+    assert pruned.exit_code == 0, pruned.stderr
+    assert (tmp_path / "p" / "curves.png").is_file()
+    assert json.loads(RUN.invoke(main, ["evaluate", "cost", "--methods", "gxi", "--lengths", "8", "--json"]).stdout)[
+        "rows"
+    ]
+    assert RUN.invoke(main, ["evaluate", "cost", "--lengths", "many"]).exit_code == 2
     wrong = RUN.invoke(main, ["evaluate", "faithfulness", "--methods", "attnlpr", "--out", "f"])
     assert (wrong.exit_code, "Did you mean 'attnlrp'" in wrong.stderr) == (1, True)

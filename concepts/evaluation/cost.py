@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from concepts import tasks
+from concepts.baselines.common import resolved
 from concepts.evaluation.methods import token_scores
 from concepts.models import Model
 
@@ -30,7 +31,7 @@ def table(
     total = len(lengths) * len(methods)
     for length in lengths:
         ids = torch.randint(model.net.config.vocab_size, (length,), generator=generator).tolist()
-        plan = tasks.plan(model, [ids])
+        plan = resolved(model, tasks.plan(model, [ids]))
         forward = statistics.median(_timed(partial(_forward, model, plan))[0] for _ in range(rounds + 1))
         for name, method in methods.items():
             taken = [_timed(partial(token_scores, model, plan, method)) for _ in range(rounds)]

@@ -20,6 +20,8 @@ from concepts.tasks import Plan
 STEPS = 5
 """Removed are 0, 1/5, ... of the tokens, rounded, by setting their embeddings to zero."""
 
+SHARES = [step / STEPS for step in range(STEPS + 1)]
+
 COLUMNS = {
     "delta_a": "Delta A^F = Delta A^I (logit), higher is better",
     "delta_p": "the same of the probability, higher is better",
@@ -57,7 +59,8 @@ def sample(model: Model, prompt: Any, methods: Mapping[str, Any]) -> dict[str, A
     found: dict[str, Any] = {}
     for name in masks:
         most, least = next(curves).T.tolist(), next(curves).T.tolist()  # [logits, probabilities]
-        found[name] = {"scores": ranked[name].tolist(), "most": most, "least": least, **numbers(most, least)}
+        kept = {"scores": ranked[name].tolist(), "curve_most": most[0], "curve_least": least[0]}  # of logits
+        found[name] = {**kept, **numbers(most, least)}
     return {"tokens": list(plan.batch.row_ids(0)), "target": list(plan.targets[0] or ()), "methods": found}
 
 

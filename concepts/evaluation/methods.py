@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from concepts.attribution import relevance_of
+from concepts.attribution import baseline_tokens, relevance_of
+from concepts.baselines.common import resolved
 from concepts.baselines.methods import BASELINES, Baseline
 from concepts.lrp.method import METHODS, AttnLRP
 from concepts.models import Model
@@ -29,6 +30,8 @@ def chosen(names: str) -> dict[str, AttnLRP | Baseline]:
 
 def token_scores(model: Model, plan: Plan, method: AttnLRP | Baseline) -> Tensor:
     """(T,) of a plan of one prompt: tokens, with their positions where the method has them (PA-LRP Eq. 11)."""
+    if not isinstance(method, AttnLRP):
+        return baseline_tokens(model, resolved(model, plan), method)[0].float()
     found = relevance_of(model, plan, method)[0]
     return found.tokens if found.positions is None else found.combined()
 

@@ -118,7 +118,7 @@ def write(
     _text(
         place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in [basis, *notes, *legend, *reasons]) + "\n"
     )
-    figures = draw(place, samples, found, columns)
+    figures = draw(place, samples, found, columns, settings.get("shares", ()))
     _text(place / "index.html", html(found, columns, settings, [basis, *notes, *legend, *reasons], figures))
     return found
 
@@ -134,8 +134,10 @@ def load(folder: str | Path) -> dict[str, Any]:
     return found
 
 
-def draw(place: Path, samples: Sequence[dict[str, Any]], found: Table, columns: Mapping[str, str]) -> list[Path]:
-    """Bars of the first column, and curves where samples have them; each as PNG and SVG."""
+def draw(
+    place: Path, samples: Sequence[dict[str, Any]], found: Table, columns: Mapping[str, str], shares: Sequence[float]
+) -> list[Path]:
+    """Bars of the first column, and mean curves over `shares`, if there are any; each as PNG and SVG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -148,20 +150,16 @@ def draw(place: Path, samples: Sequence[dict[str, Any]], found: Table, columns: 
     axes.invert_yaxis()
     axes.set_xlabel(f"{first}: {columns[first]}")
     paths = [_save(figure, place / "bars")]
-    if samples and all("most" in sample["methods"][name] for sample in samples for name in able):
+    if shares and samples:
         figure, pair = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
         for axes, kind, title in zip(pair, ("most", "least"), ("most relevant", "least relevant"), strict=True):
             for name in able:
-                curves = np.array([_curve(sample["methods"][name][kind]) for sample in samples])
-                axes.plot(np.linspace(0, 1, curves.shape[1]), curves.mean(0), label=name)
+                curves = np.array([sample["methods"][name][f"curve_{kind}"] for sample in samples])
+                axes.plot(shares, curves.mean(0), label=name)
             axes.set_xlabel(f"share removed, {title} first")
         pair[0].legend(fontsize=7)
         paths.append(_save(figure, place / "curves"))
     return paths
-
-
-def _curve(values: Any) -> Any:
-    return values[0] if isinstance(values[0], list) else values
 
 
 def _save(figure: Any, path: Path) -> Path:
