@@ -73,12 +73,6 @@ def write_page(path: str, content: str | bytes) -> None:
 
 
 def method_named(name: str) -> Any:
-    from concepts.baselines.methods import BASELINES
-    from concepts.lrp.method import METHODS, AttnLRP
-    from db.errors import UnknownName
+    from concepts.baselines.methods import named
 
-    known = {**METHODS, **BASELINES}
-    if name not in known and not name.startswith("AttnLRP("):
-        ways = f"The methods are {', '.join(known)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
-        raise UnknownName("method", name, known, ways)
-    return known[name] if name in known else AttnLRP.parse(name)
+    return named(name)

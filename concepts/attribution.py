@@ -14,7 +14,7 @@ from torch import Tensor
 from concepts import images, tasks
 from concepts.baselines.common import places, resolved
 from concepts.baselines.common import scores as baseline_scores
-from concepts.baselines.methods import HOW, Baseline
+from concepts.baselines.methods import HOW, Baseline, named
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
@@ -40,7 +40,7 @@ def attribute(
     contrast: Token | Sequence[Token] | None = None,
     *,
     target_text: str | Sequence[str] | None = None,
-    method: AttnLRP | Baseline = ATTNLRP,
+    method: AttnLRP | Baseline | str = ATTNLRP,
     sites: Sequence[str] | None = None,
     prefix: str | Sequence[str] | None = None,
     at: int | Sequence[int] | None = None,
@@ -54,7 +54,8 @@ def attribute(
     target: what is explained, one token or a label (default: the most probable one).
     contrast: explains logit[target] - logit[contrast] instead of logit[target].
     target_text: explains a whole continuation instead, summed over its tokens.
-    method: those with a name are in `concepts.lrp.method`, and in `concepts.baselines.methods`, which know tokens only.
+    method: a value, or the name of one in `concepts.lrp.method`, or in `concepts.baselines.methods`, which know tokens
+        only.
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
         default ``ffn`` and ``attn`` (none for a family that icebear does not know).
     prefix: what the decoder of an encoder-decoder has written before the target.
@@ -68,6 +69,7 @@ def attribute(
     prompts: list[Any] = [prompt] if single else list(prompt)
     if not prompts:
         raise InputError("There is no prompt to explain; give at least one.")
+    method = named(method) if isinstance(method, str) else method
     if sites is None:
         sites = ("ffn", "attn") if model.has_family and isinstance(method, AttnLRP) else ()
     if sites and not isinstance(method, AttnLRP):

@@ -26,7 +26,7 @@ from concepts.baselines.methods import (
     SmoothGrad,
 )
 from concepts.lrp.method import PA_LRP
-from db.errors import InputError
+from db.errors import InputError, UnknownName
 
 MASK = 49
 
@@ -268,6 +268,14 @@ def test_what_cannot_run_says_why(name, method, message):
     model = make(name)
     with pytest.raises(InputError, match=message):
         attribute(model, [*IDS, MASK], 11, method=method)
+
+
+def test_a_method_by_name_is_its_value():
+    model = random_model(LLAMA)
+    for name, method in (("gxi", GradientTimesInput()), ("pa-lrp", PA_LRP)):
+        assert torch.equal(attribute(model, IDS, method=name).tokens, attribute(model, IDS, method=method).tokens)
+    with pytest.raises(UnknownName, match="Did you mean 'attnlrp'"):
+        attribute(model, IDS, method="attnlpr")
 
 
 def test_methods_that_cannot_run_on_some_causal_models():

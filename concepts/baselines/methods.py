@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from concepts.lrp.method import METHODS, AttnLRP
+from db.errors import UnknownName
+
 
 @dataclass(frozen=True)
 class Random:
@@ -135,6 +138,10 @@ SEARCH: dict[str, list[Baseline]] = {
 """What `--tune` tries of methods that have a parameter."""
 
 
-def baseline_name(method: Baseline) -> str:
-    """Its short name, or how it is written."""
-    return next((name for name, known in BASELINES.items() if known == method), repr(method))
+def named(name: str) -> AttnLRP | Baseline:
+    """A method by its short name, or one of LRP written out. Raises `UnknownName` or `InputError`."""
+    known = {**METHODS, **BASELINES}
+    if name not in known and not name.startswith("AttnLRP("):
+        ways = f"The methods are {', '.join(known)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
+        raise UnknownName("method", name, known, ways)
+    return known[name] if name in known else AttnLRP.parse(name)
