@@ -15,7 +15,7 @@ def show() -> None:
     if not folder:
         found = sorted(path.parent.name for path in Path.cwd().glob("*/results.json"))
         here = f" Here are: {', '.join(found)}." if found else ""
-        st.info(plain(f"Name a folder that icebear evaluate wrote.{here}"))
+        st.caption(plain(f"Name a folder that icebear evaluate wrote.{here}"))
         return
     results = report.load(folder)
     settings, columns = results["settings"], results["columns"]
