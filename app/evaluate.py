@@ -138,9 +138,9 @@ def pruning(
     prompts, reference = evaluation.split(faithfulness.next_words(model, texts, 2 * samples, seed, max_tokens), seed)
     facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed,
                          shares=list(evaluation.SHARES))  # fmt: skip
+    runner.prepare(out, facts)
     with bar("pruning", 2 * len(evaluation.SHARES) * len(wanted)) as advance:
         lines = evaluation.samples(model, prompts, reference, wanted, site, seed, advance)
-    runner.prepare(out, facts)
     note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(evaluation.SHARES)} of all."
     found = report.write(out, lines, evaluation.COLUMNS, facts, {}, [note])
     if as_json:

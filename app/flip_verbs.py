@@ -37,7 +37,7 @@ def flip(
     from app.terminal import priced
     from db.store import open_store
     from steering.flipping import flip as run
-    from steering.price import price, within
+    from steering.price import within
 
     model = load(**options)
     with ExitStack() as stack:
@@ -49,7 +49,8 @@ def flip(
             prefer = tuple(hit.neuron for hit in store.search(to.strip(), k=20) if hit.neuron.site == "ffn")
         with bar("flip", max_neurons) as advance:
             recipe = run(model, prompt, to, like, max_neurons, prefer, advance)
-        cost = within(model, recipe, budget) if budget is not None else price(model, recipe, statistic=statistic)
+        limit = float("inf") if budget is None else budget
+        cost = within(model, recipe, limit, statistic=statistic)
     if save:
         recipe.save(save)
         click.echo(f"Wrote {save}", err=True)

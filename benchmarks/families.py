@@ -9,7 +9,6 @@ import argparse
 import random
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from families import dense, mixtures, others
 
 from concepts import Model, attribute
-from concepts.selftest import gradient_times_input
+from concepts.selftest import gradient_times_input, seconds
 
 
 class Masked:
@@ -30,12 +29,6 @@ class Masked:
 
     def decode(self, ids):
         return str(ids[0])
-
-
-def seconds(work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -8,20 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from pathlib import Path
 
 from concepts import load_model
-from concepts.selftest import gradient_times_input
+from concepts.selftest import gradient_times_input, seconds
 from db.errors import InputError
 from steering import flip
-
-
-def seconds(work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -108,7 +108,7 @@ def _run(
         sinks.collecting() if method.positions else nullcontext(),
         taps.reading(),
     ):
-        needed = sorted({place for row in plan.positions for place in row})
+        needed = places(plan)
         logits = tasks.logits(model, batch, needed)  # (B, P, V)
         targets, explained = tasks.explained(plan, logits, needed)
         taps.check_forward()

@@ -205,6 +205,11 @@ class Model(Architecture):
         known = {token.id for token in found}
         return found + [self.token_score(logits, token) for token in also if token not in known]
 
+    def probability(self, prompt: Prompt, answer: str | int, role: str = "target") -> float:
+        """Of one answer."""
+        wanted = self.answer_id(answer, role)
+        return next(found.probability for found in self.predict(prompt, 1, [wanted]) if found.id == wanted)
+
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""
         best = logits.topk(min(k, len(logits)))

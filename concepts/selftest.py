@@ -61,7 +61,7 @@ def selftest(model: Model, prompt: Prompt = "The ice bear lives in the") -> Self
             lambda: attribute(model, prompt, sites=(), strict=False),
             lambda: gradient_times_input(model, prompt),
         )
-        cost = statistics.median(_seconds(works[0]) / _seconds(works[1]) for _ in range(3))
+        cost = statistics.median(seconds(works[0]) / seconds(works[1]) for _ in range(3))
     sites = {site: model.width(site) for site in model.sites} if model.has_family else {}
     conserved = relevance.conservation()
     troubles = _troubles(model, parity, conserved, relevance.missing_rules)
@@ -82,7 +82,8 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
     return tuple(found)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

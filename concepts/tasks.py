@@ -153,10 +153,8 @@ def _labelled(model: Model, ids: list[int], at: int | None) -> tuple[int, ...]:
 
 def logits(model: Model, batch: Batch, positions: list[int]) -> Tensor:
     """(B, P, V) logits at `positions` only (those of every token would cost a quarter of the pass), or of labels."""
-    options: dict[str, Any] = {} if model.task == "image" else {"use_cache": False}
     parameters = inspect.signature(type(model.net).forward).parameters
-    if "use_cache" not in parameters:
-        options = {}
+    options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
     if "logits_to_keep" in parameters:
         options["logits_to_keep"] = torch.tensor(positions, device=model.device)
         return model.net(**model.inputs(batch), **options).logits

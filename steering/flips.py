@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from concepts.models import Model
 from db.errors import IcebearError, InputError
+from db.records import Neuron
 from steering.apply import steer
 from steering.edits import Edit
 from steering.flipping import flip, last_activations
@@ -92,13 +94,8 @@ def random_control(model: Model, recipe: Recipe, seed: int = 0) -> list[Edit]:
 def largest_control(model: Model, prompt: str, recipe: Recipe) -> list[Edit]:
     """As many neurons as are most active at the last token, switched off."""
     now = last_activations(model, prompt).abs()
-    places = [divmod(flat, now.shape[1]) for flat in now.flatten().topk(max(1, len(recipe))).indices.tolist()]
-    first = recipe.edits[0].neuron if len(recipe) else None
-    return (
-        [Edit(replace(first, layer=layer, index=index), "set", 0.0, where="last") for layer, index in places]
-        if first
-        else []
-    )
+    places = [divmod(flat, now.shape[1]) for flat in now.flatten().topk(len(recipe)).indices.tolist()]
+    return [Edit(Neuron(layer, "ffn", index), "set", 0.0, where="last") for layer, index in places]
 
 
 def save(found: dict[str, Any], path: Path) -> None:
@@ -111,11 +108,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     done = [line for line in lines if line["flipped"]]
 
     def median(key: str) -> float | None:
-        values = sorted(line[key] for line in done)
-        middle = len(values) // 2
-        if not values:
-            return None
-        return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+        return statistics.median(line[key] for line in done) if done else None
 
     return {
         "pairs": len(lines),

@@ -49,11 +49,6 @@ def effects(
         means = []
         for chosen in edits:
             with steer(model, chosen):
-                means.append(sum(_probability(model, *fact) for fact in facts) / len(facts))
+                means.append(sum(model.probability(*fact, "answer") for fact in facts) / len(facts))
         found.append(Effect(name, *means))
     return found
-
-
-def _probability(model: Model, prompt: str, answer: str) -> float:
-    token = model.answer_id(answer, "answer")
-    return next(found.probability for found in model.predict(prompt, 1, [token]) if found.id == token)

@@ -76,10 +76,10 @@ def price(model: Model, recipe: Recipe, texts: Sequence[str] = NEUTRAL, statisti
     prompt, wanted = recipe.provenance.get("prompt"), recipe.provenance.get("to")
     before = after = repetition = repetition_plain = None
     if prompt and wanted:
-        before = _probability(model, [], prompt, wanted, statistic)
-        after = _probability(model, recipe, prompt, wanted, statistic)
+        before = model.probability(prompt, wanted)
         repetition_plain = repeated_trigrams(model.tokens_of(model.generate(prompt, max_new_tokens=40)))
         with steer(model, recipe, statistic):
+            after = model.probability(prompt, wanted)
             repetition = repeated_trigrams(model.tokens_of(model.generate(prompt, max_new_tokens=40)))
     return Price(
         before, after, _kl(plain, here, slice(0, -1)), _kl(plain, all_over, slice(None)), _perplexity(plain, batch),
@@ -87,9 +87,11 @@ def price(model: Model, recipe: Recipe, texts: Sequence[str] = NEUTRAL, statisti
     )  # fmt: skip
 
 
-def within(model: Model, recipe: Recipe, budget: float, texts: Sequence[str] = NEUTRAL) -> Price:
+def within(
+    model: Model, recipe: Recipe, budget: float, texts: Sequence[str] = NEUTRAL, statistic: Statistic | None = None
+) -> Price:
     """The price. Raises `InputError` if its KL with the edits at every token is above `budget`, in nats."""
-    found = price(model, recipe, texts)
+    found = price(model, recipe, texts, statistic)
     if found.kl_everywhere > budget:
         raise InputError(
             f"The recipe costs {found.kl_everywhere:.3f} nats on neutral texts, more than the budget of {budget}; "
@@ -119,12 +121,6 @@ def _kl(plain: Sequence[Tensor], other: Sequence[Tensor], tokens: slice) -> floa
 def _perplexity(found: Sequence[Tensor], rows: Sequence[list[int]]) -> float:
     losses = [-p[range(len(ids) - 1), ids[1:]] for p, ids in zip(found, rows, strict=True)]
     return float(torch.cat(losses).mean().exp())
-
-
-def _probability(model: Model, edits: Recipe | list, prompt: str, wanted: str, statistic: Statistic | None) -> float:
-    token = model.answer_id(wanted)
-    with steer(model, edits, statistic):
-        return next(found.probability for found in model.predict(prompt, 1, [token]) if found.id == token)
 
 
 def repeated_trigrams(ids: Sequence[int]) -> float:
