@@ -67,6 +67,14 @@ class Corpus:
                 yield Sentence(identity, sentence, title, start, start + len(sentence))
 
 
+def held_out(count: int = 24) -> list[str]:
+    """The first sentences of the last `count` summaries of Wikipedia: those that an index of the first ones lacks."""
+    from sentencex import segment
+
+    last = list(_summaries("en")())[-count:]
+    return [next(iter(segment("en", text))).strip() for _, text in last]
+
+
 def sentence_id(text: str) -> int:
     """62 bits of the text's SHA-256: the same in every corpus, order and version."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actmax.card import describe
-from actmax.corpus import read_corpus
+from actmax.corpus import held_out, read_corpus
 from app.progress import annotating, indexing
 from app.sidebyside import compare
-from app.terminal import card, explanation, priced, projection, ranking, side_by_side
+from app.terminal import card, explanation, projection, ranking, recipe_table, side_by_side
 from concepts.attribution import attribute
 from concepts.loading import load_model
 from concepts.vocabulary import project_many
@@ -51,7 +51,8 @@ def run(console: Console) -> None:
     console.rule("4. Is it causal?")
     console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
     recipe = flip(model, PROMPT, CONTRAST, like=SOURCE)
-    console.print(priced(recipe, price(model, recipe)))
+    cost = price(model, recipe, held_out=held_out())
+    console.print(recipe_table(recipe.noting(price=cost.to_dict())))
     result = compare(model, PROMPT, recipe, 24)
     console.print(side_by_side(result))
 

@@ -166,6 +166,7 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, *
     from dataclasses import replace
     from pathlib import Path
 
+    from actmax.corpus import held_out
     from app.terminal import flips_table
     from steering import flips as evaluation
 
@@ -174,7 +175,7 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, *
         pairs = [replace(pair, like=None) for pair in pairs]
     model = load(**options)
     with bar("flips", len(pairs)) as advance:
-        lines = evaluation.run(model, pairs, max_neurons, out, advance)
+        lines = evaluation.run(model, pairs, max_neurons, out, held_out(), advance)
     summary = evaluation.summary(lines)
     found = {"model": model.name, "summary": summary, "pairs": lines}
     evaluation.save(found, Path(out) / "flips.json")
@@ -184,6 +185,43 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, *
     stdout().print(flips_table(lines))
     for name, value in summary.items():
         click.echo(f"{name}: {value if not isinstance(value, float) else round(value, 4)}")
+
+
+@evaluate.command()
+@click.option(
+    "--data",
+    type=click.Path(),
+    required=True,
+    help="A JSON object: a fact's name -> its answer and prompts that say the same.",
+)
+@click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Most relevant of each prompt.")
+@click.option(
+    "--share",
+    default=0.7,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="A fact's neurons are among them for at least this share of its prompts.",
+)
+@json_option
+@model_options
+def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) -> None:
+    """Knowledge neurons of facts: what suppressing and amplifying them does to those facts, and to others.
+
+    \b
+    Example:
+      icebear evaluate knowledge --data facts.json
+    """
+    from app.terminal import knowledge_table
+    from steering import knowledge as evaluation
+
+    facts = evaluation.read(data)
+    model = load(**options)
+    with bar("knowledge", len(facts)) as advance:
+        rows = evaluation.report(model, facts, top, share, advance)
+    if as_json:
+        print_json({"model": model.name, "facts": rows})
+    else:
+        stdout().print(knowledge_table(rows))
 
 
 @evaluate.command()

@@ -16,17 +16,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt")
-@click.option("--to", required=True, help="The token that shall come next.")
+@click.option("--to", help="The token that shall come next.")
+@click.option("--away", is_flag=True, help="Instead: the current answer leaves the first tokens.")
+@click.option("--top-k", default=5, show_default=True, help="How many first tokens it leaves.")
 @click.option("--like", help="A source prompt that the wanted token follows.")
 @click.option("--max-neurons", default=10, show_default=True)
+@click.option("--neutral", type=click.Path(), help="Texts that the edits should leave alone: a file, a line each.")
 @click.option("--budget", type=float, help="Refuse a recipe that costs more KL than this on neutral texts, in nats.")
 @click.option("--save", type=click.Path(dir_okay=False), help="Write the recipe.")
-@click.option("--store", "store_path", help="An index: its neurons for the wanted token are tried, strengths compared.")
+@click.option(
+    "--store",
+    "store_path",
+    help="An index: its neurons for the token are tried, their examples told, strengths compared.",
+)
 @json_option
 @model_options
 def flip(
-    prompt: str, to: str, like: str | None, max_neurons: int, budget: float | None, save: str | None,
-    store_path: str | None, as_json: bool, **options: Any,
+    prompt: str, to: str | None, away: bool, top_k: int, like: str | None, max_neurons: int, neutral: str | None,
+    budget: float | None, save: str | None, store_path: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """The few neurons that change the answer to PROMPT, and what it costs.
 
@@ -34,30 +41,33 @@ def flip(
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --like "The camel lives in the"
     """
-    from app.terminal import priced
+    from actmax.corpus import held_out, read_corpus
+    from app.terminal import recipe_table
     from db.store import open_store
     from steering.flipping import flip as run
-    from steering.price import within
+    from steering.price import NEUTRAL, check_budget, price
 
+    if (to is None) is not away:
+        raise click.UsageError("Say either --to TOKEN or --away.")
+    texts = [text for _, text in read_corpus(neutral).documents() if text.strip()] if neutral else NEUTRAL
     model = load(**options)
     with ExitStack() as stack:
-        statistic, prefer = None, tuple[Any, ...]()
-        if store_path:
-            store = stack.enter_context(open_store(store_path, create=False))
-            store.check(model.fingerprint, model.name)
-            statistic = store.statistic
-            prefer = tuple(hit.neuron for hit in store.search(to.strip(), k=20) if hit.neuron.site == "ffn")
+        store = stack.enter_context(open_store(store_path, create=False)) if store_path else None
         with bar("flip", max_neurons) as advance:
-            recipe = run(model, prompt, to, like, max_neurons, prefer, advance)
-        limit = float("inf") if budget is None else budget
-        cost = within(model, recipe, limit, statistic=statistic)
+            found = run(model, prompt, to, like, max_neurons, away, top_k, store, advance)
+        cost = price(model, found, texts, held_out(), store.statistic if store else None)
+    if budget is not None:
+        check_budget(cost, budget)
+    found = found.noting(price=cost.to_dict())
+    if not found:
+        click.echo("It is so already: there is nothing to edit.", err=True)
     if save:
-        recipe.save(save)
+        found.save(save)
         click.echo(f"Wrote {save}", err=True)
     if as_json:
-        print_json({**recipe.to_dict(), "price": cost.to_dict()})
+        print_json(found.to_dict())
     else:
-        stdout().print(priced(recipe, cost))
+        stdout().print(recipe_table(found))
 
 
 @click.group()

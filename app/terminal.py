@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -14,12 +15,12 @@ from rich.text import Text
 
 from actmax.page import NEAREST
 from concepts.render import color, ink, shares, visible
+from db.errors import RecipeError
 
 if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.relevance import Relevance
     from db.records import Example, Hit, Projection, Ranked, TokenScore
-    from steering.price import Price
     from steering.recipe import Recipe
 
 
@@ -33,7 +34,7 @@ def heatmap(relevance: Relevance) -> Text:
     return text
 
 
-def _grid(*columns: tuple[str, Any], title: str | None = None) -> Table:
+def _grid(*columns: tuple[str, Any], title: str | Text | None = None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for name, justify in columns:
         table.add_column(name, justify=justify, overflow="fold")
@@ -133,45 +134,62 @@ def _bars(tokens: list[dict[str, Any]]) -> str:
 
 
 def recipe_table(found: Recipe) -> Group:
-    """A recipe's edits, with what it knows about their neurons, and where it came from."""
-    about = {row["neuron"]: row for row in found.provenance.get("neurons", [])}
-    table = _grid(("edit", "left"), ("was", "right"), ("promotes at +", "left"), ("at -", "left"), title=found.name)
+    """A recipe's edits, what it knows about their neurons, what it costs, and where it came from.
+
+    Raises `RecipeError` where its provenance is not as icebear writes it.
+    """
+    told = found.provenance
+    try:
+        lines = [
+            f"for {found.model_name} ({found.model_fingerprint})",
+            *(f"{key}: {value!r}" for key, value in told.items() if isinstance(value, str | int | float)),
+        ]
+        cost = _cost(told["price"]) if "price" in told else []
+        return Group(_edits(found, told.get("neurons", [])), *cost, *(Text(line, "dim") for line in lines))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise RecipeError(
+            f"The provenance of the recipe {found.name!r} is not as icebear writes it; make it again."
+        ) from None
+
+
+def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
+    about = {row["neuron"]: row for row in neurons}
+    table = _grid(
+        ("edit", "left"), ("was", "right"), ("relevance", "right"), ("promotes at +", "left"), ("at -", "left"),
+        ("examples", "left"), title=Text(found.name),
+    )  # fmt: skip
+    if not any(row.get("examples") for row in neurons):
+        table.columns.pop()
     for edit in found:
         row = about.get(str(edit.neuron), {})
+        cells = [
+            *([f"{row['from']:+.2f}", f"{row['relevance']:+.3f}"] if row else ["", ""]),
+            *(", ".join(map(visible, row.get(side, []))) for side in ("promotes", "suppresses")),
+            "\n".join(row.get("examples", [])),
+        ]
+        table.add_row(str(edit), *map(Text, cells[: len(table.columns) - 1]))
+    return table
+
+
+def _cost(told: dict[str, Any]) -> list[Table | Text]:
+    """A price, as its `to_dict` has it."""
+    table = _grid(("next token", "left"), ("before", "right"), ("rank", "right"), ("after", "right"), ("rank", "right"))
+    tokens = {token["text"]: token for token in (told["old"], told["new"]) if token}
+    for text, token in tokens.items():
         table.add_row(
-            str(edit), f"{row['from']:+.2f}" if row else "",
-            *(Text(", ".join(visible(word) for word in row.get(side, []))) for side in ("promotes", "suppresses")),
+            Text(repr(text)), f"{token['before']:.3f}", str(token["rank_before"]), f"{token['after']:.3f}",
+            str(token["rank_after"]),
         )  # fmt: skip
-    told = {key: value for key, value in found.provenance.items() if isinstance(value, str | int | float)}
     lines = [
-        f"for {found.model_name} ({found.model_fingerprint})",
-        *(f"{key}: {value!r}" for key, value in told.items()),
+        f"KL on neutral texts: {told['kl']:.4f} nats before the last token, {told['kl_everywhere']:.4f} with edits at "
+        "each",
+        f"Perplexity of held-out sentences: {told['perplexity']:.1f}, with edits at each token "
+        f"{told['perplexity_everywhere']:.1f}",
     ]
-    return Group(table, *(Text(line, "dim") for line in lines))
-
-
-def priced(found: Recipe, cost: Price) -> Group:
-    """A recipe, what it does to its prompt, and what else it changes."""
-    told = found.provenance
-    rows = [(token, after) for token in told["after"][:5] for after in [token["probability"]]]
-    was = {token["id"]: token["probability"] for token in told["before"]}
-    table = _grid(("next token", "left"), ("before", "right"), ("after", "right"))
-    for token, after in rows:
-        table.add_row(
-            Text(repr(token["text"])), f"{was[token['id']]:.3f}" if token["id"] in was else "", f"{after:.3f}"
-        )
-    lines = [
-        f"KL on neutral texts: {cost.kl:.4f} nats before the last token, {cost.kl_everywhere:.4f} with edits at each",
-        f"Perplexity of neutral texts: {cost.perplexity:.1f}, with edits everywhere {cost.perplexity_everywhere:.1f}",
-        *(
-            [f"Repetition in the continuation: {cost.repetition:.0%}, without edits {cost.repetition_plain:.0%}"]
-            if cost.repetition is not None
-            else []
-        ),
-    ]
-    return Group(
-        recipe_table(found), table, *map(Text, lines), *(Text(f"Warning: {line}", "yellow") for line in cost.warnings)
-    )
+    if told["repetition"] is not None:
+        lines.append(f"Repetition after it: {told['repetition']:.0%}, without edits {told['repetition_plain']:.0%}")
+    warnings = [Text(f"Warning: {line}", "yellow") for line in told["warnings"]]
+    return [*([table] if tokens else []), *map(Text, lines), *warnings]
 
 
 def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
@@ -187,6 +205,24 @@ def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
             Text(line["prompt"]), Text(repr(line["to"])), "yes" if line["flipped"] else "no",
             *count, *(f"{value:.4f}" for value in numbers),
         )  # fmt: skip
+    return table
+
+
+def knowledge_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Changes of probability by suppressing and by amplifying, and their medians."""
+    whose = ("own", "others", "random")
+    columns = ((name, "right") for name in ("neurons", "plain", *whose))
+    table = _grid(("fact", "left"), *columns, title="Change of probability, neurons at 0 / at twice their activation")
+
+    def changes(chosen: Sequence[dict[str, Any]]) -> list[str]:
+        """Medians."""
+        of = {part: f"{median(row[part] for row in chosen):+.0%}" for part in rows[0] if " " in part}
+        return [f"{of[f'{name} suppressed']} / {of[f'{name} amplified']}" for name in whose]
+
+    for row in rows:
+        table.add_row(Text(row["fact"]), str(len(row["neurons"])), f"{row['plain']:.3f}", *changes([row]))
+    table.add_section()
+    table.add_row("median", "", "", *changes(rows))
     return table
 
 

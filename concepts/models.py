@@ -121,7 +121,7 @@ class Model(Architecture):
                 raise InputError(f"{kind} of {self.name} are 0 to {self.answers - 1}.")
             return answer
         if not self.labels:
-            return self._token_id(answer, role)
+            return self.token_id(answer, role)
         found = [number for number, label in self.labels.items() if label == answer]
         if not found:
             known = list(self.labels.values())
@@ -137,7 +137,7 @@ class Model(Architecture):
         """The tokens of a part of a text, without special ones."""
         return self._tokenizer()(text, add_special_tokens=False)["input_ids"]
 
-    def _token_id(self, token: str, role: str) -> int:
+    def token_id(self, token: str, role: str) -> int:
         ids = self.tokens_of(token)
         if len(ids) != 1:
             split = " + ".join(repr(self.text(part)) for part in ids) or "nothing"
@@ -198,17 +198,21 @@ class Model(Architecture):
     @torch.no_grad()
     def predict(self, prompt: Prompt, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
         """The k most probable next tokens (or labels), and behind them those of `also` that are not among them."""
-        plan = tasks.plan(self, [prompt])
-        with self.lock:
-            logits = tasks.logits(self, plan.batch, list(plan.positions[0][:1]))[0, 0].float()
+        logits = self.next_logits(prompt)
         found = self.top_tokens(logits, k)
         known = {token.id for token in found}
         return found + [self.token_score(logits, token) for token in also if token not in known]
 
+    @torch.no_grad()
+    def next_logits(self, prompt: Prompt) -> Tensor:
+        """(V,) float32 logits of the next token (or labels)."""
+        plan = tasks.plan(self, [prompt])
+        with self.lock:
+            return tasks.logits(self, plan.batch, list(plan.positions[0][:1]))[0, 0].float()
+
     def probability(self, prompt: Prompt, answer: str | int, role: str = "target") -> float:
         """Of one answer."""
-        wanted = self.answer_id(answer, role)
-        return next(found.probability for found in self.predict(prompt, 1, [wanted]) if found.id == wanted)
+        return self.next_logits(prompt).softmax(-1)[self.answer_id(answer, role)].item()
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""

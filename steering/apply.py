@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from steering.recipe import Recipe
 
 Statistic = Callable[[Neuron, str], float]
 
+PADDING, UNKNOWN = -1, -2
+"""In place of the ids of tokens."""
+
 
 @dataclass(frozen=True)
 class Act:
@@ -30,6 +33,8 @@ class Act:
     edit: Edit
     row: int
     position: int
+    token: int
+    """Its id; negative where the model is given none (patches of images, embeddings)."""
     before: float
     after: float
 
@@ -39,14 +44,15 @@ def steer(
     model: Model,
     edits: Recipe | Iterable[Edit | str],
     statistic: Statistic | None = None,
-    trace: list[Act] | None = None,
-) -> Iterator[Model]:
+    trace: bool = False,
+) -> Iterator[list[Act]]:
     """Inside, every forward pass of `model` has `edits` applied, in order; also under `generate` and `attribute`.
 
     Works with and without KV cache, in batches, with left padding and beam search. Outside `generate`, the
     whole input counts as the prompt.
     statistic: gives a neuron's recorded ``max`` or ``std`` for edits in those units (an index's does).
-    trace: a list that gets an `Act` for each edit, row and token that it acts on, in the order of the passes.
+    trace: the list that ``with ... as acts`` gives gets an `Act` for each edit, row and token that it acts on, in the
+        order of the passes.
     """
     if isinstance(edits, Recipe):
         edits.check(model)
@@ -54,6 +60,9 @@ def steer(
     wanted = [edit.in_raw_units(statistic or _no_statistic) for edit in wanted]
     for edit in wanted:
         model.check(edit.neuron)
+        if edit.condition:
+            model.token_id(edit.condition[1], "token of a condition")
+    acts: list[Act] = []
     with model.lock:
         where = _Positions(model)
         by_place: dict[tuple[str, int], list[Edit]] = {}
@@ -63,11 +72,11 @@ def steer(
 
         def visit(site: str, layer: int, x: Tensor) -> Tensor:
             for edit in by_place[site, layer]:
-                x = _apply(edit, x, where, model.head_dim, trace)
+                x = _apply(edit, x, where, model.head_dim, acts if trace else None)
             return x
 
         with where.following(), visiting(model, by_place, visit):
-            yield model
+            yield acts
 
 
 def _no_statistic(neuron: Neuron, unit: str) -> float:
@@ -97,7 +106,8 @@ def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[
 
 
 class _Positions:
-    """Which token of its text each column of the running forward pass is, and how long the prompt is, in each stack.
+    """Which token of its text each column of the running forward pass is, what was read before it, and how long the
+    prompt is, in each stack.
 
     The prompt of a decoder that looks at an encoder is its start token.
     """
@@ -108,20 +118,29 @@ class _Positions:
         self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
         self.prompt_columns: int | None = None
+        self.read = [torch.zeros(1, 0, dtype=torch.long)] * stacks  # (B, past + T) ids up to the running pass
+        self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Keep up with the calls of the model's stacks and of its `generate`."""
         net = self.model.net
-        generate = getattr(net, "generate", None)
+        generate, prepare = (getattr(net, name, None) for name in ("generate", "prepare_inputs_for_generation"))
+
+        @wraps(prepare)  # type: ignore[arg-type]  # generate looks at its signature
+        def noting(ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.generated = ids  # beams are in order here
+            return prepare(ids, *args, **kwargs)  # type: ignore[misc]
 
         def following_generate(inputs: Any = None, **kwargs: Any) -> Any:
             ids: Any = kwargs["input_ids"] if inputs is None else inputs
             self.prompt_columns = ids.shape[1] if len(self.position) == 1 else 1
+            net.__dict__["prepare_inputs_for_generation"] = noting
             try:
                 return generate(inputs, **kwargs)  # type: ignore[misc]
             finally:
-                self.prompt_columns = None
+                self.prompt_columns = self.generated = None
+                del net.__dict__["prepare_inputs_for_generation"]
 
         parts = [net] if len(self.position) == 1 else [net.get_encoder(), net.get_decoder()]
         with ExitStack() as undo:
@@ -150,13 +169,29 @@ class _Positions:
         columns = (self.prompt_columns if writes else None) or past + new
         self.prompt_length[stack] = mask[:, :columns].sum(1)
         self.position[stack] = position[:, past : past + new]
+        self.read[stack] = self._read(stack, tokens, past, mask)
+
+    def _read(self, stack: int, tokens: Tensor, past: int, mask: Tensor) -> Tensor:
+        """(B, past + T) the ids up to the running pass."""
+        writes = stack == len(self.position) - 1
+        if writes and self.generated is not None and self.generated.shape == mask.shape:
+            found = self.generated.cpu()
+        else:
+            new = mask[:, past:]
+            ids = tokens.cpu() if tokens.shape == new.shape else torch.full_like(new, UNKNOWN)
+            before = self.read[stack]
+            known = before.shape == (len(mask), past)
+            found = torch.cat((before if known else torch.full_like(mask[:, :past], UNKNOWN), ids), 1)
+        return found.masked_fill(mask == 0, PADDING)
 
     def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
         """What the running pass does, (B, T, ...) each."""
-        position = self.position[self.model.stack_of(edit.neuron.layer)]
+        stack = self.model.stack_of(edit.neuron.layer)
+        position = self.position[stack]
+        read = self.read[stack][:, -position.shape[1] :]
         return [
-            Act(edit, row, int(position[row % len(position), column]), old[row, column].mean().item(),
-                new[row, column].mean().item())
+            Act(edit, row, int(position[row, column]), int(read[row, column]),
+                old[row, column].mean().item(), new[row, column].mean().item())
             for row, column in acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
         ]  # fmt: skip
 
@@ -165,9 +200,21 @@ class _Positions:
         stack = self.model.stack_of(edit.neuron.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)
-        acts = [
-            [position >= 0 and acts_at(edit.where, position, length) for position in row]
-            for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
-        ]
+        if edit.condition:
+            acts = self._holds(edit, stack) & (positions >= 0)
+        else:
+            acts = torch.tensor([
+                [position >= 0 and acts_at(edit.where, position, length) for position in row]
+                for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
+            ])  # fmt: skip
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
-        return torch.tensor(acts, device=device)[..., None], strength.to(device)[..., None]
+        return acts.to(device)[..., None], strength.to(device)[..., None]
+
+    def _holds(self, edit: Edit, stack: int) -> Tensor:
+        """(B, T) whether the token of the edit's condition was seen at each token, or was not."""
+        kind, text = edit.condition or ("", "")
+        read = self.read[stack]
+        if (read == UNKNOWN).any():
+            raise InputError(f"{edit} waits for a token; give the model input_ids, all of them inside `steer`.")
+        seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
+        return (seen if kind == "seen" else ~seen)[:, -self.position[stack].shape[1] :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -17,9 +18,12 @@ EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@la
 
 _EDIT = re.compile(
     r"(?P<neuron>L\d+\.[a-z]+\.\d+)(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
-    r"(?P<unit>max|std)?(?:@(?P<where>[a-z]+(?::[\d,-]+)?))?(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
+    r"(?P<unit>max|std)?"
+    r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|"(?:[^"\\]|\\.)*"))?))?'
+    r"(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
 )
 _WHERE = re.compile(r"(position|step):\d+(-\d+)?(,\d+(-\d+)?)*")
+CONDITIONS = ("seen", "unseen")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Edit:
     unit: ``""`` for raw activation; ``max`` or ``std`` for the neuron's own recorded maximum or standard deviation.
     where: ``all``; ``prompt`` (its tokens); ``last`` (the last prompt token, where the first new token is made);
         ``generated`` (the tokens after it); ``position:0,3-5`` (positions in the text, from 0) or ``step:0-2``
-        (step s makes new token s, from 0).
+        (step s makes new token s, from 0); ``seen:" desert"`` (from the first token " desert" of the text, prompt or
+        generated, on) or ``unseen:" desert"`` (before it), the token written as in JSON.
     decay: each step s > 0 moves the activation decay**s of the way.
     share: how much of the way to go, 1 for all of it, 0 for nothing.
     """
@@ -50,10 +55,21 @@ class Edit:
             raise InputError(f"The edit of {self.neuron} has a value that is not a finite number.")
         if self.unit and self.op == "scale":
             raise InputError(f"The edit of {self.neuron} scales by a plain number, not by {self.unit}.")
-        if self.where not in PLACES and not _WHERE.fullmatch(self.where):
+        if self.where not in PLACES and not _WHERE.fullmatch(self.where) and not self.condition:
             raise InputError(
-                f"{self.where!r} is not a place for an edit; use {', '.join(PLACES)}, position:0,3-5 or step:0-2."
+                f"{self.where!r} is not a place for an edit; use {', '.join(PLACES)}, position:0,3-5, step:0-2, "
+                'seen:" token" or unseen:" token".'
             )
+
+    @property
+    def condition(self) -> tuple[str, str] | None:
+        """``seen`` or ``unseen``, and the token's text, of an edit that acts on such a condition."""
+        kind, _, quoted = self.where.partition(":")
+        try:
+            text = json.loads(quoted) if kind in CONDITIONS else None
+        except ValueError:
+            return None
+        return (kind, text) if isinstance(text, str) and text else None
 
     def __str__(self) -> str:
         sign = "-" if self.op == "add" and math.copysign(1, self.value) < 0 else SYMBOLS[self.op]
@@ -97,7 +113,7 @@ def parse_edits(texts: Iterable[str]) -> list[Edit]:
 
 
 def acts_at(where: str, position: int, prompt_length: int) -> bool:
-    """Whether an edit with this `where` acts on the token at `position` of the text (both counted from 0)."""
+    """Whether an edit with this `where`, no condition, acts on the token at `position` of the text, from 0."""
     last = prompt_length - 1
     if where in PLACES:
         return {

@@ -1,21 +1,22 @@
-"""`flip`: few neurons, at strengths found by real forward passes, that make a wanted token the next one.
+"""`flip`: few neurons, at strengths found by real forward passes, that make a wanted token the next one, or take the
+current one away.
 
-Candidates come from AttnLRP under the edits so far (wanted against current top token), times how far each activation
-may move; the best of them, at several strengths, by the margin that a batch of forward passes measures is taken, again
-and again. Then what is not needed goes, and the rest is weakened together as far as the token stays first.
+Candidates come from AttnLRP under the edits so far (the token to raise against the one to lower), times how far each
+activation may move; the best of them, at several strengths, by the margin that a batch of forward passes measures is
+taken, again and again. Then what is not needed goes, and the rest is weakened together as far as the flip holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from concepts import tasks
-from concepts.attribution import attribute
+from concepts.attribution import Relevance, attribute
 from concepts.baselines.common import repeated, resolved
 from concepts.models import Model
 from concepts.taps import Taps, visiting
@@ -26,17 +27,20 @@ from steering.apply import steer
 from steering.edits import Edit
 from steering.recipe import Recipe
 
+if TYPE_CHECKING:
+    from db.store import Store
+
 CANDIDATES = 24
 """How many neurons are tried in each round, with `LEVELS` strengths each."""
 LEVELS = (0.5, 1.0)
 """Shares of the way to the furthest strength allowed."""
 REACH_LIKE = 2.5
-"""With a source prompt, an activation may go this many times the way to what it is there."""
+"""An activation may go this many times the way to what it is in the source prompt, or to zero with `away`."""
 REACH = 1.0
-"""Without one, or where that is not enough, this many times the largest magnitude that any neuron of the layer has at
-the last token."""
+"""Without either, or where that is not enough, this many times the largest magnitude that any neuron of the layer has
+at the last token."""
 MARGIN = 0.05
-"""By how much the wanted logit leads in the end, so that another machine's rounding does not undo it."""
+"""By how much the flip holds in the end, in logits, so that another machine's rounding does not undo it."""
 
 Place = tuple[int, int]
 OnProgress = Callable[[int, int], None]
@@ -44,40 +48,55 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class _State:
-    """What the search knows: the prompt, the wanted token, where activations are and how far they may go, (L, F)."""
+    """What the search knows: the prompt, the token, where activations are and how far they may go, (L, F)."""
 
     model: Model
     plan: tasks.Plan
-    wanted: int
+    token: int
+    """The one that shall be first; or, with `out_of`, leave so many first tokens."""
+    out_of: int | None
     now: Tensor
     goal: Tensor | None
-    """Their values in the source prompt."""
+    """Their values in the source prompt, or zero."""
     limit: Tensor
-    """(L, 1) the largest magnitude without a source prompt."""
+    """(L, 1) the largest magnitude without a goal."""
 
 
 def flip(
-    model: Model, prompt: str, to: str | int, like: str | None = None, max_neurons: int = 10,
-    prefer: Sequence[Neuron] = (), on_progress: OnProgress | None = None,
+    model: Model, prompt: str, to: str | int | None = None, like: str | None = None, max_neurons: int = 10,
+    away: bool = False, top_k: int = 5, store: Store | None = None, on_progress: OnProgress | None = None,
 ) -> Recipe:  # fmt: skip
     """A recipe of at most `max_neurons` FFN neurons, set at the last token, after which `to` is the top next token.
 
-    like: a source prompt whose last token's activations are moved towards; where that is not enough, and without it,
-        any neuron may go as far as the largest of its layer.
-    prefer: neurons that are tried too, such as those that an index finds for the wanted token.
-    An answer that is the top token already needs no edits: the recipe is empty. Raises `InputError` where it cannot be
-    done, with how near it came. The recipe's provenance says what was asked and reached.
+    like: a source prompt (of any length) whose last token's activations are moved towards; where that is not enough,
+        and without it, any neuron may go as far as the largest of its layer.
+    away: instead of `to`: the current answer leaves the first `top_k` tokens; without `like` neurons are moved towards
+        zero.
+    store: an index; the neurons that it finds for the token are tried too, and the recipe tells their examples.
+    An answer that is there already needs no edits: the recipe is empty. Raises `InputError` where it cannot be done,
+    with how near it came. The recipe's provenance says what was asked and reached.
     """
-    wanted = model.answer_id(to, "wanted token")
-    _check(model, prompt, like, max_neurons)
-    state = _start(model, prompt, wanted, like)
+    if (to is None) is not away:
+        raise InputError("Say either which token shall come (to), or that the current one shall go (away).")
+    wanted = None if to is None else model.answer_id(to, "wanted token")
+    _check(model, prompt, like, max_neurons, top_k)
+    if store:
+        store.check(model.fingerprint, model.name)
+    state = _start(model, prompt, wanted, like, top_k if away else None)
+    prefer = _found_by(store, model.answer(state.token))
     edits, margin = _search(state, prefer, max_neurons, on_progress)
-    if margin < MARGIN and like is not None:  # what the source prompt does is not enough
+    if margin < MARGIN and state.goal is not None:  # not enough
         state = replace(state, goal=None)
         edits, margin = _search(state, prefer, max_neurons, on_progress)
     if margin < 0:
         raise InputError(_failure(state, edits, max_neurons, like))
-    return _recipe(state, prompt, like, _weakened(state, _pruned(state, edits)))
+    return _recipe(state, prompt, like, _weakened(state, _pruned(state, edits)), store)
+
+
+def _found_by(store: Store | None, text: str) -> list[Neuron]:
+    """FFN neurons whose examples or W2 rows speak for a token."""
+    hits = store.search(text.strip(), k=20) if store and text.strip() else []
+    return [hit.neuron for hit in hits if hit.neuron.site == "ffn"]
 
 
 def _search(
@@ -96,20 +115,23 @@ def _search(
     return edits, margin
 
 
-def _check(model: Model, prompt: str, like: str | None, max_neurons: int) -> None:
+def _check(model: Model, prompt: str, like: str | None, max_neurons: int, top_k: int) -> None:
     if model.task != "causal":
         raise InputError(f"flip is for models that write the next token; {model.name} does not.")
     if max_neurons < 1:
         raise InputError(f"max_neurons must be at least 1, not {max_neurons}.")
+    if not 1 <= top_k < model.answers:
+        raise InputError(f"top_k must be 1 to {model.answers - 1}, not {top_k}.")
     if like is not None and model.token_ids(like) == model.token_ids(prompt):
         raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
 
 
-def _start(model: Model, prompt: str, wanted: int, like: str | None) -> _State:
+def _start(model: Model, prompt: str, wanted: int | None, like: str | None, out_of: int | None = None) -> _State:
     plan = resolved(model, tasks.plan(model, [prompt], wanted))
+    token = wanted if wanted is not None else next(iter(plan.targets[0] or ()))
     now = last_activations(model, prompt)
-    goal = None if like is None else last_activations(model, like)
-    return _State(model, plan, wanted, now, goal, REACH * now.abs().amax(1, keepdim=True))
+    goal = last_activations(model, like) if like is not None else torch.zeros_like(now) if out_of else None
+    return _State(model, plan, token, out_of, now, goal, REACH * now.abs().amax(1, keepdim=True))
 
 
 @torch.no_grad()
@@ -124,7 +146,10 @@ def last_activations(model: Model, prompt: str) -> Tensor:
 
 @torch.no_grad()
 def margins(state: _State, proposals: Sequence[dict[Place, float]]) -> Tensor:
-    """(N,) wanted logit minus the largest other one, each with its activations set at the last token; one batch."""
+    """(N,) by how many logits the flip holds, each with its activations set at the last token; one batch.
+
+    The wanted logit minus the largest other one; with `out_of` k, the k-th largest other one minus the token's.
+    """
     model, plan = state.model, repeated(state.plan, 0, len(proposals))
     by_layer: dict[int, list[tuple[int, int, float]]] = {}
     for row, proposal in enumerate(proposals):
@@ -139,8 +164,10 @@ def margins(state: _State, proposals: Sequence[dict[Place, float]]) -> Tensor:
 
     with model.lock, visiting(model, [("ffn", layer) for layer in by_layer], visit):
         logits = tasks.logits(model, plan.batch, list(plan.positions[0]))[:, 0].float()
-    own = logits[:, state.wanted].clone()
-    logits[:, state.wanted] = -torch.inf
+    own = logits[:, state.token].clone()
+    logits[:, state.token] = -torch.inf
+    if state.out_of:
+        return (logits.topk(state.out_of).values[:, -1] - own).cpu()
     return (own - logits.amax(1)).cpu()
 
 
@@ -148,7 +175,9 @@ def _step(
     state: _State, edits: dict[Place, float], prefer: Sequence[Neuron]
 ) -> tuple[dict[Place, float], float] | None:
     """The edits with one neuron more (or one of them further), and their margin; None without candidates."""
-    slopes = _slopes(state, edits)  # (L, F)
+    found = _explained(state, edits)
+    relevance, activation = found.ffn[:, -1], found.activation("ffn")[:, -1]
+    slopes = torch.where(activation == 0, 0, relevance / activation).float()  # (L, F) logits per unit of activation
     furthest = _furthest(state, slopes)
     gain = slopes * (furthest - _where(state, edits))
     gain[~torch.isfinite(gain)] = 0
@@ -162,19 +191,19 @@ def _step(
     ]
     if not proposals:
         return None
-    found = margins(state, proposals)
-    chosen = int(found.argmax())
-    return proposals[chosen], found[chosen].item()
+    reached = margins(state, proposals)
+    chosen = int(reached.argmax())
+    return proposals[chosen], reached[chosen].item()
 
 
-def _slopes(state: _State, edits: dict[Place, float]) -> Tensor:
-    """(L, F) relevance per unit of activation at the last token, of wanted against the top other token, under edits."""
-    model, prompt = state.model, state.plan.batch.row_ids(0)
+def _explained(state: _State, edits: dict[Place, float]) -> Relevance:
+    """What makes the margin under edits: the token against the other one that it is measured by, or the reverse."""
+    model, prompt = state.model, list(state.plan.batch.row_ids(0))
+    place = state.out_of or 1
     with steer(model, _edits(edits)):
-        top = next(token.id for token in model.predict(prompt, 2) if token.id != state.wanted)
-        found = attribute(model, list(prompt), state.wanted, top, sites=("ffn",))
-    relevance, activation = found.ffn[:, -1], found.activation("ffn")[:, -1]
-    return torch.where(activation == 0, 0, relevance / activation).float()
+        others = [token.id for token in model.predict(prompt, place + 1) if token.id != state.token]
+        pair = (state.token, others[place - 1])
+        return attribute(model, prompt, *(reversed(pair) if state.out_of else pair), sites=("ffn",))
 
 
 def _furthest(state: _State, slopes: Tensor) -> Tensor:
@@ -205,7 +234,7 @@ def _pruned(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
 
 
 def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
-    """All strengths scaled together towards where activations are, as far as the token stays first."""
+    """All strengths scaled together towards where activations are, as far as the flip holds."""
 
     def scaled(share: float) -> dict[Place, float]:
         return {place: round(_towards(state, place, value, share), 4) for place, value in edits.items()}
@@ -225,40 +254,53 @@ def _edits(edits: dict[Place, float]) -> list[Edit]:
     return [Edit(Neuron(layer, "ffn", index), "set", value, where="last") for (layer, index), value in edits.items()]
 
 
-def _recipe(state: _State, prompt: str, like: str | None, edits: dict[Place, float]) -> Recipe:
-    model = state.model
-    before = model.predict(prompt, 5, [state.wanted])
+def _recipe(
+    state: _State, prompt: str, like: str | None, edits: dict[Place, float], store: Store | None = None
+) -> Recipe:
+    """Verified as a user would run it, with what is known about it."""
+    model, token = state.model, state.model.answer(state.token)
+    before = model.predict(prompt, 5, [state.token])
     made = sorted(_edits(edits), key=lambda edit: edit.neuron)
     with steer(model, made):
-        after = model.predict(prompt, 5, [token.id for token in before])
-    wanted = next(token for token in after if token.id == state.wanted)
-    if after[0].id != state.wanted:
-        raise InputError(f"The flip to {wanted.text!r} did not hold when it was checked; please report this prompt.")
-    name = f"{prompt} ->{wanted.text}"
+        after = model.predict(prompt, max(5, state.out_of or 0), [found.id for found in before])
+    first = [found.id for found in after[: state.out_of or 1]]
+    if (state.token in first) is bool(state.out_of):
+        raise InputError(f"The flip of {token!r} did not hold when it was checked; please report this prompt.")
+    asked = {"away": token, "top_k": state.out_of} if state.out_of else {"to": token}
+    explained = _explained(state, {})
     return Recipe.for_model(
-        model, name, made, found_by="flip", prompt=prompt, tokens=list(state.plan.batch.row_ids(0)), like=like,
-        beyond_like=like is not None and state.goal is None,
-        to=wanted.text, before=[vars(token) for token in before], after=[vars(token) for token in after],
-        neurons=[_about(model, state, edit) for edit in made],
+        model, f"{prompt} -> {'not ' * bool(state.out_of)}{token.strip()}", made,
+        found_by="flip", prompt=prompt, tokens=list(state.plan.batch.row_ids(0)), like=like,
+        beyond_goal=state.goal is None and (like is not None or state.out_of is not None), **asked,
+        before=[vars(found) for found in before], after=[vars(found) for found in after],
+        neurons=[_about(state, edit, explained, store) for edit in made],
     )  # fmt: skip
 
 
-def _about(model: Model, state: _State, edit: Edit) -> dict[str, Any]:
-    """Where a neuron was, where it goes, and what it writes."""
-    place = (edit.neuron.layer, edit.neuron.index)
-    words = project(model, edit.neuron, 5)
+def _about(state: _State, edit: Edit, explained: Relevance, store: Store | None) -> dict[str, Any]:
+    """Where a neuron was, where it goes, how relevant it was there, what it writes, and what drives it that way."""
+    layer, index = edit.neuron.layer, edit.neuron.index
+    words = project(state.model, edit.neuron, 5)
+    examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
     return {
-        "neuron": str(edit.neuron), "from": round(state.now[place].item(), 4), "to": edit.value,
+        "neuron": str(edit.neuron), "from": round(state.now[layer, index].item(), 4), "to": edit.value,
+        "relevance": explained.ffn[layer, -1, index].item(),
         "promotes": [word.text for word in words.promoted], "suppresses": [word.text for word in words.suppressed],
+        "examples": [example.sentence.text for example in examples],
     }  # fmt: skip
 
 
 def _failure(state: _State, edits: dict[Place, float], max_neurons: int, like: str | None) -> str:
     """How near it came, and what might help."""
-    model = state.model
+    model, place = state.model, state.out_of or 1
     with steer(model, _edits(edits)):
-        found = model.predict(list(state.plan.batch.row_ids(0)), 5, [state.wanted])
-    own = next(token for token in found if token.id == state.wanted)
+        found = model.predict(list(state.plan.batch.row_ids(0)), place, [state.token])
+    own = next(token for token in found if token.id == state.token)
+    if state.out_of:
+        return (
+            f"No {max_neurons} neurons take {own.text!r} out of the first {place} tokens: with {len(edits)} it still "
+            f"has {own.probability:.3f}; try more neurons or fewer tokens (top_k)."
+        )
     other = "another source prompt" if like else "a source prompt that it follows (like)"
     return (
         f"No {max_neurons} neurons make {own.text!r} the next token: with {len(edits)} it has {own.probability:.3f}, "

@@ -16,8 +16,10 @@ from db.records import Neuron
 from steering.apply import steer
 from steering.edits import Edit
 from steering.flipping import flip, last_activations
-from steering.price import price
+from steering.price import Price, price
 from steering.recipe import Recipe
+
+MEDIANS = ("neurons", "before", "after", "rank before", "kl", "kl_everywhere", "perplexity", "perplexity_everywhere")
 
 OnProgress = Callable[[int, int], None]
 
@@ -42,10 +44,10 @@ def read(path: str) -> list[Pair]:
 
 def run(
     model: Model, pairs: Sequence[Pair], max_neurons: int = 10, folder: str | Path | None = None,
-    on_progress: OnProgress | None = None,
+    held_out: Sequence[str] = (), on_progress: OnProgress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """For each pair: whether it flipped, with how many neurons, at what price, and whether controls of the same size
-    flip it too; recipes are kept in `folder` and checked as loaded from there."""
+    flip it too; recipes are kept in `folder` and checked as loaded from there. held_out: as of `price`."""
     lines = []
     for number, pair in enumerate(pairs):
         try:
@@ -53,26 +55,36 @@ def run(
         except IcebearError as error:
             lines.append({**vars(pair), "flipped": False, "why": str(error)})
         else:
-            lines.append({**vars(pair), **_line(model, pair, recipe, folder, number)})
+            cost = price(model, recipe, held_out=held_out)
+            recipe = _kept(recipe.noting(price=cost.to_dict()), folder, number)
+            lines.append({**vars(pair), **_line(model, pair, recipe, cost, number)})
         if on_progress:
             on_progress(number + 1, len(pairs))
     return lines
 
 
-def _line(model: Model, pair: Pair, recipe: Recipe, folder: str | Path | None, number: int) -> dict[str, Any]:
-    if folder is not None:
-        place = Path(folder) / f"{number:02d}.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        recipe.save(place)
-        recipe = Recipe.load(place)
-    cost = price(model, recipe)
+def _kept(recipe: Recipe, folder: str | Path | None, number: int) -> Recipe:
+    """As it is when loaded again."""
+    if folder is None:
+        return recipe
+    place = Path(folder) / f"{number:02d}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    recipe.save(place)
+    return Recipe.load(place)
+
+
+def _line(model: Model, pair: Pair, recipe: Recipe, cost: Price, number: int) -> dict[str, Any]:
+    assert cost.new
     return {
         "flipped": flips(model, pair, list(recipe)),
         "neurons": len(recipe),
-        "before": cost.before,
-        "after": cost.after,
+        "before": cost.new.before,
+        "after": cost.new.after,
+        "rank before": cost.new.rank_before,
         "kl": cost.kl,
         "kl_everywhere": cost.kl_everywhere,
+        "perplexity": cost.perplexity,
+        "perplexity_everywhere": cost.perplexity_everywhere,
         "random": flips(model, pair, random_control(model, recipe, seed=number)),
         "largest": flips(model, pair, largest_control(model, pair.prompt, recipe)),
         "edits": [str(edit) for edit in recipe],
@@ -115,5 +127,5 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "flipped": len(done),
         "flipped by as many random neurons": sum(line.get("random", False) for line in lines),
         "flipped by switching off as many of the most active": sum(line.get("largest", False) for line in lines),
-        **{f"median {key}": median(key) for key in ("neurons", "before", "after", "kl", "kl_everywhere")},
+        **{f"median {key}": median(key) for key in MEDIANS},
     }

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from concepts import tasks
 from concepts.attribution import attribute
+from concepts.baselines.common import log_probability
 from concepts.models import Model
 from db.errors import InputError
 from db.records import Neuron
@@ -34,21 +42,64 @@ class Effect:
     suppressed: float
     amplified: float
 
-    def __str__(self) -> str:
-        down, up = (100 * (value / self.plain - 1) for value in (self.suppressed, self.amplified))
-        return f"{self.relation}: {self.plain:.3f}, suppressed {down:+.0f} %, amplified {up:+.0f} %"
+    @property
+    def changes(self) -> tuple[float, float]:
+        """By suppressing and by amplifying, as shares of the plain probability."""
+        return self.suppressed / self.plain - 1, self.amplified / self.plain - 1
 
 
 def effects(
     model: Model, neurons: Sequence[Neuron], relations: Mapping[str, Sequence[tuple[str, str]]]
 ) -> list[Effect]:
     """For each relation, a list of (prompt, answer): neurons that know one relation move its answers and few others."""
-    edits = [[], *([Edit(neuron, "scale", factor) for neuron in neurons] for factor in (0.0, 2.0))]
-    found = []
-    for name, facts in relations.items():
-        means = []
-        for chosen in edits:
-            with steer(model, chosen):
-                means.append(sum(model.probability(*fact, "answer") for fact in facts) / len(facts))
-        found.append(Effect(name, *means))
+    prompts, answers = zip(*(fact for facts in relations.values() for fact in facts), strict=True)
+    plan = tasks.plan(model, prompts, answers)
+    means = []
+    for factor in (1.0, 0.0, 2.0):
+        with torch.no_grad(), steer(model, [Edit(neuron, "scale", factor) for neuron in neurons]):
+            found = log_probability(model, plan).exp()
+        means.append([part.mean().item() for part in found.split([len(facts) for facts in relations.values()])])
+    return [Effect(name, *values) for name, values in zip(relations, zip(*means, strict=True), strict=True)]
+
+
+def read(path: str) -> dict[str, list[tuple[str, str]]]:
+    """A JSON object: a fact's name -> {"answer": ..., "prompts": [those that say the same]}. Raises `InputError`."""
+    try:
+        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = {
+            name: [(str(prompt), str(fact["answer"])) for prompt in fact["prompts"]] for name, fact in facts.items()
+        }
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{path} must be a JSON object of facts, each with an answer and prompts.") from None
+    if len(found) < 2 or not all(found.values()):
+        raise InputError(f"{path} must have two facts or more, each with prompts, so that one can be told from others.")
     return found
+
+
+def report(
+    model: Model, facts: Mapping[str, Sequence[tuple[str, str]]], top: int = 20, share: float = 0.7,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each fact (prompts that say the same, each with the answer): its refined neurons, and how much
+    suppressing and amplifying them changes its own answer's probability and the others' (their mean); and what as many
+    random neurons of the same layers change. JSON-ready."""
+    generator = random.Random(0)
+    rows = []
+    for number, (name, prompts) in enumerate(facts.items()):
+        neurons = refine(model, [prompt for prompt, _ in prompts], prompts[0][1], top, share)
+        anywhere = [Neuron(neuron.layer, "ffn", generator.randrange(model.width("ffn"))) for neuron in neurons]
+        changes = {effect.relation: effect.changes for effect in effects(model, neurons, facts)}
+        own = changes.pop(name)
+        others = [sum(values) / len(changes) for values in zip(*changes.values(), strict=True)]
+        control = effects(model, anywhere, {name: prompts})[0]
+        rows.append({
+            "fact": name, "neurons": [str(neuron) for neuron in neurons], "plain": control.plain,
+            **{f"{whose} {what}": value
+               for whose, pair in (("own", own), ("others", others), ("random", control.changes))
+               for what, value in zip(("suppressed", "amplified"), pair, strict=True)},
+        })  # fmt: skip
+        if on_progress:
+            on_progress(number + 1, len(facts))
+    return rows

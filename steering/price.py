@@ -34,19 +34,30 @@ NEUTRAL = (
 
 
 @dataclass(frozen=True)
-class Price:
-    """Before and after, and what else changed; probabilities, nats and counts."""
+class Standing:
+    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits."""
 
-    before: float | None
-    """The probability of the token that was wanted, if the recipe knows its prompt, and with the edits:"""
-    after: float | None
+    text: str
+    before: float
+    after: float
+    rank_before: int
+    rank_after: int
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a recipe does, and what else it changes; nats and counts."""
+
+    old: Standing | None
+    """The token that was first, if the recipe knows its prompt, and the one that was wanted:"""
+    new: Standing | None
     kl: float
     """Mean KL divergence of the next-token probabilities on neutral texts with the edits where the recipe has them, at
     the tokens before the last: zero by construction for edits at the last token of a prompt."""
     kl_everywhere: float
     """The same with the edits at every token."""
     perplexity: float
-    """Of the neutral texts, and with the edits at every token:"""
+    """Of held-out sentences (of the neutral texts where none are given), and with the edits at every token:"""
     perplexity_everywhere: float
     repetition: float | None
     """The share of three-token sequences in 40 tokens after the prompt that were there before, with the edits, and
@@ -66,38 +77,55 @@ class Price:
         return {**asdict(self), "warnings": self.warnings}
 
 
-def price(model: Model, recipe: Recipe, texts: Sequence[str] = NEUTRAL, statistic: Statistic | None = None) -> Price:
-    """The price of a recipe; texts: those that it should leave alone. statistic: as of `steer`, an index's."""
+def price(
+    model: Model, recipe: Recipe, neutral: Sequence[str] = NEUTRAL, held_out: Sequence[str] = (),
+    statistic: Statistic | None = None,
+) -> Price:  # fmt: skip
+    """The price of a recipe.
+
+    neutral: texts that it should leave alone.
+    held_out: sentences for the perplexity, such as `actmax.corpus.held_out` gives.
+    statistic: as of `steer`, an index's.
+    """
     recipe.check(model)
     everywhere = [replace(edit, where="all") for edit in recipe]
-    batch = [model.token_ids(text) for text in texts]
-    plain, here = _log_probabilities(model, [], batch, statistic), _log_probabilities(model, recipe, batch, statistic)
-    all_over = _log_probabilities(model, everywhere, batch, statistic)
+    batch, held = ([model.token_ids(text) for text in texts] for texts in (neutral, held_out or neutral))
+    if any(len(ids) < 2 for ids in batch + held):
+        raise InputError("A neutral text is shorter than two tokens; give whole sentences.")
+    plain, here, all_over = (_log_probabilities(model, edits, batch, statistic) for edits in ([], recipe, everywhere))
+    usual, changed = (_perplexity(model, edits, held, statistic) for edits in ([], everywhere))
     prompt, wanted = recipe.provenance.get("prompt"), recipe.provenance.get("to")
-    before = after = repetition = repetition_plain = None
-    if prompt and wanted:
-        before = model.probability(prompt, wanted)
-        repetition_plain = repeated_trigrams(model.tokens_of(model.generate(prompt, max_new_tokens=40)))
+    old = new = repetition = repetition_plain = None
+    if prompt:
+        before, repetition_plain = _written(model, prompt)
         with steer(model, recipe, statistic):
-            after = model.probability(prompt, wanted)
-            repetition = repeated_trigrams(model.tokens_of(model.generate(prompt, max_new_tokens=40)))
+            after, repetition = _written(model, prompt)
+        old = _standing(model, int(before.argmax()), before, after)
+        new = _standing(model, model.answer_id(wanted, "wanted token"), before, after) if wanted else None
     return Price(
-        before, after, _kl(plain, here, slice(0, -1)), _kl(plain, all_over, slice(None)), _perplexity(plain, batch),
-        _perplexity(all_over, batch), repetition, repetition_plain, _strengths(recipe, statistic),
+        old, new, _kl(plain, here, slice(0, -1)), _kl(plain, all_over, slice(None)), usual, changed, repetition,
+        repetition_plain, _strengths(recipe, statistic),
     )  # fmt: skip
 
 
-def within(
-    model: Model, recipe: Recipe, budget: float, texts: Sequence[str] = NEUTRAL, statistic: Statistic | None = None
-) -> Price:
-    """The price. Raises `InputError` if its KL with the edits at every token is above `budget`, in nats."""
-    found = price(model, recipe, texts, statistic)
-    if found.kl_everywhere > budget:
+def check_budget(cost: Price, budget: float) -> None:
+    """Raise `InputError` if the KL with the edits at every token is above `budget`, in nats."""
+    if cost.kl_everywhere > budget:
         raise InputError(
-            f"The recipe costs {found.kl_everywhere:.3f} nats on neutral texts, more than the budget of {budget}; "
+            f"The recipe costs {cost.kl_everywhere:.3f} nats on neutral texts, more than the budget of {budget}; "
             "raise the budget, or name another source prompt."
         )
-    return found
+
+
+def _written(model: Model, prompt: str) -> tuple[Tensor, float]:
+    """(V,) the next token's probabilities, and how much the continuation repeats itself."""
+    text = model.generate(prompt, max_new_tokens=40)
+    return model.next_logits(prompt).softmax(-1), repeated_trigrams(model.tokens_of(text))
+
+
+def _standing(model: Model, token: int, before: Tensor, after: Tensor) -> Standing:
+    ranks = [1 + int((found > found[token]).sum()) for found in (before, after)]
+    return Standing(model.answer(token), before[token].item(), after[token].item(), *ranks)
 
 
 @torch.no_grad()
@@ -118,7 +146,10 @@ def _kl(plain: Sequence[Tensor], other: Sequence[Tensor], tokens: slice) -> floa
     return float(torch.cat(parts).mean().clamp(min=0))
 
 
-def _perplexity(found: Sequence[Tensor], rows: Sequence[list[int]]) -> float:
+def _perplexity(
+    model: Model, edits: Recipe | Sequence[Edit], rows: Sequence[list[int]], statistic: Statistic | None
+) -> float:
+    found = _log_probabilities(model, edits, rows, statistic)
     losses = [-p[range(len(ids) - 1), ids[1:]] for p, ids in zip(found, rows, strict=True)]
     return float(torch.cat(losses).mean().exp())
 

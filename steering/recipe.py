@@ -57,6 +57,10 @@ class Recipe:
         parts = sorted((self.provenance, other.provenance), key=lambda part: json.dumps(part, sort_keys=True))
         return Recipe(name, edits, self.model_name, self.model_fingerprint, {"parts": parts})
 
+    def noting(self, **more: Any) -> Recipe:
+        """The same with more provenance."""
+        return replace(self, provenance={**self.provenance, **more})
+
     def check(self, model: Model) -> None:
         """Raise `RecipeError` if this recipe was made for another model."""
         if self.model_fingerprint != model.fingerprint:

@@ -1,4 +1,4 @@
-"""Flips: found, verified, priced; recipes combined, scaled and made permanent; every act in the trace."""
+"""Flips: found, verified, priced; recipes combined, scaled and made permanent."""
 
 import json
 import random
@@ -14,17 +14,23 @@ from families import dense
 from test_others import make
 
 from app.cli import main
-from concepts import Model, Neuron
+from concepts import Model, Neuron, attribute
 from db.errors import InputError, RecipeError
+from db.records import Example, Hit, Sentence
 from steering import Edit, Recipe, flip, steer
-from steering.flipping import MARGIN, _start, margins
+from steering.flipping import _start, margins
 from steering.flips import Pair, largest_control, random_control, run, summary
-from steering.knowledge import effects, refine
+from steering.knowledge import effects, refine, report
 from steering.permanent import difference, patch, patched, save_patch
-from steering.price import NEUTRAL, price, repeated_trigrams, within
+from steering.price import NEUTRAL, check_budget, price, repeated_trigrams
 
 RUN = CliRunner()
 CAMEL = "The camel lives in the"
+
+
+@pytest.fixture(scope="module")
+def letters():
+    return Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     with steer(smol, desert):
         assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
     told = desert.provenance
-    assert (told["prompt"], told["like"], told["to"], told["beyond_like"]) == (ICE_BEAR, CAMEL, " desert", False)
+    assert (told["prompt"], told["like"], told["to"], told["beyond_goal"]) == (ICE_BEAR, CAMEL, " desert", False)
     assert [row["neuron"] for row in told["neurons"]] == [str(edit.neuron) for edit in desert]
     assert told["after"][0]["text"] == " desert"
     free = flip(smol, ICE_BEAR, " desert")
@@ -80,6 +86,9 @@ def test_an_answer_that_is_there_needs_nothing(smol):
         ({"to": " desert", "like": ICE_BEAR}, "is the prompt itself"),
         ({"to": " qux", "max_neurons": 1}, "must be one token"),
         ({"to": 10**7}, "Token ids of smollm2-135m"),
+        ({}, "Say either"),
+        ({"to": " desert", "away": True}, "Say either"),
+        ({"away": True, "top_k": 0}, "top_k must be 1 to"),
     ],
 )
 def test_silly_requests_get_clear_answers(smol, arguments, message):
@@ -87,12 +96,66 @@ def test_silly_requests_get_clear_answers(smol, arguments, message):
         flip(smol, ICE_BEAR, **arguments)
 
 
-def test_what_cannot_be_done_says_how_near_it_came():
-    model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_the_answer_goes_away(letters, top_k):
+    prompt = "the ice bear"
+    answer = letters.predict(prompt, 1)[0].id
+    recipe = flip(letters, prompt, away=True, top_k=top_k)
+    assert 1 <= len(recipe) <= 10
+    assert recipe.provenance["away"] == letters.text(answer)
+    with steer(letters, recipe):
+        assert answer not in [token.id for token in letters.predict(prompt, top_k)]
+    assert recipe.provenance["after"][top_k - 1]["id"] != answer
+
+
+def test_away_without_a_source_goes_towards_zero(smol):
+    recipe = flip(smol, ICE_BEAR, away=True)
+    with steer(smol, recipe):
+        assert " Arctic" not in [token.text for token in smol.predict(ICE_BEAR, 5)]
+    assert not recipe.provenance["beyond_goal"]
+    for row in recipe.provenance["neurons"]:
+        assert abs(row["to"] - row["from"]) <= 2.5 * abs(row["from"]) + 1e-3
+        assert row["to"] * row["from"] <= row["from"] ** 2
+
+
+def test_a_flip_is_deterministic_and_a_source_may_have_another_length(letters):
+    wanted = letters.predict("the ice bear", 3)[2].id
+    twice = [flip(letters, "the ice bear", wanted, like="a much longer source prompt") for _ in range(2)]
+    assert twice[0] == twice[1]
+    with steer(letters, twice[0]):
+        assert letters.predict("the ice bear", 1)[0].id == wanted
+
+
+def test_an_index_is_asked_and_tells_examples(smol, desert):
+    """An index that names a neuron of another recipe: it is tried, and its examples are in the provenance."""
+    asked = []
+
+    class Index:
+        def check(self, fingerprint, name):
+            asked.append((fingerprint, name))
+
+        def search(self, text, k):
+            asked.append(text)
+            return [Hit(Neuron(29, "ffn", 860), "-", 1.0, ()), Hit(Neuron(3, "attn", 1), "+", 1.0, ())]
+
+        def examples(self, neuron, polarity, k):
+            return [Example(1.0, 0, Sentence(1, f"{neuron} {polarity}", "t", 0, 1, ("a",)))]
+
+    recipe = flip(smol, ICE_BEAR, " desert", like=CAMEL, store=Index())
+    assert asked == [(smol.fingerprint, smol.name), "desert"]
+    for edit, row in zip(recipe, recipe.provenance["neurons"], strict=True):
+        assert row["examples"] == [f"{edit.neuron} {'+' if edit.value > 0 else '-'}"]
+    explained = attribute(smol, ICE_BEAR, " desert", " Arctic", sites=("ffn",))
+    for row in recipe.provenance["neurons"]:
+        neuron = Neuron.parse(row["neuron"])
+        assert row["relevance"] == pytest.approx(explained.ffn[neuron.layer, -1, neuron.index].item(), abs=1e-4)
+
+
+def test_what_cannot_be_done_says_how_near_it_came(letters):
     reasons = []
     for wanted in range(50):
         try:
-            flip(model, "the ice bear", wanted, max_neurons=1)
+            flip(letters, "the ice bear", wanted, max_neurons=1)
         except InputError as error:
             reasons.append(str(error))
     assert len(reasons) > 5
@@ -107,8 +170,8 @@ def test_other_models_are_refused():
         flip(make("bert"), [*IDS, 49], 3)
 
 
-def test_margins_are_those_of_the_steered_model():
-    model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+def test_margins_are_those_of_the_steered_model(letters):
+    model = letters
     state = _start(model, "the ice bear", 7, None)
     seed = random.randrange(10**6)
     print("seed", seed)
@@ -141,20 +204,31 @@ def test_flips_of_other_families():
 
 def test_the_price(smol, desert):
     few = NEUTRAL[:3]
-    cost = price(smol, desert, few)
+    held = ["The town lies at the mouth of a river."]
+    cost = price(smol, desert, few, held)
     assert cost.kl == 0  # edits at the last token, seen from before it
     assert cost.kl_everywhere > 0
     assert cost.perplexity_everywhere > cost.perplexity > 1
-    assert cost.after > cost.before
-    assert cost.after > MARGIN / 2
-    nothing = price(smol, Recipe.for_model(smol, "nothing", []), few)
+    assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
+    assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
+    plain = smol.predict(ICE_BEAR, cost.new.rank_before)
+    assert plain[-1].text == " desert"
+    assert plain[-1].probability == pytest.approx(cost.new.before, rel=1e-4)
+    with steer(smol, desert):
+        assert smol.probability(ICE_BEAR, " desert") == pytest.approx(cost.new.after, rel=1e-4)
+    empty = Recipe.for_model(smol, "nothing", [])
+    nothing = price(smol, empty, few, held)
     assert (nothing.kl, nothing.kl_everywhere, nothing.perplexity) == (0, 0, nothing.perplexity_everywhere)
+    assert (nothing.old, nothing.new) == (None, None)
+    assert nothing.perplexity == cost.perplexity != price(smol, empty, few).perplexity
     strong = price(smol, desert, NEUTRAL[:2], statistic=lambda neuron, unit: 1.0)
     assert len(strong.strengths) == len(desert)
     assert "x its recorded maximum" in strong.warnings[0]
     with pytest.raises(InputError, match="more than the budget"):
-        within(smol, desert, cost.kl_everywhere / 2, few)
-    assert within(smol, desert, cost.kl_everywhere * 2, few).kl == 0
+        check_budget(cost, cost.kl_everywhere / 2)
+    check_budget(cost, cost.kl_everywhere * 2)
+    with pytest.raises(InputError, match="shorter than two tokens"):
+        price(smol, desert, ["a"])
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
 
 
@@ -213,36 +287,6 @@ def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):
         save_patch({"a": torch.ones(2)}, tmp_path / "no" / "p.safetensors")
 
 
-# --- the trace ---
-
-
-@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 3}], ids=str)
-def test_every_act_is_in_the_trace(smol, options):
-    """What the activations say, pass by pass, against what the trace says."""
-    from concepts.taps import visiting
-
-    edits = ["L5.ffn.3=7@last", "L5.ffn.4=5@generated", "L7.ffn.9=3@step:1-2", "L8.head.2*0@prompt"]
-    trace, seen = [], []
-
-    def visit(site, layer, x):
-        seen.append((layer, (x[..., 3] == 7).sum().item() if layer == 5 else (x[..., 9] == 3).sum().item(),
-                     (x[..., 4] == 5).sum().item() if layer == 5 else 0))  # fmt: skip
-
-    prompts = [ICE_BEAR, "In winter the lakes of the far north"]
-    with steer(smol, edits, trace=trace), visiting(smol, [("ffn", 5), ("ffn", 7)], visit):
-        smol.generate(prompts, max_new_tokens=4, **options)
-    by_edit = {text: [act for act in trace if str(act.edit) == str(Edit.parse(text))] for text in edits}
-    assert len(by_edit[edits[0]]) == sum(count for layer, count, _ in seen if layer == 5)
-    assert len(by_edit[edits[1]]) == sum(count for layer, _, count in seen if layer == 5)
-    assert len(by_edit[edits[2]]) == sum(count for layer, count, _ in seen if layer == 7)
-    lengths = [len(smol.token_ids(prompt)) for prompt in prompts]
-    if not options:
-        assert [(act.row, act.position) for act in by_edit[edits[0]]] == [(0, lengths[0] - 1), (1, lengths[1] - 1)]
-        assert {act.position for act in by_edit[edits[2]] if act.row == 0} == {lengths[0], lengths[0] + 1}
-        assert len(by_edit[edits[3]]) == sum(lengths)
-    assert all(act.after == 7 for act in by_edit[edits[0]])
-
-
 # --- many flips, and knowledge neurons ---
 
 
@@ -274,8 +318,19 @@ def test_knowledge_neurons_are_those_of_most_paraphrases(smol):
     own, other = effects(smol, neurons, relations)
     assert own.suppressed < own.plain
     assert abs(own.suppressed / own.plain - 1) > abs(other.suppressed / other.plain - 1)
+    for name, facts in relations.items():  # one by one
+        (effect,) = effects(smol, neurons, {name: facts})
+        for factor, mean in ((1, effect.plain), (0, effect.suppressed), (2, effect.amplified)):
+            with steer(smol, [Edit(neuron, "scale", factor) for neuron in neurons]):
+                assert mean == pytest.approx(sum(smol.probability(*fact) for fact in facts) / len(facts), rel=1e-3)
     with pytest.raises(InputError, match="no prompt to refine"):
         refine(smol, [], " Paris")
+    rows = report(smol, relations, top=30)
+    assert [row["fact"] for row in rows] == list(relations)
+    assert rows[0]["neurons"] == [str(neuron) for neuron in neurons]
+    assert rows[0]["own suppressed"] == pytest.approx(own.changes[0], abs=1e-4)
+    assert rows[0]["others amplified"] == pytest.approx(other.changes[1], abs=1e-4)
+    assert rows[0]["own suppressed"] < rows[0]["random suppressed"]
 
 
 # --- the commands ---
@@ -286,10 +341,11 @@ def test_the_commands(tmp_path, monkeypatch):
     done = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--save", "d.json", "--json"])
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["price"]["kl"] == 0
+    assert found["provenance"]["price"]["kl"] == 0
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
+    assert "Perplexity of held-out sentences" in shown.stdout
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
     assert Recipe.load("h.json").edits[0].share == 0.5
@@ -298,6 +354,20 @@ def test_the_commands(tmp_path, monkeypatch):
     (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
+    for broken in ({"neurons": [{}]}, {"price": 3}, {"neurons": 3}, {"price": {"old": {}, "new": {}}}):
+        (tmp_path / "b.json").write_text(json.dumps({**found, "provenance": broken}))
+        wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
+        assert (wrong.exit_code, "is not as icebear writes it" in wrong.stderr) == (1, True)
+    (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
+    away = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt"])
+    assert "not Arctic" in away.stdout, away.stderr
+    assert RUN.invoke(main, ["flip", ICE_BEAR]).exit_code == 2
+    (tmp_path / "facts.json").write_text(json.dumps({
+        name: {"answer": f" {city}", "prompts": [f"The capital of {name} is", f"{name} has a capital, the city of"]}
+        for name, city in (("France", "Paris"), ("Italy", "Rome"))
+    }))  # fmt: skip
+    known = RUN.invoke(main, ["evaluate", "knowledge", "--data", "facts.json"])
+    assert "median" in known.stdout, known.stderr
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
     flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f"])
     assert "flipped: 1" in flips.stdout
@@ -305,3 +375,5 @@ def test_the_commands(tmp_path, monkeypatch):
         (tmp_path / "x.json").write_text(text)
         wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f"])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
+        wrong = RUN.invoke(main, ["evaluate", "knowledge", "--data", "x.json"])
+        assert (wrong.exit_code, "facts" in wrong.stderr) == (1, True)

@@ -1,0 +1,123 @@
+"""When edits act: conditions on tokens, with and without a cache; every act in the trace."""
+
+import pytest
+import torch
+from conftest import ICE_BEAR, IDS, LLAMA, random_model
+from test_others import make
+
+from concepts.taps import visiting
+from db.errors import InputError
+from steering import Edit, steer
+
+PROMPTS = [ICE_BEAR, "In winter the lakes of the far north"]
+STRONG = "L29.ffn.860=-20"
+
+
+@pytest.mark.parametrize("text", ['L3.ffn.7=2@seen:" desert"', 'L3.ffn.7*0@unseen:"a\\"@~^b"~0.5^0.25'])
+def test_conditions_are_written_and_read(text):
+    assert str(Edit.parse(text)) == text
+    assert Edit.parse(str(Edit.parse(text))) == Edit.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["L3.ffn.7=2@seen", "L3.ffn.7=2@seen:desert", 'L3.ffn.7=2@seen:""', 'L3.ffn.7=2@all:"x"']
+)
+def test_bad_conditions_say_how_they_are_written(text):
+    with pytest.raises(InputError, match=r"is not an edit; write it|is not a place for an edit; use all"):
+        Edit.parse(text)
+
+
+def test_a_condition_on_the_prompt_is_a_range_of_positions(smol):
+    place = smol.token_ids(ICE_BEAR).index(smol.token_id(" bear", "target"))
+    for condition, positions in ((' bear"', f"{place}-99"), (' lamp"', None)):
+        with steer(smol, [f'{STRONG}@seen:"{condition}']):
+            found = smol.generate(ICE_BEAR, max_new_tokens=5)
+        with steer(smol, [f"{STRONG}@position:{positions}"] if positions else []):
+            assert smol.generate(ICE_BEAR, max_new_tokens=5) == found
+    with steer(smol, [f'{STRONG}@unseen:" bear"']):
+        found = smol.generate(ICE_BEAR, max_new_tokens=5)
+    with steer(smol, [f"{STRONG}@position:0-{place - 1}"]):
+        assert smol.generate(ICE_BEAR, max_new_tokens=5) == found
+
+
+@pytest.mark.parametrize("kind", ["seen", "unseen"])
+def test_a_condition_on_what_was_written(smol, kind):
+    """Against a loop without a cache, whose positions come from looking at the ids."""
+    token = smol.tokens_of(smol.generate(ICE_BEAR, max_new_tokens=4))[2]
+    ids = list(smol.token_ids(ICE_BEAR))
+    for _ in range(7):
+        first = ids.index(token) if token in ids else len(ids)
+        where = f"position:{first}-999" if kind == "seen" else f"position:0-{first - 1}"
+        with steer(smol, [f"{STRONG}@{where}"]), torch.no_grad():
+            ids.append(int(smol.net(torch.tensor([ids])).logits[0, -1].argmax()))
+    with steer(smol, [Edit.parse(STRONG + f'@{kind}:"{smol.text(token)}"')]):
+        found = smol.tokens_of(smol.generate(ICE_BEAR, max_new_tokens=7))
+    assert found == ids[-7:]
+    assert token in ids
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
+def test_conditions_need_no_cache_and_no_order_of_beams(smol, options):
+    edits = [f'{STRONG}@seen:" the"', 'L24.ffn.559=9@unseen:","']
+    with steer(smol, edits):
+        cached = smol.generate(PROMPTS, max_new_tokens=8, **options)
+        assert smol.generate(PROMPTS, max_new_tokens=8, use_cache=False, **options) == cached
+        if not options:
+            assert [smol.generate(prompt, max_new_tokens=8) for prompt in PROMPTS] == cached
+
+
+def test_a_condition_that_cannot_be_known_is_refused(smol):
+    with pytest.raises(InputError, match="must be one token"), steer(smol, [f'{STRONG}@seen:" polar bears"']):
+        pass
+    with steer(smol, [f'{STRONG}@seen:" bear"']), pytest.raises(InputError, match="waits for a token"):
+        smol.net(inputs_embeds=torch.zeros(1, 3, 576))
+
+
+def test_a_decoder_s_condition_is_about_what_it_writes():
+    model = make("t5")
+    layer = model.layers - 1
+    ids = torch.tensor([IDS])
+    start = torch.tensor([[0, 5, 9]])
+    plain = model.net(input_ids=ids, decoder_input_ids=start).logits
+    model.tokenizer = type("One", (), {"__call__": lambda self, text, **_: {"input_ids": [5]}})()
+    with steer(model, [f'L{layer}.ffn.3=9@seen:"x"'], trace=True) as acts:
+        steered = model.net(input_ids=ids, decoder_input_ids=start).logits
+    assert [(act.position, act.token) for act in acts] == [(1, 5), (2, 9)]
+    assert torch.allclose(plain[:, :1], steered[:, :1])
+    assert not torch.allclose(plain[:, 1], steered[:, 1])
+
+
+# --- the trace ---
+
+
+def test_without_trace_nothing_is_listed():
+    model = random_model(LLAMA)
+    with steer(model, ["L0.ffn.3=7"]) as acts:
+        model.net(torch.tensor([IDS]))
+    assert acts == []
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 3}], ids=str)
+def test_every_act_is_in_the_trace(smol, options):
+    """What the activations say, pass by pass, against what the trace says."""
+    edits = ["L5.ffn.3=7@last", "L5.ffn.4=5@generated", "L7.ffn.9=3@step:1-2", "L8.head.2*0@prompt"]
+    seen = []
+
+    def visit(site, layer, x):
+        seen.append((layer, (x[..., 3] == 7).sum().item() if layer == 5 else (x[..., 9] == 3).sum().item(),
+                     (x[..., 4] == 5).sum().item() if layer == 5 else 0))  # fmt: skip
+
+    with steer(smol, edits, trace=True) as trace, visiting(smol, [("ffn", 5), ("ffn", 7)], visit):
+        texts = smol.generate(PROMPTS, max_new_tokens=4, **options)
+    by_edit = {text: [act for act in trace if str(act.edit) == text] for text in edits}
+    assert len(by_edit[edits[0]]) == sum(count for layer, count, _ in seen if layer == 5)
+    assert len(by_edit[edits[1]]) == sum(count for layer, _, count in seen if layer == 5)
+    assert len(by_edit[edits[2]]) == sum(count for layer, count, _ in seen if layer == 7)
+    ids = [smol.token_ids(prompt) for prompt in PROMPTS]
+    if not options:
+        assert [(act.row, act.position) for act in by_edit[edits[0]]] == [(0, len(ids[0]) - 1), (1, len(ids[1]) - 1)]
+        assert {act.position for act in by_edit[edits[2]] if act.row == 0} == {len(ids[0]), len(ids[0]) + 1}
+        assert len(by_edit[edits[3]]) == sum(map(len, ids))
+        whole = [prompt + smol.tokens_of(text) for prompt, text in zip(ids, texts, strict=True)]
+        assert all(act.token == whole[act.row][act.position] for act in trace)
+    assert all(act.after == 7 for act in by_edit[edits[0]])
