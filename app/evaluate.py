@@ -11,8 +11,12 @@ from app.bars import bar
 from app.options import json_option, load, model_options, print_json, stdout
 
 if TYPE_CHECKING:
+    from concepts.evaluation.questions import Question
     from concepts.evaluation.report import Table
     from concepts.models import Model
+
+
+CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": ""}
 
 
 @click.group()
@@ -40,37 +44,56 @@ def evaluation_options(command: Callable) -> Callable:
 
 @evaluate.command()
 @evaluation_options
-@click.option("--corpus", default="wiki-summaries", show_default=True, help="As of icebear index.")
+@click.option(
+    "--task",
+    type=click.Choice(list(CORPORA)),
+    default="next-word",
+    show_default=True,
+    help="What is asked: the next word, whether a review is positive, one answer of four.",
+)
+@click.option("--corpus", help="As of icebear index; imdb-reviews for reviews.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=17))
 @click.option("--tune", is_flag=True, help="Choose parameters on other samples first, where a method has one.")
 @json_option
 @model_options
 def faithfulness(
-    methods: str, samples: int, out: str, seed: int, corpus: str, max_tokens: int, tune: bool, as_json: bool,
-    **options: Any,
+    methods: str, samples: int, out: str, seed: int, task: str, corpus: str | None, max_tokens: int, tune: bool,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Remove tokens, most and least relevant first, and watch the predicted word go.
+    """Remove tokens, most and least relevant first, and watch the predicted answer go.
 
     \b
     Example:
       icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
     """
-    from actmax.corpus import read_corpus
     from concepts.evaluation import faithfulness as evaluation
     from concepts.evaluation.methods import chosen
 
     wanted = chosen(methods)
     model = load(**options)
-    texts = [text for _, text in read_corpus(corpus).documents()]
-    prompts = evaluation.next_words(model, texts, samples, seed, max_tokens)
-    able, unable = _able(model, prompts[0], wanted)
+    corpus = corpus or CORPORA[task]
+    asked = _questions(model, task, corpus, samples + 10 * tune, seed, max_tokens)
+    wanted_samples, others = asked[:samples], asked[samples:]
+    able, unable = _able(model, asked[0].prompt, wanted)
     if tune:
-        able = evaluation.tuned(model, evaluation.next_words(model, texts[::-1], 10, seed + 1, max_tokens), able)
+        able = evaluation.tuned(model, others, able)
     _run(
-        model, "faithfulness", able, unable, prompts, lambda prompt: evaluation.sample(model, prompt, able),
-        evaluation.COLUMNS, out, as_json, corpus=corpus, samples=samples, seed=seed, max_tokens=max_tokens,
-        shares=evaluation.SHARES,
+        model, "faithfulness", able, unable, wanted_samples, lambda question: evaluation.sample(model, question, able),
+        evaluation.COLUMNS, out, as_json, notes=_accuracy, task=task, corpus=corpus, samples=samples, seed=seed,
+        max_tokens=max_tokens, shares=evaluation.SHARES,
     )  # fmt: skip
+
+
+def _questions(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
+    from actmax.corpus import read_corpus
+    from concepts.evaluation import questions
+
+    if task == "choice":
+        return questions.choices(model, samples, seed)
+    documents = list(read_corpus(corpus).documents())
+    if task == "reviews":
+        return questions.reviews(model, documents, samples, seed, longest)
+    return questions.next_words(model, [text for _, text in documents], samples, seed, longest)
 
 
 @evaluate.command()
@@ -106,9 +129,10 @@ def groundtruth(
 
 
 def _accuracy(lines: list[dict[str, Any]]) -> list[str]:
-    judged = [line["correct"] for line in lines if line["correct"] is not None]
-    left = len(lines) - sum(line["counts"] for line in lines)
-    return [f"accuracy of the model: {sum(judged)} of {len(judged)}; left out, as not predicted or unusable: {left}"]
+    judged = [line["correct"] for line in lines if line.get("correct") is not None]
+    left = len(lines) - sum(line.get("counts", True) for line in lines)
+    rest = f"; left out, as not predicted or unusable: {left}" if left else ""
+    return [f"accuracy of the model: {sum(judged)} of {len(judged)}{rest}"] if judged else []
 
 
 @evaluate.command()
@@ -128,14 +152,13 @@ def pruning(
     Example:
       icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
     """
-    from actmax.corpus import read_corpus
-    from concepts.evaluation import faithfulness, report, runner
     from concepts.evaluation import pruning as evaluation
+    from concepts.evaluation import report, runner
 
     wanted = evaluation.chosen(methods)
     model = load(**options)
-    texts = [text for _, text in read_corpus(corpus).documents()]
-    prompts, reference = evaluation.split(faithfulness.next_words(model, texts, 2 * samples, seed, max_tokens), seed)
+    asked = _questions(model, "next-word", corpus, 2 * samples, seed, max_tokens)
+    prompts, reference = evaluation.split([question.prompt for question in asked], seed)
     facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed,
                          shares=list(evaluation.SHARES))  # fmt: skip
     runner.prepare(out, facts)

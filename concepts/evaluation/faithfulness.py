@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,10 @@ from concepts.baselines.common import places, resolved, scores, without
 from concepts.baselines.methods import SEARCH
 from concepts.evaluation import metrics
 from concepts.evaluation.methods import token_scores
+from concepts.evaluation.questions import Question
 from concepts.models import Model
 from concepts.tasks import Plan
+from db.errors import InputError
 
 STEPS = 5
 """Removed are 0, 1/5, ... of the tokens, rounded, by setting their embeddings to zero."""
@@ -32,24 +33,10 @@ COLUMNS = {
 }
 
 
-def next_words(model: Model, texts: Iterable[str], samples: int, seed: int = 0, longest: int = 128) -> list[list[int]]:
-    """Beginnings of texts, cut at a random token, 16 to `longest` tokens long."""
-    generator = random.Random(seed)
-    pool = list(texts)
-    generator.shuffle(pool)
-    found = []
-    for text in pool:
-        ids = model.token_ids(text)
-        if len(ids) > 16:
-            found.append(ids[: generator.randint(16, min(longest, len(ids) - 1))])
-        if len(found) == samples:
-            break
-    return found
-
-
-def sample(model: Model, prompt: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
+def sample(model: Model, question: Question, methods: Mapping[str, Any]) -> dict[str, Any]:
     """One prompt's curves for its most probable answer, and their metrics, by method; JSON-ready."""
-    plan = resolved(model, tasks.plan(model, [prompt]))
+    answer = question.choice(model)
+    plan = resolved(model, tasks.plan(model, [question.prompt], answer))
     ranked = {name: token_scores(model, plan, method) for name, method in methods.items()}
     masks = {name: removals(values) for name, values in ranked.items()}
     wanted = torch.cat([part for pair in masks.values() for part in pair])
@@ -61,15 +48,18 @@ def sample(model: Model, prompt: Any, methods: Mapping[str, Any]) -> dict[str, A
         most, least = next(curves).T.tolist(), next(curves).T.tolist()  # [logits, probabilities]
         kept = {"scores": ranked[name].tolist(), "curve_most": most[0], "curve_least": least[0]}  # of logits
         found[name] = {**kept, **numbers(most, least)}
-    return {"tokens": list(plan.batch.row_ids(0)), "target": list(plan.targets[0] or ()), "methods": found}
+    right = {} if question.right is None else {"correct": answer == question.right}
+    return {"tokens": list(plan.batch.row_ids(0)), "target": list(plan.targets[0] or ()), **right, "methods": found}
 
 
-def tuned(model: Model, prompts: Sequence[Any], methods: Mapping[str, Any]) -> dict[str, Any]:
-    """The methods, those of `SEARCH` with the parameter that has the largest mean Delta A^F on `prompts`."""
+def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods, those of `SEARCH` with the parameter that has the largest mean Delta A^F on `questions`."""
+    if not questions:
+        raise InputError("No other samples are left to choose parameters on; ask for fewer --samples.")
     found = dict(methods)
     for name in [name for name in methods if name in SEARCH]:
         tries = {repr(method): method for method in SEARCH[name]}
-        lines = [sample(model, prompt, tries)["methods"] for prompt in prompts]
+        lines = [sample(model, question, tries)["methods"] for question in questions]
         best = max(tries, key=lambda key: sum(line[key]["delta_a"] for line in lines))
         found[name] = tries[best]
     return found

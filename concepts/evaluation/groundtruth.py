@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,17 +55,23 @@ def reflexive(count: int, seed: int = 0) -> list[Item]:
 
 def facts(count: int, seed: int = 0) -> list[Item]:
     """A question about one of four facts in the context."""
-    generator = random.Random(seed)
     found = []
+    for context, person, city, cities in homes(count, seed):
+        start = context.index(f"in {city}.") + 3
+        other = cities[(cities.index(city) + 1) % 4]
+        prompt = f"{context}\nQuestion: Where does {person} live?\nAnswer: {person} lives in"
+        found.append(Item(prompt, f" {city}", f" {other}", (start, start + len(city))))
+    return found
+
+
+def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Where four people live; one of them, where he or she lives, and the four cities."""
+    generator = random.Random(seed)
     for _ in range(count):
         people, cities = generator.sample(_NAMES, 4), generator.sample(_CITIES, 4)
         asked = generator.randrange(4)
         context = " ".join(f"{person} lives in {city}." for person, city in zip(people, cities, strict=True))
-        start = context.index(f"in {cities[asked]}.") + 3
-        other = cities[(asked + 1) % 4]
-        prompt = f"{context}\nQuestion: Where does {people[asked]} live?\nAnswer: {people[asked]} lives in"
-        found.append(Item(prompt, f" {cities[asked]}", f" {other}", (start, start + len(cities[asked]))))
-    return found
+        yield context, people[asked], cities[asked], cities
 
 
 TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}
