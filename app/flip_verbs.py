@@ -102,6 +102,33 @@ def show(file: str, as_json: bool) -> None:
 
 @recipe.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path())
+@json_option
+@model_options
+def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Whether saved flips hold: run each on its prompt. Exits with 1 if one does not.
+
+    \b
+    Example:
+      icebear recipe check examples/ice-bear-to-desert.json
+    """
+    from steering.flips import first_tokens
+    from steering.recipe import Recipe
+
+    found = [Recipe.load(file) for file in files]
+    model = load(**options)
+    rows = [{"file": file, **first_tokens(model, recipe)} for file, recipe in zip(files, found, strict=True)]
+    if as_json:
+        print_json({"model": model.name, "recipes": rows})
+    else:
+        for row in rows:
+            first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
+            click.echo(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {first}")
+    if not all(row["holds"] for row in rows):
+        raise SystemExit(1)
+
+
+@recipe.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path())
 @click.option("--share", default=1.0, show_default=True, help="How much of its way each edit goes.")
 @click.option("--save", required=True, type=click.Path(dir_okay=False))
 def combine(files: tuple[str, ...], share: float, save: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from concepts.models import Model
-from db.errors import IcebearError, InputError
+from db.errors import IcebearError, InputError, RecipeError
 from db.records import Neuron
 from steering.apply import steer
 from steering.edits import Edit
@@ -94,6 +94,21 @@ def _line(model: Model, pair: Pair, recipe: Recipe, cost: Price, number: int) ->
 def flips(model: Model, pair: Pair, edits: Sequence[Edit]) -> bool:
     with steer(model, edits):
         return model.predict(pair.prompt, 1)[0].text == pair.to
+
+
+def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
+    """The first tokens after a flip's prompt with its edits, and whether it holds. Raises `RecipeError` for others."""
+    told = recipe.provenance
+    prompt, to, away, top_k = (told.get(key) for key in ("prompt", "to", "away", "top_k"))
+    if away is None:
+        top_k = 1
+    if not (isinstance(prompt, str) and isinstance(top_k, int) and isinstance(to if away is None else away, str)):
+        raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
+    with steer(model, recipe):
+        found = model.predict(prompt, top_k)
+    texts = [token.text for token in found]
+    holds = to in texts if away is None else away not in texts
+    return {"prompt": prompt, "holds": holds, "first": [vars(token) for token in found]}
 
 
 def random_control(model: Model, recipe: Recipe, seed: int = 0) -> list[Edit]:

@@ -346,9 +346,21 @@ def test_the_commands(tmp_path, monkeypatch):
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
     assert "Perplexity of held-out sentences" in shown.stdout
+    checked = RUN.invoke(main, ["recipe", "check", "d.json"])
+    assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
+    (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
+    away = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt", "--save", "a.json"])
+    assert "not Arctic" in away.stdout, away.stderr
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
     assert Recipe.load("h.json").edits[0].share == 0.5
+    for share, code in (("0.5", 1), ("1", 0)):
+        RUN.invoke(main, ["recipe", "combine", "a.json", "--share", share, "--save", "h.json"])
+        checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json"])
+        assert (checked.exit_code, json.loads(checked.stdout)["recipes"][0]["holds"]) == (code, code == 0)
+    (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": {}}))
+    other = RUN.invoke(main, ["recipe", "check", "o.json"])
+    assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
     refused = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001"])
     assert (refused.exit_code, "more than the budget" in refused.stderr) == (1, True)
     (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
@@ -358,9 +370,6 @@ def test_the_commands(tmp_path, monkeypatch):
         (tmp_path / "b.json").write_text(json.dumps({**found, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
         assert (wrong.exit_code, "is not as icebear writes it" in wrong.stderr) == (1, True)
-    (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
-    away = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt"])
-    assert "not Arctic" in away.stdout, away.stderr
     assert RUN.invoke(main, ["flip", ICE_BEAR]).exit_code == 2
     (tmp_path / "facts.json").write_text(json.dumps({
         name: {"answer": f" {city}", "prompts": [f"The capital of {name} is", f"{name} has a capital, the city of"]}
