@@ -243,8 +243,9 @@ def test_the_evidence_is_where_the_templates_put_it(smol, task):
             assert f"lives in {word}." in item.prompt
         else:
             plural = item.target in (" are", " themselves")
-            assert plural == (item.prompt.split()[1] not in {**groundtruth._THINGS, **groundtruth._PEOPLE})
+            assert plural == (word not in {**groundtruth._THINGS, **groundtruth._PEOPLE})
             assert item.contrast != item.target
+    assert len({item.evidence for item in items}) > 5  # no place wins
 
 
 def test_blimp_and_squad_files(smol, tmp_path):

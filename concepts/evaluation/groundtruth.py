@@ -46,10 +46,10 @@ def subject_verb(count: int, seed: int = 0) -> list[Item]:
 def reflexive(count: int, seed: int = 0) -> list[Item]:
     """Agreement of a reflexive pronoun with its subject, past an attractor."""
     found = []
-    for noun, plural, middle in _subjects(count, seed, _PEOPLE):
+    for opening, noun, plural, middle in _subjects(count, seed, _PEOPLE):
         verb = random.Random(f"{seed} {noun} {middle}").choice(("hurt", "saw", "blamed", "described", "taught"))
         pronouns = (f" {_PEOPLE[noun if not plural else _singular(noun)][1]}", " themselves")
-        found.append(_sentence(noun, plural, f"{middle} {verb}", pronouns))
+        found.append(_sentence(opening, noun, plural, f"{middle} {verb}", pronouns))
     return found
 
 
@@ -181,6 +181,11 @@ _PEOPLE = {
     "woman": ("women", "herself"), "queen": ("queens", "herself"), "actress": ("actresses", "herself"),
     "waitress": ("waitresses", "herself"), "uncle": ("uncles", "himself"), "mother": ("mothers", "herself"),
 }  # fmt: skip
+# Else the subject would always be the second token, and whoever looks at early tokens would find it.
+_OPENINGS = (
+    "The", "Today the", "As you can see, the", "In the end, the", "It is often said that the",
+    "Because of the rain last night, the",
+)  # fmt: skip
 _MIDDLES = ("near the {}", "behind the {}", "next to the {}", "that the {} {like}", "which the {} {see}")
 _NAMES = "Anna Tom Maria Peter Julia David Laura James Sarah Michael Emma Daniel".split()
 _CITIES = "Paris London Rome Berlin Madrid Tokyo Boston Chicago Dublin Vienna Moscow Athens".split()
@@ -189,8 +194,8 @@ _DETERMINERS = set(
 )
 
 
-def _subjects(count: int, seed: int, nouns: Mapping[str, Any]) -> list[tuple[str, bool, str]]:
-    """(noun, whether it is plural, what stands between it and the verb)."""
+def _subjects(count: int, seed: int, nouns: Mapping[str, Any]) -> list[tuple[str, str, bool, str]]:
+    """(what stands before the noun, the noun, whether it is plural, what stands between it and the verb)."""
     generator = random.Random(seed)
     plurals = {noun: forms if isinstance(forms, str) else forms[0] for noun, forms in nouns.items()}
     found = []
@@ -200,7 +205,7 @@ def _subjects(count: int, seed: int, nouns: Mapping[str, Any]) -> list[tuple[str
         other = attractor if plural else plurals[attractor]
         like, see = ("likes", "sees") if plural else ("like", "see")
         middle = generator.choice(_MIDDLES).format(other, like=like, see=see)
-        found.append((plurals[subject] if plural else subject, plural, middle))
+        found.append((generator.choice(_OPENINGS), plurals[subject] if plural else subject, plural, middle))
     return found
 
 
@@ -208,7 +213,8 @@ def _singular(plural: str) -> str:
     return next(noun for noun, forms in _PEOPLE.items() if forms[0] == plural)
 
 
-def _sentence(noun: str, plural: bool, middle: str, answers: tuple[str, str]) -> Item:
+def _sentence(opening: str, noun: str, plural: bool, middle: str, answers: tuple[str, str]) -> Item:
     singular, many = answers
     good, bad = (many, singular) if plural else (singular, many)
-    return Item(f"The {noun} {middle}", good, bad, (4, 4 + len(noun)))
+    start = len(opening) + 1
+    return Item(f"{opening} {noun} {middle}", good, bad, (start, start + len(noun)))
