@@ -24,14 +24,14 @@ def show() -> None:
     rows = [
         {"method": name, **{c: "—" if v is None else str(v) for c, v in cells.items()}} for name, cells in table.items()
     ]
-    st.dataframe(rows, hide_index=True)
+    st.dataframe(rows, hide_index=True, height="content")
     lines = [
         f"{len(results['samples'])} samples; mean ± standard error; * is the best of its column.",
         *results["notes"],
     ]
     lines += [f"{name}: {about}" for name, about in columns.items()]
     lines += [f"{name} cannot run: {why}" for name, why in results["unable"].items()]
-    st.caption(plain("  \n".join(lines)))
+    st.caption("\n".join(f"- {plain(line)}" for line in lines))
     for picture in ("curves.png", "bars.png"):
         if (Path(folder) / picture).is_file():
             st.image(str(Path(folder) / picture))
