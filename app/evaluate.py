@@ -71,6 +71,8 @@ def faithfulness(
 
     wanted = chosen(methods)
     model = load(**options)
+    if task == "choice" and corpus:
+        raise click.UsageError("--task choice makes its own prompts, so it takes no --corpus.")
     corpus = corpus or CORPORA[task]
     asked = _questions(model, task, corpus, samples + 10 * tune, seed, max_tokens)
     wanted_samples, others = asked[:samples], asked[samples:]
@@ -186,6 +188,7 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, *
     Example:
       icebear evaluate flips --data flips.json --out flips
     """
+    import json
     from dataclasses import replace
     from pathlib import Path
 
@@ -196,12 +199,12 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, *
     pairs = evaluation.read(data)
     if no_like:
         pairs = [replace(pair, like=None) for pair in pairs]
-    model = load(**options)
+    model, held = load(**options), held_out()
     with bar("flips", len(pairs)) as advance:
-        lines = evaluation.run(model, pairs, max_neurons, out, held_out(), advance)
+        lines = evaluation.run(model, pairs, out, max_neurons, held, advance)
     summary = evaluation.summary(lines)
     found = {"model": model.name, "summary": summary, "pairs": lines}
-    evaluation.save(found, Path(out) / "flips.json")
+    (Path(out) / "flips.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     if as_json:
         print_json(found)
         return

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 @click.argument("prompt")
 @click.option("--to", help="The token that shall come next.")
 @click.option("--away", is_flag=True, help="Instead: the current answer leaves the first tokens.")
-@click.option("--top-k", default=5, show_default=True, help="How many first tokens it leaves.")
+@click.option("--top-k", type=click.IntRange(min=1), help="With --away: how many first tokens it leaves.  [default: 5]")
 @click.option("--like", help="A source prompt that the wanted token follows.")
 @click.option("--max-neurons", default=10, show_default=True)
 @click.option("--neutral", type=click.Path(), help="Texts that the edits should leave alone: a file, a line each.")
 @click.option("--budget", type=float, help="Refuse a recipe that costs more KL than this on neutral texts, in nats.")
-@click.option("--save", type=click.Path(dir_okay=False), help="Write the recipe.")
+@click.option("--save", type=click.Path(dir_okay=False, writable=True), help="Write the recipe.")
 @click.option(
     "--store",
     "store_path",
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @json_option
 @model_options
 def flip(
-    prompt: str, to: str | None, away: bool, top_k: int, like: str | None, max_neurons: int, neutral: str | None,
+    prompt: str, to: str | None, away: bool, top_k: int | None, like: str | None, max_neurons: int, neutral: str | None,
     budget: float | None, save: str | None, store_path: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """The few neurons that change the answer to PROMPT, and what it costs.
@@ -41,21 +41,30 @@ def flip(
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --like "The camel lives in the"
     """
-    from actmax.corpus import held_out, read_corpus
+    from actmax.corpus import held_out
     from app.terminal import recipe_table
+    from db.errors import DownloadError
     from db.store import open_store
     from steering.flipping import flip as run
-    from steering.price import NEUTRAL, check_budget, price
+    from steering.price import NEUTRAL, check_budget, price, token_rows
 
     if (to is None) is not away:
         raise click.UsageError("Say either --to TOKEN or --away.")
-    texts = [text for _, text in read_corpus(neutral).documents() if text.strip()] if neutral else NEUTRAL
+    if top_k and not away:
+        raise click.UsageError("--top-k is for --away.")
+    texts = _lines(neutral) if neutral else NEUTRAL
     model = load(**options)
+    token_rows(model, texts)
+    try:
+        held = held_out()
+    except DownloadError as error:
+        held = []
+        click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path, create=False)) if store_path else None
         with bar("flip", max_neurons) as advance:
-            found = run(model, prompt, to, like, max_neurons, away, top_k, store, advance)
-        cost = price(model, found, texts, held_out(), store.statistic if store else None)
+            found = run(model, prompt, to, like, max_neurons, away, top_k or 5, store, advance)
+        cost = price(model, found, texts, held, store.statistic if store else None)
     if budget is not None:
         check_budget(cost, budget)
     found = found.noting(price=cost.to_dict())
@@ -68,6 +77,17 @@ def flip(
         print_json(found.to_dict())
     else:
         stdout().print(recipe_table(found))
+
+
+def _lines(path: str) -> list[str]:
+    from pathlib import Path
+
+    from db.errors import InputError
+
+    try:
+        return [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
 
 
 @click.group()
@@ -161,6 +181,7 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
+    from db.errors import RecipeError
     from steering.permanent import difference, save_patch
     from steering.permanent import patch as run
     from steering.recipe import Recipe
@@ -168,6 +189,10 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
     found, model = Recipe.load(file), load(**options)
     weights = run(model, found)
     off = difference(model, found, weights, prompt)
+    if not off < 1e-3:
+        raise RecipeError(
+            f"The patch would differ from steering by {off:.1e} of the largest logit; nothing was written."
+        )
     save_patch(weights, save)
     click.echo(
         f"Wrote {save}: {', '.join(weights)}; logits differ from steering's by {off:.1e} of the largest", err=True

@@ -146,7 +146,7 @@ def recipe_table(found: Recipe) -> Group:
         ]
         cost = _cost(told["price"]) if "price" in told else []
         return Group(_edits(found, told.get("neurons", [])), *cost, *(Text(line, "dim") for line in lines))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise RecipeError(
             f"The provenance of the recipe {found.name!r} is not as icebear writes it; make it again."
         ) from None

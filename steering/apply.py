@@ -91,18 +91,26 @@ def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[
     index = edit.neuron.index
     columns = slice(index * head_dim, (index + 1) * head_dim) if edit.neuron.site == "head" else slice(index, index + 1)
     old = x[..., columns]  # (B, T, 1 or head_dim)
-    acts, strength = where.acting(edit, x.device)  # (B, T, 1)
+    acts, strength = where.acting(edit, x)  # (B, T, 1)
     new = {
         "set": lambda: torch.full_like(old, edit.value),
         "scale": lambda: old * edit.value,
         "add": lambda: old + edit.value,
     }[edit.op]()
     if edit.decay != 1 or edit.share != 1:
-        new = old + strength.to(x.dtype) * (new - old)
+        new = old + strength * (new - old)
     new = torch.where(acts, new, old)
     if trace is not None:
         trace.extend(where.acts_of(edit, acts, old, new))
     return torch.cat((x[..., : columns.start], new, x[..., columns.stop :]), dim=-1)
+
+
+def _restore(net: Any, name: str, own: Any) -> None:
+    """What a module had in place of its class's method, if it had anything."""
+    if own is None:
+        del net.__dict__[name]
+    else:
+        net.__dict__[name] = own
 
 
 class _Positions:
@@ -119,37 +127,48 @@ class _Positions:
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
         self.prompt_columns: int | None = None
         self.read = [torch.zeros(1, 0, dtype=torch.long)] * stacks  # (B, past + T) ids up to the running pass
+        self.cache: list[Any] = [None] * stacks
         self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
+        self.prompt_mask: Tensor | None = None  # (B, T) of its prompts
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Keep up with the calls of the model's stacks and of its `generate`."""
         net = self.model.net
-        generate, prepare = (getattr(net, name, None) for name in ("generate", "prepare_inputs_for_generation"))
-
-        @wraps(prepare)  # type: ignore[arg-type]  # generate looks at its signature
-        def noting(ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.generated = ids  # beams are in order here
-            return prepare(ids, *args, **kwargs)  # type: ignore[misc]
-
-        def following_generate(inputs: Any = None, **kwargs: Any) -> Any:
-            ids: Any = kwargs["input_ids"] if inputs is None else inputs
-            self.prompt_columns = ids.shape[1] if len(self.position) == 1 else 1
-            net.__dict__["prepare_inputs_for_generation"] = noting
-            try:
-                return generate(inputs, **kwargs)  # type: ignore[misc]
-            finally:
-                self.prompt_columns = self.generated = None
-                del net.__dict__["prepare_inputs_for_generation"]
-
+        own = net.__dict__.get("generate")  # of a `steer` around this one
         parts = [net] if len(self.position) == 1 else [net.get_encoder(), net.get_decoder()]
         with ExitStack() as undo:
             for stack, part in enumerate(parts):
                 before = partial(self._before, stack)
                 undo.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
-            net.__dict__["generate"] = following_generate
-            undo.callback(net.__dict__.pop, "generate")
+            if hasattr(net, "generate"):
+                undo.callback(_restore, net, "generate", own)
+                net.__dict__["generate"] = partial(self._generate, net.generate)
             yield
+
+    def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """transformers' `generate`, followed."""
+        net = self.model.net
+        prompt = next(
+            (x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None
+        )
+        if prompt is None:
+            raise InputError("Under `steer`, generate needs a prompt: give it input_ids.")
+        own, prepare = net.__dict__.get("prepare_inputs_for_generation"), net.prepare_inputs_for_generation
+
+        @wraps(prepare)  # generate looks at its signature
+        def noting(ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.generated = ids  # beams are in order here
+            return prepare(ids, *args, **kwargs)
+
+        self.prompt_columns = prompt.shape[1] if len(self.position) == 1 else 1
+        self.prompt_mask = kwargs.get("attention_mask") if len(self.position) == 1 else None
+        net.__dict__["prepare_inputs_for_generation"] = noting
+        try:
+            return generate(inputs, *args, **kwargs)
+        finally:
+            self.prompt_columns = self.prompt_mask = self.generated = None
+            _restore(net, "prepare_inputs_for_generation", own)
 
     def _before(self, stack: int, net: Any, args: tuple, kwargs: dict) -> None:
         tokens: Any = kwargs.get("input_ids", args[0] if args else None)
@@ -159,19 +178,27 @@ class _Positions:
         if self.model.task == "image":
             new = len(images.names(self.model))
         cache = kwargs.get("past_key_values")
-        past = cache.get_seq_length() if cache is not None else 0
-        mask = kwargs.get("attention_mask")
-        if mask is None or mask.dim() != 2:
-            mask = torch.ones(batch, past + new, dtype=torch.long)
-        mask = mask.cpu().long()
-        position = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)  # (B, past + T)
+        past = int(cache.get_seq_length()) if cache is not None else 0
         writes = stack == len(self.position) - 1  # an encoder's whole text is prompt
+        mask = self._mask(kwargs.get("attention_mask"), batch, past + new, writes)
+        position = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)  # (B, past + T)
         columns = (self.prompt_columns if writes else None) or past + new
         self.prompt_length[stack] = mask[:, :columns].sum(1)
         self.position[stack] = position[:, past : past + new]
-        self.read[stack] = self._read(stack, tokens, past, mask)
+        self.read[stack] = self._read(stack, tokens, past, mask, cache)
+        self.cache[stack] = cache
 
-    def _read(self, stack: int, tokens: Tensor, past: int, mask: Tensor) -> Tensor:
+    def _mask(self, given: Tensor | None, batch: int, columns: int, writes: bool) -> Tensor:
+        """(B, past + T) 1 for tokens; where a pass has only a mask of pairs (static caches), that of the prompt."""
+        if given is None or given.dim() != 2:
+            given = self.prompt_mask if writes else None
+        if given is None:
+            return torch.ones(batch, columns, dtype=torch.long)
+        mask = given.cpu().long()
+        mask = mask.repeat_interleave(batch // len(mask), 0)[:, :columns]  # beams of a prompt are next to each other
+        return torch.cat((mask, torch.ones(batch, columns - mask.shape[1], dtype=torch.long)), 1)
+
+    def _read(self, stack: int, tokens: Tensor, past: int, mask: Tensor, cache: Any) -> Tensor:
         """(B, past + T) the ids up to the running pass."""
         writes = stack == len(self.position) - 1
         if writes and self.generated is not None and self.generated.shape == mask.shape:
@@ -180,7 +207,7 @@ class _Positions:
             new = mask[:, past:]
             ids = tokens.cpu() if tokens.shape == new.shape else torch.full_like(new, UNKNOWN)
             before = self.read[stack]
-            known = before.shape == (len(mask), past)
+            known = before.shape == (len(mask), past) and (past == 0 or cache is self.cache[stack])
             found = torch.cat((before if known else torch.full_like(mask[:, :past], UNKNOWN), ids), 1)
         return found.masked_fill(mask == 0, PADDING)
 
@@ -195,8 +222,8 @@ class _Positions:
             for row, column in acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
         ]  # fmt: skip
 
-    def acting(self, edit: Edit, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Where the edit acts and how strongly, both (B, T, 1) for the running pass."""
+    def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
         stack = self.model.stack_of(edit.neuron.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)
@@ -208,7 +235,7 @@ class _Positions:
                 for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
             ])  # fmt: skip
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
-        return acts.to(device)[..., None], strength.to(device)[..., None]
+        return acts.to(x.device)[..., None], strength.to(x.device, x.dtype)[..., None]
 
     def _holds(self, edit: Edit, stack: int) -> Tensor:
         """(B, T) whether the token of the edit's condition was seen at each token, or was not."""

@@ -22,8 +22,8 @@ _EDIT = re.compile(
     r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|"(?:[^"\\]|\\.)*"))?))?'
     r"(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
 )
-_WHERE = re.compile(r"(position|step):\d+(-\d+)?(,\d+(-\d+)?)*")
-CONDITIONS = ("seen", "unseen")
+_WHERE = re.compile(r"(position|step):\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
+_CONDITION = re.compile(r'(seen|unseen):("(?:[^"\\]|\\.)+")')
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,13 @@ class Edit:
     @property
     def condition(self) -> tuple[str, str] | None:
         """``seen`` or ``unseen``, and the token's text, of an edit that acts on such a condition."""
-        kind, _, quoted = self.where.partition(":")
+        match = _CONDITION.fullmatch(self.where)
         try:
-            text = json.loads(quoted) if kind in CONDITIONS else None
-        except ValueError:
+            text = json.loads(match[2]) if match else ""
+            text.encode()
+        except ValueError:  # half of a surrogate pair, too
             return None
-        return (kind, text) if isinstance(text, str) and text else None
+        return (match[1], text) if match else None
 
     def __str__(self) -> str:
         sign = "-" if self.op == "add" and math.copysign(1, self.value) < 0 else SYMBOLS[self.op]

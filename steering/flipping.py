@@ -83,12 +83,16 @@ def flip(
     if store:
         store.check(model.fingerprint, model.name)
     state = _start(model, prompt, wanted, like, top_k if away else None)
+    if margins(state, [{}])[0] > 0:
+        return _recipe(state, prompt, like, {}, store)
     prefer = _found_by(store, model.answer(state.token))
     edits, margin = _search(state, prefer, max_neurons, on_progress)
     if margin < MARGIN and state.goal is not None:  # not enough
-        state = replace(state, goal=None)
-        edits, margin = _search(state, prefer, max_neurons, on_progress)
-    if margin < 0:
+        further = replace(state, goal=None)
+        others, reached = _search(further, prefer, max_neurons, on_progress)
+        if reached > margin:
+            state, edits, margin = further, others, reached
+    if margin <= 0:
         raise InputError(_failure(state, edits, max_neurons, like))
     return _recipe(state, prompt, like, _weakened(state, _pruned(state, edits)), store)
 
@@ -283,7 +287,7 @@ def _about(state: _State, edit: Edit, explained: Relevance, store: Store | None)
     words = project(state.model, edit.neuron, 5)
     examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
     return {
-        "neuron": str(edit.neuron), "from": round(state.now[layer, index].item(), 4), "to": edit.value,
+        "neuron": str(edit.neuron), "from": round(state.now[layer, index].item(), 4),
         "relevance": explained.ffn[layer, -1, index].item(),
         "promotes": [word.text for word in words.promoted], "suppresses": [word.text for word in words.suppressed],
         "examples": [example.sentence.text for example in examples],

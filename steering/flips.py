@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from concepts.evaluation import runner
 from concepts.models import Model
 from db.errors import IcebearError, InputError, RecipeError
 from db.records import Neuron
@@ -35,7 +36,10 @@ def read(path: str) -> list[Pair]:
     """A JSON list of objects with prompt, to and (if wanted) like. Raises `InputError`."""
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
-        return [Pair(str(row["prompt"]), str(row["to"]), row.get("like")) for row in rows]
+        return [
+            Pair(str(row["prompt"]), str(row["to"]), str(row["like"]) if row.get("like") is not None else None)
+            for row in rows
+        ]
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -43,40 +47,36 @@ def read(path: str) -> list[Pair]:
 
 
 def run(
-    model: Model, pairs: Sequence[Pair], max_neurons: int = 10, folder: str | Path | None = None,
-    held_out: Sequence[str] = (), on_progress: OnProgress | None = None,
+    model: Model, pairs: Sequence[Pair], folder: str | Path, max_neurons: int = 10, held_out: Sequence[str] = (),
+    on_progress: OnProgress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """For each pair: whether it flipped, with how many neurons, at what price, and whether controls of the same size
-    flip it too; recipes are kept in `folder` and checked as loaded from there. held_out: as of `price`."""
-    lines = []
-    for number, pair in enumerate(pairs):
+    flip it too; recipes are kept in `folder` and checked as loaded from there. held_out: as of `price`.
+
+    Interrupted, it goes on in its folder. Raises `InputError` where that holds others.
+    """
+    asked = {"pairs": [vars(pair) for pair in pairs], "max_neurons": max_neurons, "held_out": list(held_out)}
+    settings = runner.facts(model, "flips", {}, **asked)
+
+    def measure(item: tuple[int, Pair]) -> dict[str, Any]:
+        number, pair = item
         try:
             recipe = flip(model, pair.prompt, pair.to, pair.like, max_neurons)
-        except IcebearError as error:
-            lines.append({**vars(pair), "flipped": False, "why": str(error)})
-        else:
             cost = price(model, recipe, held_out=held_out)
-            recipe = _kept(recipe.noting(price=cost.to_dict()), folder, number)
-            lines.append({**vars(pair), **_line(model, pair, recipe, cost, number)})
-        if on_progress:
-            on_progress(number + 1, len(pairs))
-    return lines
+        except IcebearError as error:
+            return {**vars(pair), "flipped": False, "why": str(error)}
+        place = Path(folder) / f"{number:02d}.json"
+        recipe.noting(price=cost.to_dict()).save(place)
+        return {**vars(pair), **_line(model, pair, Recipe.load(place), cost, number)}
 
-
-def _kept(recipe: Recipe, folder: str | Path | None, number: int) -> Recipe:
-    """As it is when loaded again."""
-    if folder is None:
-        return recipe
-    place = Path(folder) / f"{number:02d}.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    recipe.save(place)
-    return Recipe.load(place)
+    return runner.run(folder, settings, list(enumerate(pairs)), measure, on_progress)
 
 
 def _line(model: Model, pair: Pair, recipe: Recipe, cost: Price, number: int) -> dict[str, Any]:
     assert cost.new
     return {
         "flipped": flips(model, pair, list(recipe)),
+        "already": not recipe,
         "neurons": len(recipe),
         "before": cost.new.before,
         "after": cost.new.after,
@@ -102,7 +102,8 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     prompt, to, away, top_k = (told.get(key) for key in ("prompt", "to", "away", "top_k"))
     if away is None:
         top_k = 1
-    if not (isinstance(prompt, str) and isinstance(top_k, int) and isinstance(to if away is None else away, str)):
+    known = isinstance(prompt, str) and isinstance(to if away is None else away, str)
+    if not known or type(top_k) is not int or not 1 <= top_k < model.answers:
         raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
     with steer(model, recipe):
         found = model.predict(prompt, top_k)
@@ -125,22 +126,19 @@ def largest_control(model: Model, prompt: str, recipe: Recipe) -> list[Edit]:
     return [Edit(Neuron(layer, "ffn", index), "set", 0.0, where="last") for layer, index in places]
 
 
-def save(found: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts and medians of `run`."""
-    done = [line for line in lines if line["flipped"]]
+    asked = [line for line in lines if not line.get("already")]
+    done = [line for line in asked if line["flipped"]]
 
     def median(key: str) -> float | None:
         return statistics.median(line[key] for line in done) if done else None
 
     return {
-        "pairs": len(lines),
+        "pairs": len(asked),
         "flipped": len(done),
-        "flipped by as many random neurons": sum(line.get("random", False) for line in lines),
-        "flipped by switching off as many of the most active": sum(line.get("largest", False) for line in lines),
+        "flipped by as many random neurons": sum(line.get("random", False) for line in asked),
+        "flipped by switching off as many of the most active": sum(line.get("largest", False) for line in asked),
         **{f"median {key}": median(key) for key in MEDIANS},
+        "left out, as the token was first already": len(lines) - len(asked),
     }

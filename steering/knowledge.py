@@ -66,6 +66,8 @@ def read(path: str) -> dict[str, list[tuple[str, str]]]:
     """A JSON object: a fact's name -> {"answer": ..., "prompts": [those that say the same]}. Raises `InputError`."""
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not all(isinstance(fact["prompts"], list) for fact in facts.values()):
+            raise ValueError
         found = {
             name: [(str(prompt), str(fact["answer"])) for prompt in fact["prompts"]] for name, fact in facts.items()
         }

@@ -25,23 +25,31 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
     only, decay, or are of q, k, v, experts or routers.
     """
     recipe.check(model)
-    found: dict[str, Tensor] = {}
+    maps: dict[str, tuple[Any, Tensor, Tensor]] = {}
     names = {id(module): name for name, module in model.net.named_modules()}
     for edit in recipe:
         site = _expressible(model, edit)
         module: Any = model.site_module(site, edit.neuron.layer)
-        name = names[id(module)]
-        weight = found.setdefault(f"{name}.weight", module.weight.detach().clone())
-        matrix = weight.T if isinstance(module, Conv1D) else weight  # (out, in), a view
+        ones = torch.ones_like(_matrix(module)[0])
+        _, scales, constants = maps.setdefault(names[id(module)], (module, ones, torch.zeros_like(ones)))  # (in,)
         width = model.head_dim if edit.neuron.site == "head" else 1
         columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
         scale, constant = _affine(edit)
-        if constant:
-            bias = module.bias if module.bias is not None else torch.zeros_like(matrix[:, 0])
-            total = found.setdefault(f"{name}.bias", bias.detach().clone())
-            total += constant * matrix[:, columns].sum(1)
-        matrix[:, columns] *= scale
+        scales[columns] *= scale
+        constants[columns] = scale * constants[columns] + constant
+    found: dict[str, Tensor] = {}
+    for name, (module, scales, constants) in maps.items():
+        matrix = _matrix(module)
+        changed = matrix * scales
+        found[f"{name}.weight"] = changed.T if isinstance(module, Conv1D) else changed
+        if constants.any():
+            found[f"{name}.bias"] = matrix @ constants + (0 if module.bias is None else module.bias.detach())
     return found
+
+
+def _matrix(module: Any) -> Tensor:
+    """(out, in)"""
+    return module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
 
 
 def _expressible(model: Model, edit: Edit) -> str:

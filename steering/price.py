@@ -89,10 +89,8 @@ def price(
     """
     recipe.check(model)
     everywhere = [replace(edit, where="all") for edit in recipe]
-    batch, held = ([model.token_ids(text) for text in texts] for texts in (neutral, held_out or neutral))
-    if any(len(ids) < 2 for ids in batch + held):
-        raise InputError("A neutral text is shorter than two tokens; give whole sentences.")
-    plain, here, all_over = (_log_probabilities(model, edits, batch, statistic) for edits in ([], recipe, everywhere))
+    batch, held = (token_rows(model, texts) for texts in (neutral, held_out or neutral))
+    here, all_over = (_divergences(model, edits, batch, statistic) for edits in (recipe, everywhere))
     usual, changed = (_perplexity(model, edits, held, statistic) for edits in ([], everywhere))
     prompt, wanted = recipe.provenance.get("prompt"), recipe.provenance.get("to")
     old = new = repetition = repetition_plain = None
@@ -103,8 +101,8 @@ def price(
         old = _standing(model, int(before.argmax()), before, after)
         new = _standing(model, model.answer_id(wanted, "wanted token"), before, after) if wanted else None
     return Price(
-        old, new, _kl(plain, here, slice(0, -1)), _kl(plain, all_over, slice(None)), usual, changed, repetition,
-        repetition_plain, _strengths(recipe, statistic),
+        old, new, _mean([row[:-1] for row in here]), _mean(all_over), usual, changed, repetition, repetition_plain,
+        _strengths(recipe, statistic),
     )  # fmt: skip
 
 
@@ -117,9 +115,18 @@ def check_budget(cost: Price, budget: float) -> None:
         )
 
 
+def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of neutral texts. Raises `InputError` where there is nothing to predict in one, or none."""
+    rows = [model.token_ids(text) for text in texts]
+    if not rows or any(len(ids) < 2 for ids in rows):
+        raise InputError("A neutral text is shorter than two tokens, or there is none; give whole sentences.")
+    return rows
+
+
 def _written(model: Model, prompt: str) -> tuple[Tensor, float]:
     """(V,) the next token's probabilities, and how much the continuation repeats itself."""
-    text = model.generate(prompt, max_new_tokens=40)
+    room = model.context_length - len(model.token_ids(prompt))
+    text = model.generate(prompt, max_new_tokens=min(40, room)) if room > 0 else ""
     return model.next_logits(prompt).softmax(-1), repeated_trigrams(model.tokens_of(text))
 
 
@@ -130,27 +137,33 @@ def _standing(model: Model, token: int, before: Tensor, after: Tensor) -> Standi
 
 @torch.no_grad()
 def _log_probabilities(
+    model: Model, edits: Recipe | Sequence[Edit], ids: list[int], statistic: Statistic | None
+) -> Tensor:
+    """(T, V) of the next tokens of one text."""
+    with steer(model, edits, statistic):
+        logits = tasks.logits(model, model.encode([ids]), list(range(len(ids))))[0]
+    return logits.float().log_softmax(-1).cpu()
+
+
+def _divergences(
     model: Model, edits: Recipe | Sequence[Edit], rows: Sequence[list[int]], statistic: Statistic | None
 ) -> list[Tensor]:
-    """(T, V) of each row."""
+    """(T,) of each text, the KL divergence at each token."""
     found = []
-    with steer(model, edits, statistic):
-        for ids in rows:
-            logits = tasks.logits(model, model.encode([ids]), list(range(len(ids))))[0]
-            found.append(logits.float().log_softmax(-1).cpu())
+    for ids in rows:
+        plain, other = (_log_probabilities(model, chosen, ids, statistic) for chosen in ([], edits))
+        found.append((plain.exp() * (plain - other)).sum(-1))
     return found
 
 
-def _kl(plain: Sequence[Tensor], other: Sequence[Tensor], tokens: slice) -> float:
-    parts = [(p.exp() * (p - q)).sum(-1)[tokens] for p, q in zip(plain, other, strict=True)]
-    return float(torch.cat(parts).mean().clamp(min=0))
+def _mean(rows: Sequence[Tensor]) -> float:
+    return float(torch.cat(list(rows)).mean().clamp(min=0))
 
 
 def _perplexity(
     model: Model, edits: Recipe | Sequence[Edit], rows: Sequence[list[int]], statistic: Statistic | None
 ) -> float:
-    found = _log_probabilities(model, edits, rows, statistic)
-    losses = [-p[range(len(ids) - 1), ids[1:]] for p, ids in zip(found, rows, strict=True)]
+    losses = [-_log_probabilities(model, edits, ids, statistic)[range(len(ids) - 1), ids[1:]] for ids in rows]
     return float(torch.cat(losses).mean().exp())
 
 

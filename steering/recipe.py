@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from concepts.models import Model
 
 FORMAT = 1
+OF_THE_WHOLE = ("price", "after")
+"""Provenance that is measured with all edits at their full strength."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Recipe:
     def __mul__(self, share: float) -> Recipe:
         """Each edit going `share` of its way: 0 changes nothing, 1 is the recipe itself."""
         edits = tuple(replace(edit, share=edit.share * share) for edit in self.edits)
-        return replace(self, name=f"{self.name} x {share:g}", edits=edits)
+        told = {key: value for key, value in self.provenance.items() if key not in OF_THE_WHOLE}
+        return replace(self, name=f"{self.name} x {share:g}", edits=edits, provenance=told)
 
     __rmul__ = __mul__
 
@@ -55,7 +58,9 @@ class Recipe:
         edits = tuple(sorted(self.edits + other.edits, key=lambda edit: edit.neuron))
         name = " + ".join(sorted((self.name, other.name)))
         parts = sorted((self.provenance, other.provenance), key=lambda part: json.dumps(part, sort_keys=True))
-        return Recipe(name, edits, self.model_name, self.model_fingerprint, {"parts": parts})
+        neurons = [row for part in parts for row in part.get("neurons", [])]
+        told = {"neurons": neurons, "parts": parts}
+        return Recipe(name, edits, self.model_name, self.model_fingerprint, told)
 
     def noting(self, **more: Any) -> Recipe:
         """The same with more provenance."""
@@ -88,7 +93,8 @@ class Recipe:
         """Raises `RecipeError` that says what is wrong."""
         try:
             data = json.loads(text)
-        except ValueError as error:
+            json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        except (ValueError, RecursionError) as error:
             raise RecipeError(f"The recipe is not JSON ({error}); save it again with icebear.") from None
         if not isinstance(data, dict) or data.get("icebear_recipe") != FORMAT:
             raise RecipeError(f"This is not an icebear recipe: it lacks 'icebear_recipe': {FORMAT}.")
@@ -109,7 +115,10 @@ class Recipe:
         return cls(data["name"], parsed, model["name"], model["fingerprint"], provenance)
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        try:
+            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

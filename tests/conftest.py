@@ -11,6 +11,7 @@ from actmax import build_index, index, read_corpus
 from app.cli import EXAMPLE_RECIPE
 from concepts import Model, load_model
 from db import open_store
+from steering import flip
 
 LLAMA = LlamaConfig(
     vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
@@ -22,6 +23,7 @@ GEMMA3 = Gemma3TextConfig(
     num_key_value_heads=2, head_dim=6, max_position_embeddings=64, sliding_window=4, query_pre_attn_scalar=6,
     layer_types=["sliding_attention", "full_attention", "sliding_attention"],
 )  # fmt: skip
+CAMEL = "The camel lives in the"
 CONFIGS = {"llama": LLAMA, "llama with biases": LLAMA_BIASES, "gemma3": GEMMA3}
 
 
@@ -117,3 +119,9 @@ def corpus(tmp_path, monkeypatch):
     lines = [" ".join(generator.choices(words, k=generator.randint(1, 9))).capitalize() + "." for _ in range(120)]
     (tmp_path / "c.txt").write_text("\n".join([*lines, "", lines[0], "x"]))
     return read_corpus(str(tmp_path / "c.txt"))
+
+
+@pytest.fixture(scope="session")
+def desert(smol):
+    """The ice bear's way to the desert, found."""
+    return flip(smol, ICE_BEAR, " desert", like=CAMEL)

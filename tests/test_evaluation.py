@@ -194,6 +194,9 @@ def test_reviews_are_cut_and_asked_about(smol):
     logits = smol.next_logits(asked[0].prompt)
     pair = [logits[smol.token_id(answer, "answer")] for answer in (" positive", " negative")]
     assert asked[0].choice(smol) == asked[0].answers[int(pair[1] > pair[0])]
+    for rows, longest in (([], 60), (documents, 10)):
+        with pytest.raises(InputError, match="no room for them"):
+            reviews(smol, rows, 1, longest=longest)
     with pytest.raises(InputError, match="use --corpus imdb-reviews"):
         reviews(smol, [("Title", "text")], 1)
 

@@ -1,4 +1,4 @@
-"""Flips: found, verified, priced; recipes combined, scaled and made permanent."""
+"""Flips: found, verified, priced; evaluated; knowledge neurons; the commands."""
 
 import json
 import random
@@ -9,33 +9,26 @@ import sys
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import ICE_BEAR, IDS, LLAMA, Letters, random_model
+from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense
 from test_others import make
 
 from app.cli import main
 from concepts import Model, Neuron, attribute
-from db.errors import InputError, RecipeError
+from db.errors import InputError
 from db.records import Example, Hit, Sentence
 from steering import Edit, Recipe, flip, steer
-from steering.flipping import _start, margins
+from steering.flipping import MARGIN, _pruned, _search, _start, margins
 from steering.flips import Pair, largest_control, random_control, run, summary
 from steering.knowledge import effects, refine, report
-from steering.permanent import difference, patch, patched, save_patch
 from steering.price import NEUTRAL, check_budget, price, repeated_trigrams
 
 RUN = CliRunner()
-CAMEL = "The camel lives in the"
 
 
 @pytest.fixture(scope="module")
 def letters():
     return Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
-
-
-@pytest.fixture(scope="module")
-def desert(smol):
-    return flip(smol, ICE_BEAR, " desert", like=CAMEL)
 
 
 # --- flip ---
@@ -67,15 +60,35 @@ def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
     assert done.stdout.strip() == "' desert'", done.stderr
 
 
-def test_none_of_its_neurons_can_go(smol, desert):
-    """Pruned: without any one of them the token is not first by the margin, at the strengths before weakening."""
-    for gone in desert:
-        with steer(smol, [edit for edit in desert if edit is not gone]):
-            assert smol.predict(ICE_BEAR, 1)[0].text != " desert"
+def test_what_is_not_needed_goes(letters):
+    """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
+    wanted = letters.predict("the ice bear", 4)[3].id
+    state = _start(letters, "the ice bear", wanted, None)
+    edits, margin = _search(state, [], 10, None)
+    assert margin >= MARGIN
+    useless = next((1, index) for index in range(letters.width("ffn")) if (1, index) not in edits)
+    left = _pruned(state, {useless: state.now[useless].item(), **edits})
+    assert useless not in left
+    assert set(left) <= set(edits)
+    assert margins(state, [left])[0] >= MARGIN
+    for gone in left:
+        rest = {place: value for place, value in left.items() if place != gone}
+        assert margins(state, [rest])[0] < MARGIN
 
 
 def test_an_answer_that_is_there_needs_nothing(smol):
     assert len(flip(smol, ICE_BEAR, " Arctic")) == 0
+
+
+def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
+    """A token that is first by less than the margin needs nothing, and what holds by less is not thrown away."""
+    first = letters.predict("the ice bear", 1)[0].id
+    monkeypatch.setattr("steering.flipping.MARGIN", 100.0)
+    assert len(flip(letters, "the ice bear", first)) == 0
+    wanted = letters.predict("the ice bear", 3)[2].id
+    recipe = flip(letters, "the ice bear", wanted, like="a source prompt")
+    with steer(letters, recipe):
+        assert letters.predict("the ice bear", 1)[0].id == wanted
 
 
 @pytest.mark.parametrize(
@@ -113,9 +126,9 @@ def test_away_without_a_source_goes_towards_zero(smol):
     with steer(smol, recipe):
         assert " Arctic" not in [token.text for token in smol.predict(ICE_BEAR, 5)]
     assert not recipe.provenance["beyond_goal"]
-    for row in recipe.provenance["neurons"]:
-        assert abs(row["to"] - row["from"]) <= 2.5 * abs(row["from"]) + 1e-3
-        assert row["to"] * row["from"] <= row["from"] ** 2
+    for edit, row in zip(recipe, recipe.provenance["neurons"], strict=True):
+        assert abs(edit.value - row["from"]) <= 2.5 * abs(row["from"]) + 1e-3
+        assert edit.value * row["from"] <= row["from"] ** 2
 
 
 def test_a_flip_is_deterministic_and_a_source_may_have_another_length(letters):
@@ -232,61 +245,6 @@ def test_the_price(smol, desert):
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
 
 
-# --- recipes ---
-
-
-def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):
-    other = Recipe.for_model(smol, "other", [Edit.parse("L3.ffn.7*0.5"), Edit.parse("L4.head.3*0")], to="x")
-    assert (desert + other).edits == (other + desert).edits
-    assert (desert + other).to_json() == (other + desert).to_json()
-    with pytest.raises(RecipeError, match="both edit L"):
-        desert + desert
-    text = smol.generate(ICE_BEAR, max_new_tokens=6)
-    half = desert * 0.5
-    assert Recipe.from_json(half.to_json()).edits == half.edits
-    with steer(smol, desert * 0):
-        assert smol.generate(ICE_BEAR, max_new_tokens=6) == text
-    with steer(smol, desert * 1):
-        whole = smol.predict(ICE_BEAR, 1)[0]
-    with steer(smol, desert):
-        assert smol.predict(ICE_BEAR, 1)[0] == whole
-    with pytest.raises(RecipeError, match="different models"):
-        desert + Recipe("x", (), "y", "z")
-
-
-@pytest.mark.parametrize("op", ["=3", "*0.3", "+2", "=3^0.25", "*0^0.5"])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_permanent_patch_is_steering(op, family):
-    model = random_model(LLAMA if family == "llama" else dense()["gpt2"])
-    model.tokenizer = Letters()
-    recipe = Recipe.for_model(
-        model,
-        "r",
-        [Edit.parse(f"{place}{op}") for place in ("L0.ffn.3", "L1.ffn.7", "L1.attn.2", "L0.head.1", "L1.ffn.8")],
-    )
-    weights = patch(model, recipe)
-    before = {name: value.clone() for name, value in model.net.state_dict().items()}
-    assert difference(model, recipe, weights, "the ice bear") < 1e-5
-    plain = model.net(torch.tensor([IDS])).logits
-    with patched(model, weights):
-        assert not torch.allclose(model.net(torch.tensor([IDS])).logits, plain)
-    after = model.net.state_dict()
-    assert set(before) == set(after)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):
-    with pytest.raises(RecipeError, match="some tokens only"):
-        patch(smol, desert)
-    with pytest.raises(RecipeError, match="not read by one linear map"):
-        patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.q.1*0")]))
-    with pytest.raises(RecipeError, match="units of an index"):
-        patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.ffn.1=2max")]))
-    save_patch({"a": torch.ones(2)}, tmp_path / "p.safetensors")
-    with pytest.raises(RecipeError, match="cannot be written"):
-        save_patch({"a": torch.ones(2)}, tmp_path / "no" / "p.safetensors")
-
-
 # --- many flips, and knowledge neurons ---
 
 
@@ -294,14 +252,17 @@ def test_evaluating_flips(smol, tmp_path):
     pairs = [
         Pair("The Eiffel Tower is located in the city of", " Rome", "The Colosseum is located in the city of"),
         Pair("The currency of the United States is the", " yen"),
+        Pair(ICE_BEAR, " Arctic"),
     ]
-    lines = run(smol, pairs, folder=tmp_path)
-    assert [line["flipped"] for line in lines] == [True, False]
+    lines = run(smol, pairs, tmp_path)
+    assert [line["flipped"] for line in lines] == [True, False, True]
+    assert run(smol, pairs, tmp_path) == lines  # from the folder
     assert not lines[0]["random"]
     assert "one token" in lines[1]["why"]
     assert Recipe.load(tmp_path / "00.json").provenance["to"] == " Rome"
     found = summary(lines)
     assert (found["pairs"], found["flipped"], found["median kl"]) == (2, 1, 0)
+    assert found["left out, as the token was first already"] == 1
     recipe = Recipe.load(tmp_path / "00.json")
     assert len(random_control(smol, recipe)) == len(largest_control(smol, pairs[0].prompt, recipe)) == len(recipe)
 
@@ -358,19 +319,30 @@ def test_the_commands(tmp_path, monkeypatch):
         RUN.invoke(main, ["recipe", "combine", "a.json", "--share", share, "--save", "h.json"])
         checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json"])
         assert (checked.exit_code, json.loads(checked.stdout)["recipes"][0]["holds"]) == (code, code == 0)
-    (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": {}}))
-    other = RUN.invoke(main, ["recipe", "check", "o.json"])
-    assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
+    for told in ({}, {"prompt": "x", "away": "y", "top_k": 0}, {"prompt": "x", "away": "y", "top_k": True}):
+        (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": told}))
+        other = RUN.invoke(main, ["recipe", "check", "o.json"])
+        assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
     refused = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001"])
     assert (refused.exit_code, "more than the budget" in refused.stderr) == (1, True)
     (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
-    for broken in ({"neurons": [{}]}, {"price": 3}, {"neurons": 3}, {"price": {"old": {}, "new": {}}}):
+    big = {**found["provenance"]["price"], "kl": 10**400}
+    for broken in ({"neurons": [{}]}, {"price": 3}, {"neurons": 3}, {"price": {"old": {}, "new": {}}}, {"price": big}):
         (tmp_path / "b.json").write_text(json.dumps({**found, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
         assert (wrong.exit_code, "is not as icebear writes it" in wrong.stderr) == (1, True)
     assert RUN.invoke(main, ["flip", ICE_BEAR]).exit_code == 2
+    assert RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--top-k", "3"]).exit_code == 2
+    for text, message in (("", "or there is none"), ("a", "shorter than two tokens")):
+        (tmp_path / "n.txt").write_text(text)
+        wrong = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--neutral", "n.txt"])
+        assert (wrong.exit_code, message in wrong.stderr) == (1, True)
+    unread = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--neutral", "none"])
+    assert (unread.exit_code, "cannot be read" in unread.stderr) == (1, True)
+    nowhere = RUN.invoke(main, ["recipe", "combine", "d.json", "--save", "no/x.json"])
+    assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (1, True)
     (tmp_path / "facts.json").write_text(json.dumps({
         name: {"answer": f" {city}", "prompts": [f"The capital of {name} is", f"{name} has a capital, the city of"]}
         for name, city in (("France", "Paris"), ("Italy", "Rome"))

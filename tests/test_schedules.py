@@ -20,7 +20,16 @@ def test_conditions_are_written_and_read(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["L3.ffn.7=2@seen", "L3.ffn.7=2@seen:desert", 'L3.ffn.7=2@seen:""', 'L3.ffn.7=2@all:"x"']
+    "text",
+    [
+        "L3.ffn.7=2@seen",
+        "L3.ffn.7=2@seen:desert",
+        'L3.ffn.7=2@seen:""',
+        'L3.ffn.7=2@all:"x"',
+        'L3.ffn.7=2@seen: "x"',
+        r'L3.ffn.7=2@seen:"\ud800"',
+        "L3.ffn.7=2@position:" + "9" * 5000,
+    ],
 )
 def test_bad_conditions_say_how_they_are_written(text):
     with pytest.raises(InputError, match=r"is not an edit; write it|is not a place for an edit; use all"):
@@ -85,6 +94,51 @@ def test_a_decoder_s_condition_is_about_what_it_writes():
     assert [(act.position, act.token) for act in acts] == [(1, 5), (2, 9)]
     assert torch.allclose(plain[:, :1], steered[:, :1])
     assert not torch.allclose(plain[:, 1], steered[:, 1])
+
+
+def test_what_an_older_cache_holds_is_not_taken_for_what_was_read_since(smol):
+    ids = torch.tensor([smol.token_ids("The ice bear lives")])
+    with steer(smol, [f'{STRONG}@seen:" lamp"']), torch.no_grad():
+        cache = smol.net(ids, use_cache=True).past_key_values
+        smol.net(torch.tensor([smol.token_ids("The old lamp is")]))
+        with pytest.raises(InputError, match="waits for a token"):
+            smol.net(ids[:, :1], past_key_values=cache)
+
+
+def test_padding_is_known_under_a_static_cache(smol):
+    edits = ["L29.ffn.860=-20@last", "L24.ffn.559=9@generated", "L3.ffn.7=5@position:1"]
+    with steer(smol, edits, trace=True) as acts:
+        found = smol.generate(PROMPTS, max_new_tokens=4, cache_implementation="static")
+    with steer(smol, edits, trace=True) as usual:
+        assert smol.generate(PROMPTS, max_new_tokens=4) == found
+    assert [(act.row, act.position, act.edit) for act in acts] == [(act.row, act.position, act.edit) for act in usual]
+
+
+def test_steering_inside_steering(smol):
+    """Both act, at their own tokens, also under `generate`; afterwards the model is as before."""
+    outer, inner = "L29.ffn.860=-20@last", "L24.ffn.559=9@generated"
+    before = dict(smol.net.__dict__)
+    with steer(smol, [outer, inner]):
+        both = smol.generate(ICE_BEAR, max_new_tokens=5)
+    with steer(smol, [outer]):
+        one = smol.generate(ICE_BEAR, max_new_tokens=5)
+        with steer(smol, [inner]):
+            assert smol.generate(ICE_BEAR, max_new_tokens=5) == both
+        assert smol.generate(ICE_BEAR, max_new_tokens=5) == one
+    assert smol.net.__dict__ == before
+
+
+def test_generate_takes_what_transformers_takes(smol):
+    from transformers import GenerationConfig
+
+    ids = torch.tensor([smol.token_ids(ICE_BEAR)])
+    settings = GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
+    embeddings = smol.net.get_input_embeddings()(ids)
+    with steer(smol, [f"{STRONG}@last"]), torch.no_grad():
+        found = smol.net.generate(ids, settings)[0, ids.shape[1] :].tolist()
+        assert smol.net.generate(inputs_embeds=embeddings, generation_config=settings)[0].tolist() == found
+        with pytest.raises(InputError, match="give it input_ids"):
+            smol.net.generate(generation_config=settings)
 
 
 # --- the trace ---
