@@ -70,13 +70,13 @@ def flip(
     found = found.noting(price=cost.to_dict())
     if not found:
         click.echo("It is so already: there is nothing to edit.", err=True)
-    if save:
-        found.save(save)
-        click.echo(f"Wrote {save}", err=True)
     if as_json:
         print_json(found.to_dict())
     else:
         stdout().print(recipe_table(found))
+    if save:  # last, so that a path that cannot be written loses nothing
+        found.save(save)
+        click.echo(f"Wrote {save}", err=True)
 
 
 def _lines(path: str) -> list[str]:

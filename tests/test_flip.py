@@ -341,8 +341,10 @@ def test_the_commands(tmp_path, monkeypatch):
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
     unread = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--neutral", "none"])
     assert (unread.exit_code, "cannot be read" in unread.stderr) == (1, True)
-    nowhere = RUN.invoke(main, ["recipe", "combine", "d.json", "--save", "no/x.json"])
-    assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (1, True)
+    for command in (["recipe", "combine", "d.json"], ["flip", ICE_BEAR, "--to", " Arctic"]):
+        nowhere = RUN.invoke(main, [*command, "--save", "no/x.json"])
+        assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (1, True)
+    assert "Arctic" in nowhere.stdout
     (tmp_path / "facts.json").write_text(json.dumps({
         name: {"answer": f" {city}", "prompts": [f"The capital of {name} is", f"{name} has a capital, the city of"]}
         for name, city in (("France", "Paris"), ("Italy", "Rome"))
