@@ -69,7 +69,7 @@ def paired_bars(plain: list[dict[str, Any]], steered: list[dict[str, Any]]) -> a
         alt.Chart(pandas.DataFrame(rows), title="next token")
         .mark_bar()
         .encode(
-            y=alt.Y("token:N", sort=order, title=None),
+            y=alt.Y("token:N", sort=order, title=None, axis=alt.Axis(labelOverlap=False)),
             yOffset=alt.YOffset("text:N", sort=["plain", "steered"]),
             x=alt.X("probability:Q", scale=alt.Scale(domain=[0, 1])),
             color=alt.Color(
@@ -78,7 +78,7 @@ def paired_bars(plain: list[dict[str, Any]], steered: list[dict[str, Any]]) -> a
             ),
             tooltip=["token", "text", alt.Tooltip("probability:Q", format=".4f")],
         )
-        .properties(height=34 * len(order) + 20)
+        .properties(height=34 * len(order) + 100)  # the page takes axis, legend and title out of it
     )  # fmt: skip
 
 
