@@ -69,10 +69,10 @@ def faithfulness(
     from concepts.evaluation import faithfulness as evaluation
     from concepts.evaluation.methods import chosen
 
-    wanted = chosen(methods)
-    model = load(**options)
     if task == "choice" and corpus:
         raise click.UsageError("--task choice makes its own prompts, so it takes no --corpus.")
+    wanted = chosen(methods)
+    model = load(**options)
     corpus = corpus or CORPORA[task]
     asked = _questions(model, task, corpus, samples + 10 * tune, seed, max_tokens)
     wanted_samples, others = asked[:samples], asked[samples:]

@@ -154,20 +154,19 @@ def recipe_table(found: Recipe) -> Group:
 
 def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
     about = {row["neuron"]: row for row in neurons}
+    examples = [("examples", "left")] if any(row.get("examples") for row in neurons) else []
     table = _grid(
         ("edit", "left"), ("was", "right"), ("relevance", "right"), ("promotes at +", "left"), ("at -", "left"),
-        ("examples", "left"), title=Text(found.name),
+        *examples, title=Text(found.name),
     )  # fmt: skip
-    if not any(row.get("examples") for row in neurons):
-        table.columns.pop()
     for edit in found:
         row = about.get(str(edit.neuron), {})
         cells = [
             *([f"{row['from']:+.2f}", f"{row['relevance']:+.3f}"] if row else ["", ""]),
             *(", ".join(map(visible, row.get(side, []))) for side in ("promotes", "suppresses")),
-            "\n".join(row.get("examples", [])),
+            *("\n".join(row.get(name, [])) for name, _ in examples),
         ]
-        table.add_row(str(edit), *map(Text, cells[: len(table.columns) - 1]))
+        table.add_row(str(edit), *map(Text, cells))
     return table
 
 

@@ -195,7 +195,6 @@ class Model(Architecture):
 
     # --- forward --------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def predict(self, prompt: Prompt, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
         """The k most probable next tokens (or labels), and behind them those of `also` that are not among them."""
         logits = self.next_logits(prompt)

@@ -83,13 +83,14 @@ def flip(
     if store:
         store.check(model.fingerprint, model.name)
     state = _start(model, prompt, wanted, like, top_k if away else None)
-    if margins(state, [{}])[0] > 0:
+    plain = margins(state, [{}])[0].item()
+    if plain > 0:
         return _recipe(state, prompt, like, {}, store)
     prefer = _found_by(store, model.answer(state.token))
-    edits, margin = _search(state, prefer, max_neurons, on_progress)
+    edits, margin = _search(state, plain, prefer, max_neurons, on_progress)
     if margin < MARGIN and state.goal is not None:  # not enough
         further = replace(state, goal=None)
-        others, reached = _search(further, prefer, max_neurons, on_progress)
+        others, reached = _search(further, plain, prefer, max_neurons, on_progress)
         if reached > margin:
             state, edits, margin = further, others, reached
     if margin <= 0:
@@ -104,11 +105,10 @@ def _found_by(store: Store | None, text: str) -> list[Neuron]:
 
 
 def _search(
-    state: _State, prefer: Sequence[Neuron], max_neurons: int, on_progress: OnProgress | None
+    state: _State, margin: float, prefer: Sequence[Neuron], max_neurons: int, on_progress: OnProgress | None
 ) -> tuple[dict[Place, float], float]:
-    """Edits taken one after the other, and the margin that they reach."""
+    """Edits taken one after the other, and the margin that they reach from the `margin` without any."""
     edits: dict[Place, float] = {}
-    margin = margins(state, [{}])[0].item()
     while margin < MARGIN and len(edits) < max_neurons:
         found = _step(state, edits, prefer)
         if found is None or found[1] <= margin + 1e-4:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from steering.price import Price, price
 from steering.recipe import Recipe
 
 MEDIANS = ("neurons", "before", "after", "rank before", "kl", "kl_everywhere", "perplexity", "perplexity_everywhere")
-
-OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def read(path: str) -> list[Pair]:
 
 def run(
     model: Model, pairs: Sequence[Pair], folder: str | Path, max_neurons: int = 10, held_out: Sequence[str] = (),
-    on_progress: OnProgress | None = None,
+    on_progress: runner.OnProgress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """For each pair: whether it flipped, with how many neurons, at what price, and whether controls of the same size
     flip it too; recipes are kept in `folder` and checked as loaded from there. held_out: as of `price`.

@@ -90,7 +90,11 @@ def price(
     recipe.check(model)
     everywhere = [replace(edit, where="all") for edit in recipe]
     batch, held = (token_rows(model, texts) for texts in (neutral, held_out or neutral))
-    here, all_over = (_divergences(model, edits, batch, statistic) for edits in (recipe, everywhere))
+    here, all_over = [], []
+    for ids in batch:
+        plain, own, all_on = (_log_probabilities(model, edits, ids, statistic) for edits in ([], recipe, everywhere))
+        here.append(_kl(plain, own)[:-1])
+        all_over.append(_kl(plain, all_on))
     usual, changed = (_perplexity(model, edits, held, statistic) for edits in ([], everywhere))
     prompt, wanted = recipe.provenance.get("prompt"), recipe.provenance.get("to")
     old = new = repetition = repetition_plain = None
@@ -101,7 +105,7 @@ def price(
         old = _standing(model, int(before.argmax()), before, after)
         new = _standing(model, model.answer_id(wanted, "wanted token"), before, after) if wanted else None
     return Price(
-        old, new, _mean([row[:-1] for row in here]), _mean(all_over), usual, changed, repetition, repetition_plain,
+        old, new, _mean(here), _mean(all_over), usual, changed, repetition, repetition_plain,
         _strengths(recipe, statistic),
     )  # fmt: skip
 
@@ -145,19 +149,13 @@ def _log_probabilities(
     return logits.float().log_softmax(-1).cpu()
 
 
-def _divergences(
-    model: Model, edits: Recipe | Sequence[Edit], rows: Sequence[list[int]], statistic: Statistic | None
-) -> list[Tensor]:
-    """(T,) of each text, the KL divergence at each token."""
-    found = []
-    for ids in rows:
-        plain, other = (_log_probabilities(model, chosen, ids, statistic) for chosen in ([], edits))
-        found.append((plain.exp() * (plain - other)).sum(-1))
-    return found
+def _kl(plain: Tensor, other: Tensor) -> Tensor:
+    """(T,) of log-probabilities (T, V)."""
+    return (plain.exp() * (plain - other)).sum(-1)
 
 
-def _mean(rows: Sequence[Tensor]) -> float:
-    return float(torch.cat(list(rows)).mean().clamp(min=0))
+def _mean(rows: list[Tensor]) -> float:
+    return float(torch.cat(rows).mean().clamp(min=0))
 
 
 def _perplexity(

@@ -64,7 +64,7 @@ def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
     state = _start(letters, "the ice bear", wanted, None)
-    edits, margin = _search(state, [], 10, None)
+    edits, margin = _search(state, margins(state, [{}])[0].item(), [], 10, None)
     assert margin >= MARGIN
     useless = next((1, index) for index in range(letters.width("ffn")) if (1, index) not in edits)
     left = _pruned(state, {useless: state.now[useless].item(), **edits})

@@ -25,12 +25,7 @@ def show() -> None:
         {"method": name, **{c: "—" if v is None else str(v) for c, v in cells.items()}} for name, cells in table.items()
     ]
     st.dataframe(rows, hide_index=True, height="content")
-    lines = [
-        f"{len(results['samples'])} samples; mean ± standard error; * is the best of its column.",
-        *results["notes"],
-    ]
-    lines += [f"{name}: {about}" for name, about in columns.items()]
-    lines += [f"{name} cannot run: {why}" for name, why in results["unable"].items()]
+    lines = report.legend(results["samples"], columns, results["notes"], results["unable"])
     st.caption("\n".join(f"- {plain(line)}" for line in lines))
     for picture in ("curves.png", "bars.png"):
         if (Path(folder) / picture).is_file():

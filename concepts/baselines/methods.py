@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -138,9 +139,12 @@ SEARCH: dict[str, list[Baseline]] = {
 """What `--tune` tries of methods that have a parameter."""
 
 
-def named(name: str) -> AttnLRP | Baseline:
-    """A method by its short name, or one of LRP written out. Raises `UnknownName` or `InputError`."""
-    known = {**METHODS, **BASELINES}
+def named(name: str, known: Mapping[str, AttnLRP | Baseline] | None = None) -> AttnLRP | Baseline:
+    """A method by its short name (of `known`, or of all), or one of LRP written out.
+
+    Raises `UnknownName` or `InputError`.
+    """
+    known = {**METHODS, **BASELINES} if known is None else known
     if name not in known and not name.startswith("AttnLRP("):
         ways = f"The methods are {', '.join(known)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
         raise UnknownName("method", name, known, ways)

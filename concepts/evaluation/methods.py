@@ -6,11 +6,11 @@ from torch import Tensor
 
 from concepts.attribution import baseline_tokens, relevance_of
 from concepts.baselines.common import resolved
-from concepts.baselines.methods import BASELINES, Baseline
+from concepts.baselines.methods import BASELINES, Baseline, named
 from concepts.lrp.method import METHODS, AttnLRP
 from concepts.models import Model
 from concepts.tasks import Plan
-from db.errors import IcebearError, UnknownName
+from db.errors import IcebearError
 
 ALL: dict[str, AttnLRP | Baseline] = {**BASELINES, **{name: METHODS[name] for name in ("cp-lrp", "attnlrp", "pa-lrp")}}
 """In the order of the tables: baselines first."""
@@ -20,12 +20,7 @@ def chosen(names: str) -> dict[str, AttnLRP | Baseline]:
     """Of a comma-separated list of names (or methods of LRP written out); ``all`` is all."""
     if names == "all":
         return ALL
-    found: dict[str, AttnLRP | Baseline] = {}
-    for name in names.replace(" ", "").split(","):
-        if name not in ALL and not name.startswith("AttnLRP("):
-            raise UnknownName("method", name, ALL, f"The methods are {', '.join(ALL)}.")
-        found[name] = ALL[name] if name in ALL else AttnLRP.parse(name)
-    return found
+    return {name: named(name, ALL) for name in names.replace(" ", "").split(",")}
 
 
 def token_scores(model: Model, plan: Plan, method: AttnLRP | Baseline) -> Tensor:

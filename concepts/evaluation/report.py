@@ -102,9 +102,7 @@ def write(
     place = Path(folder)
     methods = list(settings["methods"])
     found = table(samples, columns, methods)
-    legend = [f"{name}: {about}" for name, about in columns.items()]
-    reasons = [f"{name} cannot run: {why}" for name, why in unable.items()]
-    basis = f"{len(samples)} samples; mean ± standard error; * is the best of its column."
+    said = legend(samples, columns, notes, unable)
     result: dict[str, Any] = {
         "settings": settings,
         "columns": dict(columns),
@@ -115,12 +113,19 @@ def write(
     _text(place / "results.json", json.dumps(result, ensure_ascii=False))
     frame(found).to_csv(place / "table.csv", index=False)
     body = markdown(found, columns)
-    _text(
-        place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in [basis, *notes, *legend, *reasons]) + "\n"
-    )
+    _text(place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in said) + "\n")
     figures = draw(place, samples, found, columns, settings.get("shares", ()))
-    _text(place / "index.html", html(found, columns, settings, [basis, *notes, *legend, *reasons], figures))
+    _text(place / "index.html", html(found, columns, settings, said, figures))
     return found
+
+
+def legend(
+    samples: Sequence[Any], columns: Mapping[str, str], notes: Sequence[str], unable: Mapping[str, str]
+) -> list[str]:
+    """What a table is of, what its columns are, and why methods are missing."""
+    basis = f"{len(samples)} samples; mean ± standard error; * is the best of its column."
+    reasons = [f"{name} cannot run: {why}" for name, why in unable.items()]
+    return [basis, *notes, *(f"{name}: {about}" for name, about in columns.items()), *reasons]
 
 
 def load(folder: str | Path) -> dict[str, Any]:
