@@ -20,7 +20,7 @@ from db.errors import RecipeError
 if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.relevance import Relevance
-    from db.records import Example, Hit, Projection, Ranked, TokenScore
+    from db.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
     from steering.recipe import Recipe
 
 
@@ -101,16 +101,19 @@ def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Pro
 
 
 def projection(result: Projection) -> Table:
-    table = _grid(
-        ("promotes (+)", "left"), ("logit", "right"), ("z", "right"),
-        ("suppresses (-)", "left"), ("logit", "right"), ("z", "right"),
-        title=f"{result.neuron}: logits added by one unit of activation",
-    )  # fmt: skip
+    """What a neuron writes; where its standard deviation is known, by that as well."""
+    by_std = result.typical is not None and result.std is not None
+    numbers = [*(["logit"] if result.typical else []), *(["per std"] if by_std else []), "z"]
+    columns = [(name, "right") for name in numbers]
+    table = _grid(("promotes (+)", "left"), *columns, ("suppresses (-)", "left"), *columns, title=result.about)
+
+    def cells(token: Promotion) -> list[str | Text]:
+        logit = token.logit or 0.0
+        values = {"logit": f"{logit:+.3f}", "per std": f"{logit * (result.std or 0.0):+.2f}", "z": f"{token.z:+.1f}"}
+        return [Text(repr(token.text)), *(values[name] for name in numbers)]
+
     for up, down in zip(result.promoted, result.suppressed, strict=True):
-        table.add_row(
-            Text(repr(up.text)), f"{up.logit:+.3f}", f"{up.z:+.1f}",
-            Text(repr(down.text)), f"{down.logit:+.3f}", f"{down.z:+.1f}",
-        )  # fmt: skip
+        table.add_row(*cells(up), *cells(down))
     return table
 
 

@@ -146,6 +146,14 @@ class Architecture:
         names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross}
         return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
 
+    def norms_behind(self, layer: int, site: str = "ffn") -> list[str]:
+        """Paths of the norms on the direct way from a neuron to the unembedding: its layer's own behind W2 (sandwich or
+        post-norm), and the final one."""
+        family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
+        own = family.ffn_norm if site == "ffn" else family.attn_norm
+        paths = (f"{family.layers}.{layer - first}.{own}" if own else "", family.final_norm)
+        return [path for path in paths if path]
+
     def experts(self, layer: int) -> Any:
         """A layer's experts, whose neurons are its site `ffn`; None in a dense model. Raises `ModelError` if mixed."""
         if not self.family.experts:

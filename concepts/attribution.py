@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -23,10 +22,6 @@ from concepts.relevance import Conservation, Relevance
 from concepts.taps import Taps
 from concepts.tasks import Plan, Token
 from db.errors import InputError, NumericalError
-
-SINK_RATIO = 4
-"""A sink's residual stream exceeds the median position's this many times, in most layers. Massive activations
-(Sun et al. 2024) reach 10 to 150 on SmolLM2 and Gemma 3, other positions stay under 2."""
 
 
 @overload
@@ -245,7 +240,7 @@ def _result(
         predictions=tuple(model.top_tokens(here, 10)),
         method=method,
         sites=taps.row(row),
-        sinks=_sinks(model, ids, batch.lengths[row], taps.stream[row][:, columns]),
+        sinks=taps.sinks(row),
         head_count=model.heads,
         conserved=Conservation(target=explained[row].item(), tokens=relevance.sum().item(), **kept),
         image=image,
@@ -253,17 +248,3 @@ def _result(
         model_fingerprint=model.fingerprint,
         missing_rules=tuple(dict.fromkeys(mode.missing)),
     )
-
-
-def _sinks(model: Model, ids: tuple[int, ...], read: int, stream: Tensor) -> tuple[int, ...]:
-    """Positions to set apart: the first, special tokens, and huge residual streams; `stream` is (L, T) norms."""
-    if model.task == "image":
-        return tuple(range(len(ids) - math.prod(images.grid(model))))
-    found = {place for place, token in enumerate(ids) if token in model.special_ids()}
-    for start, part in ((0, stream[:, :read]), (read, stream[:, read:])):  # of the encoder, of the decoder
-        norms = part[(part != 0).any(1)]
-        if norms.numel():
-            ratio = norms / norms.median(dim=1, keepdim=True).values
-            huge = (ratio.median(dim=0).values > SINK_RATIO).nonzero().flatten()
-            found |= {start, *(huge + start).tolist()}
-    return tuple(sorted(found | {0}))

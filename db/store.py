@@ -302,6 +302,15 @@ class Store(SqliteFile):
             self.database.execute("DELETE FROM w2_norms")
             self.database.conn.executemany("INSERT INTO w2_norms VALUES (?, ?)", enumerate(norms))
 
+    def set_typical(self, spreads: Sequence[tuple[float, float] | None]) -> None:
+        """By layer: `Projection.typical`."""
+        with self.writing():
+            self._set_facts({"typical": spreads})
+
+    def typical(self, layer: int) -> tuple[float, float] | None:
+        found = self.facts().get("typical", [None] * (layer + 1))[layer]
+        return found and tuple(found)
+
     def w2_norm(self, neuron: Neuron) -> float:
         query = "SELECT norm FROM w2_norms WHERE neuron = ?"
         row = self.database.execute(query, (self.statistics(neuron).id,)).fetchone()
