@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from concepts import experts, tasks
 from concepts.families import FAMILIES, Family
+from concepts.fingerprint import fingerprint
 from db.errors import InputError, ModelError
 from db.records import SITES, Neuron
 
@@ -54,15 +54,8 @@ class Architecture:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of the architecture and the signs of a sample of every weight: the same in every dtype."""
-        config = self.net.config
-        digest = hashlib.sha256(f"{config.model_type} {self.answers}".encode())
-        for name, parameter in self.net.named_parameters():
-            values = parameter.detach().flatten()
-            sample = values[:: max(1, len(values) // 4096)]
-            digest.update(f"{name} {tuple(parameter.shape)}".encode())
-            digest.update(torch.signbit(sample).cpu().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        """Which model it is, see `concepts.fingerprint`."""
+        return fingerprint(self.net, f"{self.net.config.model_type} {self.answers}")
 
     @cached_property
     def context_length(self) -> int:

@@ -113,15 +113,18 @@ class Model(Architecture):
             )
         return ids
 
-    def answer_id(self, answer: str | int, role: str = "target") -> int:
-        """The id of a token or label. Raises `InputError`, for a text of several tokens with how it splits."""
+    def answer_id(self, answer: str | int, role: str = "target", behind: Prompt | None = None) -> int:
+        """The id of a label, or of a token as it is read behind a prompt (see `continuation`).
+
+        Raises `InputError`, for a text of several tokens with how it splits.
+        """
         if isinstance(answer, int):
             if not 0 <= answer < self.answers:
                 kind = "Labels" if self.labels else "Token ids"
                 raise InputError(f"{kind} of {self.name} are 0 to {self.answers - 1}.")
             return answer
         if not self.labels:
-            return self.token_id(answer, role)
+            return self.token_id(answer, role, behind)
         found = [number for number, label in self.labels.items() if label == answer]
         if not found:
             known = list(self.labels.values())
@@ -137,11 +140,26 @@ class Model(Architecture):
         """The tokens of a part of a text, without special ones."""
         return self._tokenizer()(text, add_special_tokens=False)["input_ids"]
 
-    def token_id(self, token: str, role: str) -> int:
-        ids = self.tokens_of(token)
+    def continuation(self, text: str, behind: Prompt | None = None) -> list[int]:
+        """The tokens of `text` where it goes on from a prompt: both are read together, and what is new is taken.
+
+        Read alone a text may begin otherwise (with a space, in the tokenizers of Llama 2 or Mistral 7B). Behind token
+        ids, or where the two would merge into one token, it is read behind a line break, or a letter.
+        """
+        if self.task == "masked":  # stands in the text, not behind it
+            return self.tokens_of(text)
+        for before in (behind, "\n", "a"):
+            if isinstance(before, str):
+                start, whole = self.tokens_of(before), self.tokens_of(before + text)
+                if len(whole) > len(start) and whole[: len(start)] == start:
+                    return whole[len(start) :]
+        return self.tokens_of(text)
+
+    def token_id(self, token: str, role: str, behind: Prompt | None = None) -> int:
+        ids = self.continuation(token, behind)
         if len(ids) != 1:
             split = " + ".join(repr(self.text(part)) for part in ids) or "nothing"
-            spaced = self.tokens_of(" " + token)
+            spaced = self.continuation(" " + token, behind)
             hint = f" Did you mean {' ' + token!r}, with a space?" if len(spaced) == 1 else ""
             longer = " To explain a longer continuation, use --target-text (target_text= in Python)."
             more = longer if role in ("target", "contrast") else ""
@@ -211,7 +229,7 @@ class Model(Architecture):
 
     def probability(self, prompt: Prompt, answer: str | int, role: str = "target") -> float:
         """Of one answer."""
-        return self.next_logits(prompt).softmax(-1)[self.answer_id(answer, role)].item()
+        return self.next_logits(prompt).softmax(-1)[self.answer_id(answer, role, prompt)].item()
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""

@@ -82,11 +82,12 @@ def plan(
     targets, contrasts, texts, prefixes, places = (
         _per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
     )
-    against = tuple(None if token is None else model.answer_id(token, "contrast") for token in contrasts)
-    chosen: list[tuple[int, ...] | None] = [
-        _continuation(model, text) if text is not None else None if token is None else (model.answer_id(token),)
-        for token, text in zip(targets, texts, strict=True)
-    ]
+    read = prompts if task == "causal" else [part or "" for part in prefixes]  # what answers are written behind
+    against = tuple(
+        None if token is None else model.answer_id(token, "contrast", before)
+        for token, before in zip(contrasts, read, strict=True)
+    )
+    chosen = [_answer(model, token, text, before) for token, text, before in zip(targets, texts, read, strict=True)]
     positions: list[tuple[int, ...]]
     batch = model.encode(prompts)
     rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
@@ -97,9 +98,9 @@ def plan(
     elif task == "masked":
         positions = [_masks(model, ids, answer) for ids, answer in zip(rows, chosen, strict=True)]
     else:
-        read = rows if task == "causal" else [model.tokens_of(text) if text else [] for text in prefixes]
-        starts = [len(ids) - (task == "causal") for ids in read]  # a decoder's start token is not in its text
-        longer = [ids + list((answer or ())[:-1]) for ids, answer in zip(read, chosen, strict=True)]
+        before = rows if task == "causal" else [model.tokens_of(text) for text in read]
+        starts = [len(ids) - (task == "causal") for ids in before]  # a decoder's start token is not in its text
+        longer = [ids + list((answer or ())[:-1]) for ids, answer in zip(before, chosen, strict=True)]
         positions = [
             tuple(range(start, start + len(answer or (0,)))) for start, answer in zip(starts, chosen, strict=True)
         ]
@@ -120,9 +121,12 @@ def _per_prompt(value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def _continuation(model: Model, text: str) -> tuple[int, ...]:
-    ids = tuple(model.tokens_of(text))
-    if not ids:
+def _answer(model: Model, token: Token | None, text: str | None, before: Any) -> tuple[int, ...] | None:
+    """The tokens of an answer as they are read behind what comes before; None for an open one."""
+    if text is None:
+        return None if token is None else (model.answer_id(token, behind=before),)
+    ids = tuple(model.continuation(text, before))
+    if not text or not ids:
         raise InputError("The target text is empty; give at least one token.")
     return ids
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from db.errors import InputError, StoreError
+from db.fingerprints import fits
 from db.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
 from db.sqlite import SqliteFile
 from db.vectors import NAMES
@@ -71,7 +72,7 @@ class Store(SqliteFile):
     def check(self, fingerprint: str, name: str) -> None:
         """Raise `StoreError` if the index was made from another model."""
         facts = self.facts()
-        if facts and facts["fingerprint"] != fingerprint:
+        if facts and not fits(facts["fingerprint"], fingerprint, f"The store {self.path}"):
             raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
 
     def _set_facts(self, facts: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def flip(
     """
     if (to is None) is not away:
         raise InputError("Say either which token shall come (to), or that the current one shall go (away).")
-    wanted = None if to is None else model.answer_id(to, "wanted token")
+    wanted = None if to is None else model.answer_id(to, "wanted token", prompt)
     _check(model, prompt, like, max_neurons, top_k)
     if store:
         store.check(model.fingerprint, model.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from db.errors import InputError, RecipeError
+from db.fingerprints import fits
 from steering.edits import Edit
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Recipe:
 
     def check(self, model: Model) -> None:
         """Raise `RecipeError` if this recipe was made for another model."""
-        if self.model_fingerprint != model.fingerprint:
+        if not fits(self.model_fingerprint, model.fingerprint, f"The recipe {self.name!r}"):
             raise RecipeError(
                 f"The recipe {self.name!r} was made for {self.model_name} ({self.model_fingerprint}), not for "
                 f"{model.name} ({model.fingerprint}); load that model with --model."
