@@ -179,10 +179,18 @@ def pruning(
 @click.option("--out", type=click.Path(file_okay=False), required=True, help="The folder of recipes and results.")
 @click.option("--max-neurons", default=10, show_default=True, type=click.IntRange(min=1))
 @click.option("--no-like", is_flag=True, help="Without the source prompts.")
+@click.option(
+    "--controls/--no-controls",
+    default=True,
+    show_default=True,
+    help="Candidates by gradient, distance, activation and chance too, with the same search.",
+)
 @json_option
 @model_options
-def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, **options: Any) -> None:
-    """How often answers flip, with how few neurons and at what price, against controls.
+def flips(
+    data: str, out: str, max_neurons: int, no_like: bool, controls: bool, as_json: bool, **options: Any
+) -> None:  # fmt: skip
+    """How often answers flip, inside what neurons were seen to be and beyond, at what price, against controls.
 
     \b
     Example:
@@ -192,25 +200,24 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, *
     from dataclasses import replace
     from pathlib import Path
 
-    from actmax.corpus import held_out
-    from app.terminal import flips_table
+    from app.terminal import flips_summary, flips_table
     from steering import flips as evaluation
+    from steering.flipping import CHOOSERS
 
     pairs = evaluation.read(data)
     if no_like:
         pairs = [replace(pair, like=None) for pair in pairs]
-    model, held = load(**options), held_out()
+    model = load(**options)
+    choosers = list(CHOOSERS)[: None if controls else 1]
     with bar("flips", len(pairs)) as advance:
-        lines = evaluation.run(model, pairs, out, max_neurons, held, advance)
+        lines = evaluation.run(model, pairs, out, max_neurons, choosers, on_progress=advance)
     summary = evaluation.summary(lines)
     found = {"model": model.name, "summary": summary, "pairs": lines}
     (Path(out) / "flips.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     if as_json:
         print_json(found)
         return
-    stdout().print(flips_table(lines))
-    for name, value in summary.items():
-        click.echo(f"{name}: {value if not isinstance(value, float) else round(value, 4)}")
+    stdout().print(flips_table(lines), flips_summary(summary))
 
 
 @evaluate.command()

@@ -46,6 +46,12 @@ class Calibration:
     divisors: dict[str, tuple[float, float, float]]
     """Path of a norm -> 10th, 50th and 90th percentile of what it divides by."""
 
+    def share(self, place: tuple[int, int], value: float) -> float | None:
+        """An activation of the FFN neuron (layer, index) as a multiple of the furthest that it was seen to go to that
+        side of zero: up to 1 is inside. None where it never went there."""
+        end = (self.high if value > 0 else self.low)[place].item()
+        return abs(value / end) if end else 0.0 if value == 0 else None
+
 
 _MEASURED: WeakKeyDictionary[Model, Calibration] = WeakKeyDictionary()
 

@@ -45,11 +45,12 @@ def steer(
     edits: Recipe | Iterable[Edit | str],
     statistic: Statistic | None = None,
     trace: bool = False,
+    prompt_tokens: int | None = None,
 ) -> Iterator[list[Act]]:
     """Inside, every forward pass of `model` has `edits` applied, in order; also under `generate` and `attribute`.
 
     Works with and without KV cache, in batches, with left padding and beam search. Outside `generate`, the
-    whole input counts as the prompt.
+    whole input counts as the prompt, or its first `prompt_tokens` columns.
     statistic: gives a neuron's recorded ``max`` or ``std`` for edits in those units (an index's does).
     trace: the list that ``with ... as acts`` gives gets an `Act` for each edit, row and token that it acts on, in the
         order of the passes.
@@ -64,7 +65,7 @@ def steer(
             model.token_id(edit.condition[1], "token of a condition")
     acts: list[Act] = []
     with model.lock:
-        where = _Positions(model)
+        where = _Positions(model, prompt_tokens)
         by_place: dict[tuple[str, int], list[Edit]] = {}
         for edit in wanted:
             site = "attn" if edit.neuron.site == "head" else edit.neuron.site
@@ -120,12 +121,12 @@ class _Positions:
     The prompt of a decoder that looks at an encoder is its start token.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, prompt_columns: int | None = None) -> None:
         self.model = model
         stacks = 2 if model.task == "seq2seq" else 1
         self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
-        self.prompt_columns: int | None = None
+        self.given_columns = self.prompt_columns = prompt_columns
         self.read = [torch.zeros(1, 0, dtype=torch.long)] * stacks  # (B, past + T) ids up to the running pass
         self.cache: list[Any] = [None] * stacks
         self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
@@ -167,7 +168,8 @@ class _Positions:
         try:
             return generate(inputs, *args, **kwargs)
         finally:
-            self.prompt_columns = self.prompt_mask = self.generated = None
+            self.prompt_columns = self.given_columns
+            self.prompt_mask = self.generated = None
             _restore(net, "prepare_inputs_for_generation", own)
 
     def _before(self, stack: int, net: Any, args: tuple, kwargs: dict) -> None:

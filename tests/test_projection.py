@@ -12,11 +12,11 @@ from concepts.norms import divisor
 from concepts.vocabulary import typical, w2_row
 from steering import steer
 
-HELD_OUT = [  # prompts that are no calibration text
+HELD_OUT = [  # no calibration text has them
     "The ice bear lives in the", "The capital of Germany is", "My favourite food is", "In the morning she went to the",
     "The opposite of hot is", "The dog chased the", "Shakespeare was a famous", "The largest planet is",
-    "He opened the", "Two plus two is", "The colour of the sky is", "They sailed across the",
-    "The doctor said that the", "A year has twelve", "The king of the", "She plays the", "Bread is made from", "The river flows into the",
+    "He opened the", "Two plus two is", "The colour of the sky is", "They sailed across the", "The king of the",
+    "The doctor said that the", "A year has twelve", "She plays the", "Bread is made from", "The river flows into the",
     "The film was directed by", "import numpy as",
 ]  # fmt: skip
 
