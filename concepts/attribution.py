@@ -227,14 +227,15 @@ def _result(
     if not torch.isfinite(relevance).all():
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     kept = {name: entry[row].item() for name, entry in ledger.items()}
-    if positions is not None:
-        positions = positions[:, columns].cpu()
-        kept["positions"] += positions.sum().item()
+    signed, positive = (None, None) if positions is None else positions[..., columns].cpu()  # (K, T) each
+    if signed is not None:
+        kept["positions"] += signed.sum().item()
     contrast = plan.contrasts[row]
     ids = batch.row_ids(row)
     return Relevance(
         tokens=relevance,
-        positions=positions,
+        positions=signed,
+        positive_positions=positive,
         token_ids=ids,
         token_strings=images.names(model) if image else model.pieces(ids),
         predicted_at=plan.predicted_at(row),

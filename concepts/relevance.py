@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from concepts.baselines.methods import Baseline
+from concepts.baselines.methods import Baseline, Reading
 from concepts.lrp.method import AttnLRP
-from db.errors import InputError
+from db.errors import InputError, UnknownName
 from db.records import Neuron, Ranked, TokenScore
 
 if TYPE_CHECKING:
@@ -84,18 +84,35 @@ class Relevance:
     positions: Tensor | None = None
     """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
     with ``positions=True`` (PA-LRP)."""
+    positive_positions: Tensor | None = field(default=None, repr=False)
+    """The same, only what is positive of it added up over the entries of a position's values."""
     image: ImageMap | None = field(default=None, repr=False)
     missing_rules: tuple[str, ...] = ()
     """Operations that took their plain gradient (only with strict=False)."""
 
-    def combined(self, magnitude: bool = False) -> Tensor:
-        """(T,) PA-LRP Eq. 11: tokens and, summed over the layers, their positions.
+    def combined(self, reading: Reading = "relu") -> Tensor:
+        """(T,) the tokens' relevance and their positions', all layers together; see `summed_positions`."""
+        return self.tokens + self.summed_positions(reading)
 
-        magnitude: with the magnitude of what each layer gives a position, which the authors' experiments rank by.
+    def summed_positions(self, reading: Reading = "relu") -> Tensor:
+        """(T,) PA-LRP's Eq. 11: a sum "across K layers and across feature dimension D, summing only the positive
+        contributions". The text leaves open what is a contribution:
+
+        ``relu``: positive is what a layer gives a token, after the sum over D.
+        ``relu-d``: positive is each entry of D, before that sum.
+        ``signed``: all counts, as in conservation. ``magnitude``: the magnitude of what a layer gives a token.
         """
-        if self.positions is None:
+        if self.positions is None or self.positive_positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
-        return self.tokens + (self.positions.abs() if magnitude else self.positions).sum(0)
+        readings = {
+            "relu": self.positions.clamp(min=0),
+            "relu-d": self.positive_positions,
+            "signed": self.positions,
+            "magnitude": self.positions.abs(),
+        }
+        if reading not in readings:
+            raise UnknownName("reading", reading, readings, f"The readings are {', '.join(readings)}.")
+        return readings[reading].sum(0)
 
     # --- per site -------------------------------------------------------------------------------------
 
