@@ -134,7 +134,7 @@ def attribute(
     if png:
         write_page(png, relevance.image.png())  # type: ignore[union-attr]
     if as_json:
-        click.echo(relevance.to_json())
+        print_json(relevance.to_dict())
     else:
         stdout().print(explanation(relevance))
 

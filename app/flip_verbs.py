@@ -181,7 +181,7 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
     from db.errors import RecipeError
-    from steering.permanent import difference, save_patch
+    from steering.permanent import difference, new_biases, save_patch
     from steering.permanent import patch as run
     from steering.recipe import Recipe
 
@@ -192,10 +192,16 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
         raise RecipeError(
             f"The patch would differ from steering by {off:.1e} of the largest logit; nothing was written."
         )
-    save_patch(weights, save)
+    save_patch(model, weights, save)
     click.echo(
         f"Wrote {save}: {', '.join(weights)}; logits differ from steering's by {off:.1e} of the largest", err=True
     )
+    if new := new_biases(model, weights):
+        click.echo(
+            f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
+            "steering.apply_patch(net, file).",
+            err=True,
+        )
 
 
 VERBS = (flip, recipe)

@@ -146,7 +146,7 @@ def _baseline(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
                 tokens=tokens.float().cpu(),
                 token_ids=ids,
                 token_strings=model.pieces(ids),
-                predicted_at=plan.predicted_at(row),
+                explained_at=plan.explained_at(row),
                 read=plan.batch.lengths[row],
                 target=model.token_score(here, targets[0]) if len(targets) == 1 else None,
                 target_text="".join(model.answer(token) for token in targets),
@@ -222,17 +222,18 @@ def _result(
     if not torch.isfinite(relevance).all():
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     kept = {name: entry[row].item() for name, entry in ledger.items()}
-    if positions is not None:
-        positions = positions[:, columns].cpu()
-        kept["positions"] += positions.sum().item()
+    signed, positive = (None, None) if positions is None else positions[..., columns].cpu()  # (K, T) each
+    if signed is not None:
+        kept["positions"] += signed.sum().item()
     contrast = plan.contrasts[row]
     ids = batch.row_ids(row)
     return Relevance(
         tokens=relevance,
-        positions=positions,
+        positions=signed,
+        positive_positions=positive,
         token_ids=ids,
         token_strings=images.names(model) if image else model.pieces(ids),
-        predicted_at=plan.predicted_at(row),
+        explained_at=plan.explained_at(row),
         read=batch.lengths[row],
         target=model.token_score(here, target_ids[0]) if len(target_ids) == 1 else None,
         target_text="".join(model.answer(token) for token in target_ids),

@@ -62,10 +62,10 @@ class Plan:
     """The answers explained there; None for the most probable ones."""
     contrasts: tuple[int | None, ...]
 
-    def predicted_at(self, row: int) -> int:
-        """The first of them among all the row's tokens, those of the encoder before those of the decoder."""
+    def explained_at(self, row: int) -> tuple[int, ...]:
+        """They among all the row's tokens, those of the encoder before those of the decoder."""
         before = self.batch.lengths[row] if self.batch.decoder else 0
-        return before + self.positions[row][0]
+        return tuple(before + place for place in self.positions[row])
 
 
 def plan(
@@ -82,6 +82,8 @@ def plan(
     targets, contrasts, texts, prefixes, places = (
         _per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
     )
+    if any(text is not None and token is not None for text, token in zip(texts, contrasts, strict=True)):
+        raise InputError("target_text cannot be explained against a contrast, which is one token; give one of them.")
     read = prompts if task == "causal" else [part or "" for part in prefixes]  # what answers are written behind
     against = tuple(
         None if token is None else model.answer_id(token, "contrast", before)
@@ -167,13 +169,18 @@ def logits(model: Model, batch: Batch, positions: list[int]) -> Tensor:
 
 
 def explained(plan: Plan, scores: Tensor, needed: list[int]) -> tuple[list[tuple[int, ...]], Tensor]:
-    """The answers explained for each prompt, and the number explained for each (B,); scores (B, needed, V)."""
+    """The answers explained for each prompt, and the number explained for each (B,); scores (B, needed, V).
+
+    Raises `InputError` where the contrast is what it is the contrast of.
+    """
     targets, values = [], []
     for row, places in enumerate(plan.positions):
         here = scores[row, [needed.index(place) for place in places]]  # (P, V)
         chosen = plan.targets[row] or tuple(here.argmax(-1).tolist())
         value = here[range(len(chosen)), list(chosen)].sum()
         contrast = plan.contrasts[row]
+        if contrast in chosen:
+            raise InputError("The contrast is the explained answer itself, which explains nothing; name another one.")
         if contrast is not None:
             value = value - here[:, contrast].sum()
         targets.append(chosen)

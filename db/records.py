@@ -39,7 +39,8 @@ class Neuron:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A neuron at a token position, with its activation and its relevance for the target."""
+    """A neuron at a token position, with its activation there and its relevance for the target (a sum over several
+    positions is told at the one that gave most)."""
 
     neuron: Neuron
     position: int

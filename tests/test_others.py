@@ -96,7 +96,7 @@ def test_eager_equals_sdpa(name, method):
         assert torch.allclose(a.of(site), b.of(site), rtol=1e-7, atol=1e-10), site
     if method.positions:
         assert torch.allclose(a.positions, b.positions, rtol=1e-7, atol=1e-10)
-        assert a.combined().sum().item() == pytest.approx(a.tokens.sum().item() + a.positions.sum().item())
+        assert a.combined("signed").sum().item() == pytest.approx(a.tokens.sum().item() + a.positions.sum().item())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
