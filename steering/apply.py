@@ -49,7 +49,8 @@ def steer(
     """Inside, every forward pass of `model` has `edits` applied, in order; also under `generate` and `attribute`.
 
     Works with and without KV cache, in batches, with left padding and beam search. Outside `generate`, the
-    whole input counts as the prompt.
+    whole input counts as the prompt. Other threads wait, or have their turns between the tokens of a
+    `Model.generate`, without the edits.
     statistic: gives a neuron's recorded ``max`` or ``std`` for edits in those units (an index's does).
     trace: the list that ``with ... as acts`` gives gets an `Act` for each edit, row and token that it acts on, in the
         order of the passes.
