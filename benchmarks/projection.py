@@ -3,8 +3,8 @@
 python benchmarks/projection.py [--neurons 20]
 
 For random neurons of a layer and 20 prompts: the change of the logits of the five words that a neuron promotes most,
-when one unit is added at the last token, over what `project` says (10th percentile, median, 90th); and the correlation of the two
-over the whole vocabulary (median).
+when one unit is added at the last token, over what `project` says (10th percentile, median, 90th); and the
+correlation of the two over the whole vocabulary (median).
 """
 
 from __future__ import annotations

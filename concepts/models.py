@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from concepts import images, tasks
 from concepts.architecture import Architecture
+from concepts.turns import Turns, draws
 from db.errors import InputError, ModelError, UnknownName
 from db.records import TokenScore
 
@@ -51,7 +52,8 @@ class Batch:
 class Model(Architecture):
     """A transformers model, its tokenizer, and where its neurons are.
 
-    `lock` is held while rules, taps or edits are in the model, so that threads may share it.
+    `lock` is held while rules, taps or edits are in the model, so that threads may share it; a generation lends it to
+    those who wait, after each token.
     """
 
     def __init__(self, net: Any, tokenizer: Any = None, name: str = "", processor: Any = None) -> None:
@@ -59,13 +61,13 @@ class Model(Architecture):
         self.tokenizer = tokenizer
         self.processor = processor
         """Makes pixels of an image, for an image classifier."""
-        self.lock = threading.RLock()
+        self.lock = Turns()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lock=threading.RLock())
+        self.__dict__.update(state, lock=Turns())
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {str(self.dtype)[6:]} on {self.device})"
@@ -295,16 +297,15 @@ class Model(Architecture):
         options = {"do_sample": temperature > 0, "pad_token_id": self._pad_id(), **options}
         if temperature > 0:
             options["temperature"] = temperature
-        if on_token:
 
-            def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            if on_token:
                 on_token(ids.shape[1] - length)
-                return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+            self.lock.give_way()
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-            options["stopping_criteria"] = [watch]
-        with self.lock, torch.no_grad(), torch.random.fork_rng(enabled=temperature > 0):
-            if temperature > 0:
-                torch.manual_seed(seed)
+        options["stopping_criteria"] = [*options.get("stopping_criteria", ()), watch]
+        with self.lock.lending(draws(self.device, seed) if temperature > 0 else nullcontext), torch.no_grad():
             output = self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
         texts = self._tokenizer().batch_decode(output[:, length:], skip_special_tokens=True)
         return texts[0] if isinstance(prompt, str) and len(texts) == 1 else texts
