@@ -209,13 +209,15 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
       icebear project L29.ffn.860 --top 5
     """
     from app.terminal import projection
+    from concepts.provenance import provenance
     from concepts.vocabulary import project as run
     from db.records import Neuron
 
     wanted = Neuron.parse(neuron)
-    result = run(load(**options), wanted, top)
+    model = load(**options)
+    result = run(model, wanted, top)
     if as_json:
-        print_json(result.to_dict())
+        print_json({**result.to_dict(), **provenance(model)})
     else:
         stdout().print(projection(result))
 

@@ -200,6 +200,7 @@ def flips(
     from pathlib import Path
 
     from app.terminal import flips_summary, flips_table
+    from concepts.provenance import provenance
     from steering import flips as evaluation
     from steering.flipping import CHOOSERS
 
@@ -211,7 +212,7 @@ def flips(
     with bar("flips", len(pairs)) as advance:
         lines = evaluation.run(model, pairs, out, max_neurons, choosers, on_progress=advance)
     summary = evaluation.summary(lines)
-    found = {"model": model.name, "summary": summary, "pairs": lines}
+    found = {**provenance(model), "summary": summary, "pairs": lines}
     (Path(out) / "flips.json").write_text(
         json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8"
     )
@@ -246,6 +247,7 @@ def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) 
       icebear evaluate knowledge --data facts.json
     """
     from app.terminal import knowledge_table
+    from concepts.provenance import provenance
     from steering import knowledge as evaluation
 
     facts = evaluation.read(data)
@@ -253,7 +255,7 @@ def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) 
     with bar("knowledge", len(facts)) as advance:
         rows = evaluation.report(model, facts, top, share, advance)
     if as_json:
-        print_json({"model": model.name, "facts": rows})
+        print_json({**provenance(model, top=top, share=share, seed=0), "facts": rows})
     else:
         stdout().print(knowledge_table(rows))
 
@@ -274,6 +276,7 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
     from app.terminal import cost_table
     from concepts.baselines.methods import listed
     from concepts.evaluation import cost as evaluation
+    from concepts.provenance import provenance
 
     wanted = listed(methods)
     try:
@@ -285,7 +288,7 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
     with bar("cost", len(sizes) * len(able)) as advance:
         rows = evaluation.table(model, able, sizes, watts=watts, on_progress=advance)
     if as_json:
-        print_json({"rows": rows, "unable": unable})
+        print_json({**provenance(model, watts=watts), "rows": rows, "unable": unable})
         return
     stdout().print(cost_table(rows))
     for name, why in unable.items():

@@ -130,6 +130,7 @@ def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
     """
+    from concepts.provenance import provenance
     from steering.flips import first_tokens
     from steering.recipe import Recipe
 
@@ -137,7 +138,7 @@ def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     model = load(**options)
     rows = [{"file": file, **first_tokens(model, recipe)} for file, recipe in zip(files, found, strict=True)]
     if as_json:
-        print_json({"model": model.name, "recipes": rows})
+        print_json({**provenance(model), "recipes": rows})
     else:
         for row in rows:
             first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])

@@ -19,6 +19,9 @@ from db.records import SITES, Neuron
 class Architecture:
     """A transformers model and where its neurons are."""
 
+    weights = "weights as saved"
+    """How they are kept, in words; `load_model` says where they were de-quantised."""
+
     def __init__(self, net: Any, name: str = "") -> None:
         self.net = net.eval().requires_grad_(False)
         self.name = name or net.config._name_or_path or type(net).__name__

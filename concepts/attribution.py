@@ -18,6 +18,7 @@ from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
 from concepts.models import Model, Prompt
+from concepts.provenance import provenance
 from concepts.relevance import Conservation, Relevance
 from concepts.taps import Taps
 from concepts.tasks import Plan, Token
@@ -157,8 +158,7 @@ def _baseline(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
                 sinks=(0,),
                 head_count=model.heads,
                 conserved=Conservation(explained[row].item(), total, 0.0, 0.0, 0.0),
-                model_name=model.name,
-                model_fingerprint=model.fingerprint,
+                made_with=provenance(model),
             )
         )
     return found
@@ -245,7 +245,6 @@ def _result(
         head_count=model.heads,
         conserved=Conservation(target=explained[row].item(), tokens=relevance.sum().item(), **kept),
         image=image,
-        model_name=model.name,
-        model_fingerprint=model.fingerprint,
+        made_with=provenance(model),
         missing_rules=tuple(dict.fromkeys(mode.missing)),
     )

@@ -75,8 +75,8 @@ class Relevance:
     tokens, and those whose residual stream is more than 4 x the median position's in most layers."""
     head_count: int
     conserved: Conservation
-    model_name: str
-    model_fingerprint: str
+    made_with: dict[str, Any] = field(repr=False)
+    """See `concepts.provenance`."""
     explained_at: tuple[int, ...]
     """The positions where the prediction is made: the last token, the masks, [CLS]; of a continuation of several tokens
     one for each."""
@@ -259,7 +259,7 @@ class Relevance:
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """JSON-ready: tokens, target, conservation, sinks, and the top k neurons of each site."""
         return {
-            "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
+            **self.made_with,
             "method": repr(self.method),
             "target": vars(self.target) if self.target else None,
             "target_text": self.target_text,

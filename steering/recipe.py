@@ -38,7 +38,10 @@ class Recipe:
 
     @classmethod
     def for_model(cls, model: Model, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
-        return cls(name, tuple(edits), model.name, model.fingerprint, provenance)
+        from concepts.provenance import provenance as made_with
+
+        told = {**provenance, "made_with": made_with(model)}
+        return cls(name, tuple(edits), model.name, model.fingerprint, told)
 
     def __mul__(self, share: float) -> Recipe:
         """Each edit going `share` of its way: 0 changes nothing, 1 is the recipe itself."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from concepts.provenance import provenance
 from db.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def facts(model: Model, kind: str, methods: dict[str, Any], **rest: Any) -> dict
     """Settings that decide an evaluation's numbers."""
     return {
         "evaluation": kind,
-        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)[6:]},
+        **provenance(model),
         "methods": {name: repr(method) for name, method in methods.items()},
-        "versions": {name: version(name) for name in ("icebear", "torch", "transformers")},
         **rest,
     }
