@@ -290,7 +290,7 @@ def _about(state: _State, edit: Edit, explained: Relevance, store: Store | None)
         "neuron": str(edit.neuron), "from": round(state.now[layer, index].item(), 4),
         "relevance": explained.ffn[layer, -1, index].item(),
         "promotes": [word.text for word in words.promoted], "suppresses": [word.text for word in words.suppressed],
-        "examples": [example.sentence.text for example in examples],
+        "examples": [example.sentence.text for example in examples if example.by == "activation"],
     }  # fmt: skip
 
 
