@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models import Model
 from concepts.neuron_attribution import attribute_neurons
+from db.errors import StoreError
 from db.records import Example, Neuron
 from db.store import Store
 
@@ -24,9 +25,14 @@ def annotate(
 ) -> int:
     """Attribute the k furthest examples of both signs of each neuron; those with an attribution are passed over.
 
-    Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed.
+    Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed. Raises
+    `StoreError` for an index by relevance, whose examples are no extremes of the activation.
     """
     store.check(model.fingerprint, model.name)
+    if store.by != "activation":
+        raise StoreError(
+            f"{store.path} is an index by {store.by}, and what is attributed are activations; annotate another --store."
+        )
     limit = store.fact("max_tokens")
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)

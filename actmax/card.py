@@ -24,6 +24,8 @@ class Card:
     """A neuron: vocabulary (None if it does not write), examples of both signs, statistics, class and label."""
 
     neuron: Neuron
+    by: str
+    """What the examples are extremes of, and so what their polarity is the sign of: ``activation`` or ``relevance``."""
     projection: Projection | None
     examples: dict[str, list[Example]]
     """polarity -> furthest first."""
@@ -47,6 +49,7 @@ class Card:
     def to_dict(self) -> dict[str, Any]:
         return {
             "neuron": str(self.neuron),
+            "by": self.by,
             "label": self.label,
             "automatic_label": self.words,
             "class": self.kind,
@@ -58,21 +61,19 @@ class Card:
                 name: getattr(self.statistics, name) for name in ("mean", "std", "min", "max", "positive", "histogram")
             },
             "vocabulary": self.projection.to_dict() if self.projection else None,
-            "examples": {
-                polarity: [
-                    {
-                        "activation": example.activation,
-                        "token": example.token,
-                        "token_text": example.token_text,
-                        "text": example.sentence.text,
-                        "title": example.sentence.title,
-                        "relevance": example.relevance,
-                    }
-                    for example in examples
-                ]
-                for polarity, examples in self.examples.items()
-            },
+            "examples": {polarity: list(map(_example, found)) for polarity, found in self.examples.items()},
         }
+
+
+def _example(example: Example) -> dict[str, Any]:
+    return {
+        example.by: example.value,
+        "token": example.token,
+        "token_text": example.token_text,
+        "text": example.sentence.text,
+        "title": example.sentence.title,
+        **({"relevance": example.relevance} if example.by == "activation" else {}),  # of its tokens
+    }
 
 
 def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 10) -> Card:
@@ -82,6 +83,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
     common = [by for by, silent in SILENT.items() if neuron.site not in silent]
     return Card(
         neuron,
+        store.by,
         _vocabulary(store, statistics, model, k) if neuron.site not in SILENT["writes"] else None,
         {polarity: found[:k] for polarity, found in examples.items()},
         statistics,

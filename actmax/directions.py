@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from concepts.models import Model
 from concepts.vocabulary import typical, unembedding, w1, written
@@ -38,6 +39,17 @@ def ensure_vectors(model: Model, store: Store) -> None:
         store.set_typical([typical(model, layer) for layer in range(model.layers)])
     if not store.count("tokens"):
         store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
+
+
+def gated(model: Model) -> bool:
+    """Whether the FFN multiplies what W1 (then called its gate) reads by what another map reads."""
+    if model.family.experts:
+        return True
+    layer, last = model.layer_modules[0], model.site_module("ffn", 0)
+    name = next(name for name in model.family.ffn_in.split() if name in dict(layer.named_modules()))
+    beside = layer.get_submodule(name.rpartition(".")[0]).children()
+    maps = [module for module in beside if isinstance(module, nn.Linear | Conv1D) and module is not last]
+    return sum(len(model.matrix(module)) for module in maps) > model.width("ffn")
 
 
 def _usable(store: Store, name: str, count: int) -> bool:

@@ -7,7 +7,7 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from actmax.classes import ensure_classes
 from actmax.corpus import Corpus
-from actmax.directions import ensure_vectors
+from actmax.directions import ensure_vectors, gated
 from actmax.engines import Engine, local
 from actmax.scan import Settings, empty_table, neuron_count, shards
 from actmax.topk import FIXED_POINT, Table, merge
@@ -58,9 +58,10 @@ def build_index(
 ) -> Counter[str]:
     """Scan `corpus` into `store`: for each neuron the k most extreme sentences of both signs, a sample, statistics.
 
-    Interrupted, it goes on where it was; the finished tables are the same to the bit, whatever the interruptions,
-    the order of shards and the engine. Returns the corpus's counts. Raises `StoreError` when the store was made
-    otherwise. by, max_tokens, seed: see `actmax.scan.Settings`. engine: see `actmax.engines`.
+    Interrupted, or finished with a smaller limit of the same corpus, it goes on where it was; the finished tables are
+    the same to the bit, whatever the interruptions, the limits before, the order of shards and the engine. Returns the
+    corpus's counts. Raises `StoreError` when the store was made otherwise, or with a larger limit.
+    by, max_tokens, seed: see `actmax.scan.Settings`. engine: see `actmax.engines`.
     """
     settings = Settings(k, tuple(dict.fromkeys(sites)), by, max_tokens, seed)
     neuron_count(model, settings.sites)  # raises for what the model does not have, before anything is written
@@ -76,40 +77,45 @@ def _build(
     engine: Engine,
     on_progress: Callable[[Progress], None],
 ) -> Counter[str]:
-    store.claim(
-        {
-            "model": model.name,
-            "fingerprint": model.fingerprint,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "corpus": corpus.name,
-            "corpus_fingerprint": corpus.fingerprint,
-            "shard": SHARD,
-            **dataclasses.asdict(settings),
-            "sites": list(settings.sites),
-        }
-    )
-    counts: Counter[str] = Counter()
-    all_shards = shards(corpus.sentences(counts), SHARD)
-    if "finished" in store.facts():
-        for _ in all_shards:
-            pass
-    else:
-        _scan(model, all_shards, store, settings, engine, on_progress)
+    facts = {
+        "model": model.name,
+        "fingerprint": model.fingerprint,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **corpus.facts,
+        "claimed_limit": corpus.limit,
+        "shard": SHARD,
+        **dataclasses.asdict(settings),
+        "sites": list(settings.sites),
+    }
+    if not store.finished_with(facts):
+        table, counts = _scan(model, corpus, store, settings, facts, engine, on_progress)
+        facts = {
+            "finished": True, "limit": corpus.limit, "tokens": table.token_count, "counts": counts,
+            "gated": "ffn" in settings.sites and gated(model),
+        }  # fmt: skip
+        store.finish(_statistics(table, model, settings.sites), _examples(table), _samples(table), facts)
     ensure_vectors(model, store)
     ensure_classes(store)
-    return counts
+    return Counter(store.facts().get("counts") or {"sentences": store.count("sentences")})
 
 
 def _scan(
     model: Model,
-    all_shards: Iterable[list[Sentence]],
+    corpus: Corpus,
     store: Store,
     settings: Settings,
+    facts: dict[str, Any],
     engine: Engine,
     on_progress: Callable[[Progress], None],
-) -> None:
-    done = store.finished_shards()
-    table = _unpack(store.progress()) or empty_table(neuron_count(model, settings.sites), settings.k)
+) -> tuple[Table, Counter[str]]:
+    """Commits what is missing of the shards; returns the table of all of them, and the corpus's counts.
+
+    The last shard, if it is shorter, is not in the summary that is committed: with a larger limit it is another one.
+    """
+    short = empty_table(neuron_count(model, settings.sites), settings.k)
+    table = _unpack(store.progress()) or short
+    done = {number for number, size in store.scanned().items() if size == SHARD} if table.token_count else set()
+    counts: Counter[str] = Counter()
     start = last = time.monotonic()
     sentences = tokens = 0
     waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
@@ -117,24 +123,26 @@ def _scan(
     def threshold() -> torch.Tensor:
         return table.values[:, :, -1]
 
-    left = ((number, shard) for number, shard in enumerate(all_shards) if number not in done)
+    left = (row for row in enumerate(shards(corpus.sentences(counts), SHARD)) if row[0] not in done)
     for number, shard, found, vectors in engine(model, settings, left, threshold):
-        table = merge(table, found)
+        if len(shard) == SHARD:
+            table = merge(table, found)
+        else:
+            short = found
         waiting[number] = [
             (_as_read(model, sentence, settings), vector.tobytes() if vector.any() else b"")
             for sentence, vector in zip(shard, vectors.numpy(), strict=True)
         ]
         sentences, tokens = sentences + len(shard), tokens + found.token_count
         on_progress(Progress(sentences, tokens, time.monotonic() - start))
-        if time.monotonic() - last > COMMIT_SECONDS:
-            store.commit_shards(waiting, _pack(table))
+        if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
+            store.commit_shards(waiting, _pack(table), facts)
             waiting, last = {}, time.monotonic()
-    if waiting:
-        store.commit_shards(waiting, _pack(table))
-    if not table.token_count:
+    whole = merge(table, short)
+    if not whole.token_count:
         raise InputError("The corpus has no sentence of at least two tokens; give another one.")
-    finished = {"finished": True, "tokens": table.token_count}
-    store.finish(_statistics(table, model, settings.sites), _examples(table), _samples(table), finished)
+    store.commit_shards(waiting, _pack(table), facts)
+    return whole, counts
 
 
 def _as_read(model: Model, sentence: Sentence, settings: Settings) -> Sentence:
@@ -146,7 +154,7 @@ def _as_read(model: Model, sentence: Sentence, settings: Settings) -> Sentence:
 
 def _pack(table: Table) -> dict[str, bytes]:
     packed = {}
-    for field in dataclasses.fields(table):
+    for field in dataclasses.fields(table) if table.token_count else ():
         value = getattr(table, field.name)
         buffer = io.BytesIO()
         np.save(buffer, value.numpy() if isinstance(value, torch.Tensor) else np.array(value), allow_pickle=False)

@@ -29,8 +29,14 @@ STYLE = """
 NEAREST = {
     "writes": "Write most nearly the same as at +",
     "reads": "Read the same",
-    "examples": "Are driven by the same as at +",
+    "examples": "Have the examples most like those at +",
 }
+HEADINGS = {"activation": "What drives it to", "relevance": "Where its relevance is furthest to"}
+"""What a card's examples are extremes of -> the heading of those at a polarity."""
+RELMAX = (
+    "An index by relevance: the examples, and the classes and automatic labels made of them, are of the neuron's "
+    "relevance for the model's own predictions (RelMax), not of its activation; so are + and -."
+)
 
 
 def card_page(card: Card) -> str:
@@ -47,14 +53,16 @@ def card_fragment(card: Card) -> str:
     ]
     if card.projection:
         parts.append(vocabulary(card.projection))
+    if card.by == "relevance":
+        parts.append(f'<p class="dim">{RELMAX}</p>')
     for polarity, examples in card.examples.items():
         words = ", ".join(card.words[polarity]) or "none"
         parts.append(
-            f"<h3>Drive it to {polarity}</h3><p class='dim'>class: {card.kind[polarity]}; automatic label: "
+            f"<h3>{HEADINGS[card.by]} {polarity}</h3><p class='dim'>class: {card.kind[polarity]}; automatic label: "
             f"{escape(words)}</p>{''.join(map(example_row, examples))}"
         )
     for by, hits in card.nearest.items():
-        names = ", ".join(f"<code>{hit.neuron}</code> {hit.polarity} ({hit.score:.2f})" for hit in hits)
+        names = ", ".join(f"<code>{hit}</code> ({hit.score:.2f})" for hit in hits)
         parts.append(f'<p class="dim">{NEAREST[by]}: {names}</p>')
     return f'<div class="card">{"".join(parts)}</div>'
 
@@ -69,7 +77,7 @@ def statistics_line(statistics: NeuronStatistics) -> str:
 def example_row(example: Example) -> str:
     text = marked(example.sentence.tokens, example.relevance, example.token)
     source = f'<span class="dim">{escape(example.sentence.title)}</span>'
-    return f'<div class="row"><span class="number">{example.activation:+.2f}</span><span>{text} {source}</span></div>'
+    return f'<div class="row"><span class="number">{example.value:+.2f}</span><span>{text} {source}</span></div>'
 
 
 def vocabulary(projection: Projection) -> str:

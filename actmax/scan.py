@@ -124,7 +124,7 @@ class _Reader:
         self.token_count = self.done = 0
 
     def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
-        """Take in a batch of (sentence id, token ids), shortest first; returns the sentences' vectors (B, D)."""
+        """Take in a batch of (sentence id, token ids); returns the sentences' vectors (B, D)."""
         read = self.model.read([ids for _, ids in rows])
         batch = _counted(self.model, read)
         span = slice(self.done, self.done + len(rows))
@@ -239,7 +239,7 @@ def _counted(model: Model, batch: Batch) -> Batch:
 
 def _largest(x: Tensor, batch: Batch) -> Tensor:
     """(2, B, N) the largest x and -x over the tokens that count."""
-    shortest = batch.lengths[0]  # rows are sorted by length, so only the tokens behind it may be padding
+    shortest = min(batch.lengths)  # only the tokens behind it may be padding
     best = torch.stack((x[:, 1:shortest].amax(1), -x[:, 1:shortest].amin(1)))
     if shortest < x.shape[1]:
         rest, padding = x[:, shortest:], batch.mask[:, shortest:, None] == 0

@@ -41,7 +41,7 @@ def run(console: Console) -> None:
 
     console.rule(f"3. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = read_corpus("wiki-summaries", limit=SUMMARIES)
-    store_path = cache_folder() / f"demo-{model.name}-{str(model.dtype)[6:]}-{corpus.fingerprint[:6]}.db"
+    store_path = cache_folder() / f"demo-{model.name}-{str(model.dtype)[6:]}-{model.fingerprint[:6]}.db"
     store_path.parent.mkdir(parents=True, exist_ok=True)
     indexing(model, corpus, str(store_path))
     with open_store(store_path) as store:

@@ -19,18 +19,21 @@ from db.store import Store, open_store
 def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> None:
     """`build_index` with its options, showing sentences, tokens per second and the time left."""
     console = Console(stderr=True, highlight=False)
-    total = sum(1 for _ in corpus.sentences())
-    columns = (TextColumn("{task.completed}/{task.total} sentences"), BarColumn(), TextColumn("{task.fields[speed]}"))
+    # What is streamed is not read twice, only to know how much it is.
+    total = None if corpus.streamed else sum(1 for _ in corpus.sentences())
+    of = "" if total is None else f"/{total}"
+    columns = (TextColumn(f"{{task.completed}}{of} sentences"), BarColumn(), TextColumn("{task.fields[speed]}"))
     with open_store(store_path) as store, Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        done = index.SHARD * len(store.finished_shards())
-        task = bar.add_task("", total=total, completed=min(done, total), speed="")
+        done = sum(size for size in store.scanned().values() if size == index.SHARD)
+        task = bar.add_task("", total=total, completed=done, speed="")
 
         def show(progress: index.Progress) -> None:
             speed = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tokens/s"
-            bar.update(task, completed=min(total, done + progress.sentences), speed=speed)
+            bar.update(task, completed=done + progress.sentences, speed=speed)
 
         try:
             counts = index.build_index(model, corpus, store, on_progress=show, **options)
+            bar.update(task, total=counts["sentences"], completed=counts["sentences"])
         except KeyboardInterrupt:
             console.print("Interrupted; the same command goes on from the last commit.")
             raise SystemExit(130) from None

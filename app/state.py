@@ -98,15 +98,15 @@ def to_steer(neuron: Neuron | str) -> None:
 
 
 def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> None:
-    """Neurons with a polarity to click on, which opens their card."""
+    """Neurons with a polarity, if they have one, to click on, which opens their card."""
 
     def open_card() -> None:
         if st.session_state[key]:
-            neuron, polarity = st.session_state[key].split()
+            neuron, _, polarity = st.session_state[key].partition(" ")
             st.session_state[key] = None
-            go("neuron", neuron=neuron, polarity=polarity)
+            go("neuron", neuron=neuron, polarity=polarity or "+")
 
-    names = list(dict.fromkeys(f"{neuron} {polarity}" for neuron, polarity in found))
+    names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in found))
     st.pills(label, names, key=key, on_change=open_card)
 
 

@@ -18,7 +18,10 @@ from app.options import html_option, json_option, load, model_options, print_jso
 )
 @click.option("--language", default="en", show_default=True, help="Of the corpus: en, es or fr for wiki-summaries.")
 @click.option("--column", default="text", show_default=True, help="Where files and data sets keep the text.")
-@click.option("--limit", type=click.IntRange(min=1), help="Documents to read.")
+@click.option("--config", help="Of a Hugging Face data set that has several.")
+@click.option("--split", help="Of a Hugging Face data set; default: train.")
+@click.option("--revision", help="Of a Hugging Face data set; default: the newest.")
+@click.option("--limit", type=click.IntRange(min=1), help="Documents to read; a larger one goes on from a smaller one.")
 @click.option("--max-tokens", default=256, show_default=True, help="Of a sentence; the rest of it is not read.")
 @click.option(
     "--site",
@@ -43,8 +46,9 @@ from app.options import html_option, json_option, load, model_options, print_jso
 @store_option
 @model_options
 def index(
-    corpus: str, language: str, column: str, limit: int | None, max_tokens: int, sites: tuple[str, ...], k: int,
-    by: str, engine: str, workers: int, address: str | None, store_path: str, **options: Any,
+    corpus: str, language: str, column: str, config: str | None, split: str | None, revision: str | None,
+    limit: int | None, max_tokens: int, sites: tuple[str, ...], k: int, by: str, engine: str, workers: int,
+    address: str | None, store_path: str, **options: Any,
 ) -> None:  # fmt: skip
     """Scan a corpus for the sentences that drive each neuron furthest. Interrupt it, run it again: it goes on.
 
@@ -57,7 +61,7 @@ def index(
     from app.progress import indexing
 
     where = on_ray(workers, address) if engine == "ray" else local
-    documents = read_corpus(corpus, limit, language, column)
+    documents = read_corpus(corpus, limit, language, column, config, split, revision)
     indexing(load(**options), documents, store_path, k=k, sites=sites, by=by, max_tokens=max_tokens, engine=where)
 
 

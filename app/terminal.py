@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from actmax.page import NEAREST
+from actmax.page import NEAREST, RELMAX
 from concepts.render import color, ink, shares, visible
 from db.errors import RecipeError
 from steering.price import PLACES
@@ -276,15 +276,17 @@ def card(found: Card) -> Group:
     ]
     if found.projection:
         parts.append(projection(found.projection))
+    if found.by == "relevance":
+        parts.append(Text(RELMAX, "dim"))
     for polarity, examples in found.examples.items():
         words = ", ".join(found.words[polarity]) or "none"
         title = f"Polarity {polarity}  ({found.kind[polarity]}; automatic label: {words})"
-        table = _grid(("activation", "right"), ("sentence", "left"), title=title)
+        table = _grid((found.by, "right"), ("sentence", "left"), title=title)
         for example in examples:
-            table.add_row(f"{example.activation:+.2f}", _highlighted(example))
+            table.add_row(f"{example.value:+.2f}", _highlighted(example))
         parts.append(table)
     for by, nearest in found.nearest.items():
-        names = ", ".join(f"{hit.neuron} {hit.polarity} ({hit.score:.2f})" for hit in nearest)
+        names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
         parts.append(Text(f"{NEAREST[by]}: {names}", "dim"))
     return Group(*parts)
 

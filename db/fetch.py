@@ -15,6 +15,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from db.errors import DownloadError
@@ -32,10 +33,19 @@ def cache_folder() -> Path:
 
 
 def cached(folder: Path) -> bool:
-    """Whether `folder` holds a complete, undamaged copy of what was once put there."""
+    """Whether `folder` holds a complete, undamaged copy of what was once put there.
+
+    Files with other times, as in a copy of another machine's cache, are hashed, once: then their times are noted.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        return all(_unchanged(folder / name, facts) for name, facts in manifest.items())
+        if not all(_unchanged(folder / name, facts) for name, facts in manifest.items()):
+            return False
+        now = {name: {**facts, "mtime_ns": (folder / name).stat().st_mtime_ns} for name, facts in manifest.items()}
+        if now != manifest:
+            with suppress(OSError):  # where it cannot be written they are hashed each time
+                _write(folder, now)
+        return True
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return False
 
@@ -61,11 +71,14 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
             if free < room:
                 raise OSError(errno.ENOSPC, "no room")
             shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            make(scratch)
-            _write_manifest(scratch)
-            shutil.rmtree(folder, ignore_errors=True)
-            scratch.rename(folder)
+            try:
+                scratch.mkdir()
+                make(scratch)
+                _write_manifest(scratch)
+                shutil.rmtree(folder, ignore_errors=True)
+                scratch.rename(folder)
+            finally:  # with the lock still held: without it the folder is another process's
+                shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise DownloadError(
@@ -75,8 +88,6 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
         raise DownloadError(
             f"{what} cannot be stored in {folder.parent} ({error}); set ICEBEAR_CACHE to another folder."
         ) from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
@@ -123,7 +134,14 @@ def _write_manifest(folder: Path) -> None:
         }
         for path in files
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    _write(folder, manifest)
+
+
+def _write(folder: Path, manifest: dict) -> None:
+    """At once: another process may be reading it."""
+    part = folder / f".{MANIFEST}.{os.getpid()}"
+    part.write_text(json.dumps(manifest, indent=1))
+    os.replace(part, folder / MANIFEST)
 
 
 def _unchanged(path: Path, facts: dict) -> bool:

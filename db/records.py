@@ -78,13 +78,22 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence and the token position where a neuron had this activation."""
+    """A sentence and the token position where a neuron had this value."""
 
-    activation: float
+    value: float
+    """Its activation, or its relevance, as `by` says."""
     token: int
     sentence: Sentence
     relevance: tuple[float, ...] | None = None
     """Of the sentence's tokens for the activation, once annotated."""
+    by: str = "activation"
+
+    @property
+    def activation(self) -> float:
+        """The value. Raises `InputError` where that is a relevance."""
+        if self.by != "activation":
+            raise InputError(f"This is an example by {self.by}, whose activation is not known; use its value.")
+        return self.value
 
     @property
     def token_text(self) -> str:
@@ -108,12 +117,16 @@ class NeuronStatistics:
 
 @dataclass(frozen=True)
 class Hit:
-    """A neuron that a search found, at one polarity; `why` has a sentence for each reason."""
+    """A neuron that a search found; `why` has a sentence for each reason."""
 
     neuron: Neuron
     polarity: str
+    """Empty where the sign of its activation has nothing to do with the reason."""
     score: float
     why: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.neuron} {self.polarity}".strip()
 
 
 @dataclass(frozen=True)

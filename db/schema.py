@@ -2,7 +2,7 @@
 
     icebear     key, value: what the index was made of (model, corpus, k, ...), as JSON
     shards      the parts of the corpus that were scanned
-    progress    the running summary of an unfinished scan, packed
+    progress    the running summary of a scan that is unfinished or may go on to a larger limit, packed
     sentences   id, text, title, start, end (offsets in the document), tokens (as the model splits it, JSON), with
                 full-text search in sentences_fts and its words in sentence_words
     sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/scan.py)

@@ -33,7 +33,9 @@ def search(store: Store, text: str, k: int = 20) -> list[Hit]:
     the words), and what drives it: how many of its examples contain the words, and the cosine between the mean vector
     of its examples and that of the sentences of the corpus that match the words best. (That mean finds neurons better
     than the model's vector of the bare words, which is far from that of any sentence.) Fused by reciprocal rank.
+    In an index by relevance the polarity of examples is the sign of a relevance.
     """
+    store.fact("finished")
     words = re.findall(r"\w+", text)
     if not words:
         raise InputError("The search text has no words; write some.")
@@ -70,8 +72,8 @@ def _by_output(store: Store, words: list[str]) -> Found:
 
 
 def _by_examples(store: Store, query: str) -> Found:
-    found = store.neurons_driven_by(query, CANDIDATES)
-    return [(identity, polarity, f"{count} of {total} examples have it") for identity, polarity, count, total in found]
+    found, examples = store.neurons_driven_by(query, CANDIDATES), _examples(store)
+    return [(number, polarity, f"{count} of {total} {examples} have it") for number, polarity, count, total in found]
 
 
 def _by_vectors(store: Store, query: str) -> Found:
@@ -80,7 +82,12 @@ def _by_vectors(store: Store, query: str) -> Found:
         return []
     query_vector = rows.mean(0, dtype=np.float32) - store.centre()
     found = vectors.search(vectors.load(store.vectors("examples")), query_vector, CANDIDATES)
-    return [(i // 2, "+-"[i % 2], f"examples like it ({cosine:.2f})") for i, cosine in found]
+    examples = _examples(store)
+    return [(i // 2, "+-"[i % 2], f"{examples} like it ({cosine:.2f})") for i, cosine in found]
+
+
+def _examples(store: Store) -> str:
+    return "examples" if store.by == "activation" else f"examples by {store.by}"
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> list[tuple[int, str, float]]:
@@ -118,24 +125,28 @@ def vocabulary(store: Store, neuron: Neuron, k: int) -> Projection:
 
 NEAR = {"writes": "w2", "reads": "w1", "examples": "examples"}
 """What neurons are compared by -> the vectors' name."""
-VERBS = {"writes": "writes", "reads": "reads", "examples": "is driven by"}
 
 
 def similar(store: Store, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
     """The k neurons nearest to this one at this polarity, each at the polarity that is near; the score is the cosine.
 
     by: ``writes`` (W2 rows), ``reads`` (W1 or gate rows), ``examples`` (mean vectors of the sentences that drive them).
+    A gate opens a neuron, but the sign of its activation is another matter: with a gated FFN in the index, ``reads``
+    has no polarity, and near is what points the same way.
     """
     if by not in NEAR:
         raise UnknownName("comparison", by, NEAR, f"Neurons are compared by {', '.join(NEAR)}.")
-    index = vectors.load(store.vectors(NEAR[by]))
     identity, sign = store.statistics(neuron).id, 1 if polarity == "+" else -1
+    index = vectors.load(store.vectors(NEAR[by]))
     if by == "examples":
         query = vectors.row(index, 2 * identity + (sign < 0))
         found = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.search(index, query, k + 2)]
+    elif by == "reads" and store.gated:
+        found = [(i, "", cosine) for i, cosine in vectors.search(index, vectors.row(index, identity), k + 2)]
     else:
         found = _both_signs(index, sign * vectors.row(index, identity), k + 2)
     # Zeros (of neurons that nothing drives, or that do not read or write) are near to nothing.
     found = [row for row in found if row[0] != identity and row[2] > 1e-3][:k]
     names = store.neurons([other for other, _, _ in found])
-    return [Hit(names[other], p, cosine, (f"{VERBS[by]} the same ({cosine:.2f})",)) for other, p, cosine in found]
+    does = {"writes": "writes the same", "reads": "reads the same", "examples": f"has {_examples(store)} like it"}[by]
+    return [Hit(names[other], p, cosine, (f"{does} ({cosine:.2f})",)) for other, p, cosine in found]

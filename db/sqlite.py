@@ -25,13 +25,28 @@ class SqliteFile:
         if not create and not path.exists():
             raise StoreError(f"There is no store {path}; build one with: icebear index --store {path}")
         try:
-            # Autocommit: `writing` says where a transaction begins and ends.
-            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            self.database = Database(connection)
+            self.database = self._opened()
             self._migrate()
-            connection.execute("PRAGMA foreign_keys = ON")
+            self.database.execute("PRAGMA foreign_keys = ON")
         except sqlite3.Error as error:
             raise self.explain(error) from None
+
+    def _opened(self) -> Database:
+        """The file; or, in WAL mode where nothing can be written, the file as it lies there.
+
+        In that mode, which a store has while it is scanned, even reading needs files beside it.
+        """
+        database = _connected(str(self.path))
+        try:
+            database.execute("PRAGMA user_version").fetchone()
+        except sqlite3.OperationalError as error:
+            log = self.path.with_name(f"{self.path.name}-wal")
+            left = log.exists() and log.stat().st_size > 0  # what the file itself lacks
+            if left or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                raise
+            database.conn.close()
+            return _connected(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1")
+        return database
 
     def close(self) -> None:
         self.database.conn.close()
@@ -43,7 +58,6 @@ class SqliteFile:
         if version == 0 and self.database.table_names():
             raise StoreError(f"{self.path} is a SQLite file of something else; name another one with --store.")
         if version < len(MIGRATIONS):
-            self.database.execute("PRAGMA journal_mode = WAL")
             with self.writing():
                 for migrate in MIGRATIONS[version:]:
                     migrate(self.database)
@@ -67,11 +81,20 @@ class SqliteFile:
     @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Held by the one process that builds the index. Raises `StoreError` in a second one."""
+        lock = FileLock(f"{self.path}.lock", timeout=0)
         try:
-            with FileLock(f"{self.path}.lock", timeout=0):
-                yield
+            lock.acquire()
         except Timeout:
             raise self._busy() from None
+        except OSError:
+            raise self._unwritable() from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _unwritable(self) -> StoreError:
+        return StoreError(f"{self.path} cannot be written here; check the folder, or name another --store.")
 
     def _busy(self) -> StoreError:
         return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
@@ -85,5 +108,12 @@ class SqliteFile:
         if "full" in text:
             return StoreError(f"The disk of {self.path} is full; make room and run the same command again.")
         if "readonly" in text or "unable to open" in text:
-            return StoreError(f"{self.path} cannot be written here; check the folder, or name another --store.")
+            return self._unwritable()
         return StoreError(f"{self.path} cannot be used ({text}).")
+
+
+def _connected(where: str) -> Database:
+    """A path, or a URI that begins with file:. In autocommit: `writing` says where a transaction begins and ends."""
+    return Database(
+        sqlite3.connect(where, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    )

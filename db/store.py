@@ -1,13 +1,12 @@
-"""All SQL: one SQLite file that any SQLite tool opens (see db/schema.py for its tables)."""
+"""A store: one SQLite file that any SQLite tool opens (see db/schema.py for its tables)."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,10 @@ import numpy as np
 from db.errors import InputError, StoreError
 from db.fingerprints import fits
 from db.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
-from db.sqlite import SqliteFile
-from db.vectors import NAMES
+from db.scan import ScanFile
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-RESULTS = ("shards", "sentences", "sentence_vectors", "neurons", "examples", "samples")
-"""The tables that a finished scan fixes, to the bit."""
 
 
 @contextmanager
@@ -38,36 +33,8 @@ def open_store(path: str | Path, create: bool = True) -> Iterator[Store]:
         store.close()
 
 
-class Store(SqliteFile):
+class Store(ScanFile):
     """Readers may look on while one writer writes."""
-
-    # --- what the index is made of ----------------------------------------------------------------------
-
-    def facts(self) -> dict[str, Any]:
-        """What the index was made of; empty before the first scan."""
-        return {key: json.loads(value) for key, value in self.database.execute("SELECT key, value FROM icebear")}
-
-    def fact(self, key: str) -> Any:
-        """One of the facts. Raises `StoreError` when there is no index yet."""
-        facts = self.facts()
-        if key not in facts:
-            raise StoreError(f"{self.path} has no index yet; run icebear index --store {self.path}.")
-        return facts[key]
-
-    def claim(self, facts: dict[str, Any]) -> None:
-        """Record what the index is made of, or raise `StoreError` if it is made of something else."""
-        have = self.facts()
-        for key, value in facts.items():
-            if have and have.get(key) != value:
-                raise StoreError(
-                    f"{self.path} was built with {key} {have.get(key)!r}, not {value!r}; use the same again, or "
-                    "another --store."
-                )
-        if not have:
-            for name in NAMES:  # of an earlier store of this name
-                self.vectors(name).unlink(missing_ok=True)
-            with self.writing():
-                self._set_facts(facts)
 
     def check(self, fingerprint: str, name: str) -> None:
         """Raise `StoreError` if the index was made from another model."""
@@ -75,66 +42,15 @@ class Store(SqliteFile):
         if facts and not fits(facts["fingerprint"], fingerprint, f"The store {self.path}"):
             raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
 
-    def _set_facts(self, facts: dict[str, Any]) -> None:
-        self.database.conn.executemany(
-            "INSERT OR REPLACE INTO icebear VALUES (?, ?)", [(k, json.dumps(v)) for k, v in facts.items()]
-        )
+    @property
+    def by(self) -> str:
+        """What its examples are the extremes of: ``activation`` or ``relevance``, whose signs its polarities are."""
+        return self.facts().get("by", "activation")
 
-    # --- the scan ---------------------------------------------------------------------------------------
-
-    def finished_shards(self) -> set[int]:
-        return {row[0] for row in self.database.execute("SELECT number FROM shards")}
-
-    def progress(self) -> dict[str, bytes]:
-        """The parts of the running summary, empty before the first commit."""
-        return dict(self.database.execute("SELECT part, packed FROM progress").fetchall())
-
-    def commit_shards(self, shards: dict[int, list[tuple[Sentence, bytes]]], progress: dict[str, bytes]) -> None:
-        """Shards of sentences with their vectors (float16), and the summary that holds them, in one transaction.
-
-        A kill leaves all or nothing of it.
-        """
-        with self.writing():
-            self.database.conn.executemany(
-                "INSERT INTO shards VALUES (?, ?)", [(number, len(shard)) for number, shard in shards.items()]
-            )
-            self.database.conn.executemany(
-                "INSERT INTO sentences VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False))
-                    for shard in shards.values()
-                    for s, _ in shard
-                ],
-            )
-            self.database.conn.executemany(
-                "INSERT INTO sentence_vectors VALUES (?, ?)",
-                [(s.id, vector) for shard in shards.values() for s, vector in shard if vector],
-            )
-            self.database.conn.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?)", progress.items())
-
-    def finish(
-        self, statistics: Iterable[tuple], examples: Iterable[tuple], samples: Iterable[tuple], facts: dict[str, Any]
-    ) -> None:
-        """The result tables, in one transaction; the running summary goes."""
-        with self.writing():
-            many = self.database.conn.executemany
-            many("INSERT INTO neurons VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", statistics)
-            many("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
-            many("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
-            self.database.execute("DELETE FROM progress")
-            self._set_facts(facts)
-        with suppress(sqlite3.Error):  # without room for a copy the file stays as large as it is
-            self.database.execute("VACUUM")  # the running summary took as much room as the result
-        self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def checksum(self) -> str:
-        """SHA-256 of the result tables' rows, in key order."""
-        digest = hashlib.sha256()
-        for table in RESULTS:
-            keys = self.database[table].pks  # type: ignore[union-attr]
-            for row in self.database.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}"):
-                digest.update(repr(row).encode())
-        return digest.hexdigest()
+    @property
+    def gated(self) -> bool:
+        """Whether it has neurons of a gated FFN: the sign of their activations is not that of what W1 reads."""
+        return self.facts().get("gated", True)  # stores of version 250f754 do not say
 
     # --- reading ----------------------------------------------------------------------------------------
 
@@ -162,6 +78,7 @@ class Store(SqliteFile):
         method: whose attributions come with them, where there are any.
         """
         return self._examples(
+            self.by,
             "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "
             "AND a.polarity = e.polarity AND a.sentence = e.sentence AND a.method = ? "
             "WHERE e.neuron = ? AND e.polarity = ? ORDER BY rank LIMIT ?",
@@ -174,23 +91,25 @@ class Store(SqliteFile):
     def samples(self, neuron: Neuron) -> list[Example]:
         """A seeded sample over the neuron's range, from its lowest to its highest activation."""
         return self._examples(
+            "activation",
             "FROM (SELECT *, NULL AS relevance FROM samples) a JOIN sentences s ON s.id = sentence "
             "WHERE neuron = ? ORDER BY quantile",
             self.statistics(neuron).id,
         )
 
-    def _examples(self, source: str, *arguments: Any) -> list[Example]:
+    def _examples(self, by: str, source: str, *arguments: Any) -> list[Example]:
         rows = self.database.execute(
             f'SELECT activation, token, s.id, text, title, "start", "end", tokens, a.relevance {source}', arguments
         )
         return [
             Example(
-                activation,
+                value,
                 token,
                 Sentence(number, text, title, start, end, tuple(json.loads(tokens))),
                 tuple(json.loads(relevance)["tokens"]) if relevance else None,
+                by,
             )
-            for activation, token, number, text, title, start, end, tokens, relevance in rows
+            for value, token, number, text, title, start, end, tokens, relevance in rows
         ]
 
     def add_attributions(self, method: str, rows: Iterable[tuple[Neuron, str, int, list[float], dict]]) -> None:
@@ -209,10 +128,6 @@ class Store(SqliteFile):
             self.database.conn.executemany("INSERT OR REPLACE INTO attributions VALUES (?, ?, ?, ?, ?)", packed)
 
     # --- search -----------------------------------------------------------------------------------------
-
-    def vectors(self, name: str) -> Path:
-        """The file of the vectors called `name`, see `db.vectors`."""
-        return self.path.with_name(f"{self.path.name}.{name}.faiss")
 
     def sentence_vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The sentences (S,), all or those of `ids`, and the vectors (S, D) of what the model made of them."""

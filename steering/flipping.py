@@ -344,7 +344,7 @@ def _about(state: _State, edit: Edit, slopes: Tensor, store: Store | None) -> di
         "relevance": (state.now * slopes)[place].item(),
         "of_its_range": calibrate(state.model).share(place, edit.value),
         "promotes": [word.text for word in words.promoted], "suppresses": [word.text for word in words.suppressed],
-        "examples": [example.sentence.text for example in examples],
+        "examples": [example.sentence.text for example in examples if example.by == "activation"],
     }  # fmt: skip
 
 

@@ -1,10 +1,12 @@
 """Small random models from their configurations, and the real default model."""
 
+import io
 import random
 
 import pytest
 import tokenizers
 import torch
+from rich.console import Console
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
@@ -100,6 +102,13 @@ class Letters:
 
     def decode(self, ids):
         return "".join(LETTERS[i] for i in ids)
+
+
+def printed(renderable):
+    """As a terminal shows it."""
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(renderable)
+    return console.export_text()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from conftest import ICE_BEAR, LLAMA, random_model
 from serving import started
 from streamlit.testing.v1 import AppTest
 
+from actmax import build_index
 from app import state
 from app.sidebyside import compare
 from app.views import explain
@@ -22,7 +23,7 @@ from app.views.steer import differences
 from concepts import attribute, loading
 from concepts.evaluation import report
 from concepts.families import FAMILIES
-from db import open_store
+from db import Neuron, open_store
 
 MAIN = "../app/main.py"
 
@@ -109,6 +110,45 @@ def test_neuron(environment):
     assert page.get_by_key("edits").value == f"{name}*0"
     page.get_by_key("view").set_value("neuron").run()
     assert page.get_by_key("neuron").value == name
+
+
+@pytest.fixture
+def tiny_store(model, corpus, tmp_path, monkeypatch):
+    """Builds an index of a gated model, which the app then shows."""
+
+    def build(by):
+        with open_store(tmp_path / f"{by}.db") as store:
+            build_index(model, corpus, store, k=5, by=by)
+        monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / f"{by}.db"))
+
+    return build
+
+
+def test_neurons_without_a_polarity_open_too(tiny_store):
+    tiny_store("activation")
+    page = fine(visit(view="neuron", neuron="L1.ffn.3", polarity="-"))
+    nearest = page.get_by_key("nearest_reads")
+    assert all(Neuron.parse(name) for name in nearest.options)  # and no sign
+    name = nearest.options[0]
+    nearest.set_value(name).run()
+    assert fine(page).get_by_key("neuron").value == name
+
+
+def test_a_card_and_lists_by_relevance_say_so(tiny_store):
+    tiny_store("activation")
+    plain = [text(fine(visit(view="neuron", neuron="L1.ffn.3"))), text(fine(visit(view="search", how="statistics")))]
+    tiny_store("relevance")
+    card = fine(visit(view="neuron", neuron="L1.ffn.3"))
+    assert "Where its relevance is furthest to +" in text(card)
+    assert "What drives it" not in text(card)
+    assert not [button for button in card.button if button.key == "annotate"]
+    statistics = fine(visit(view="search", how="statistics"))
+    assert all("An index by relevance" in text(page) for page in (card, statistics))
+    assert not any("An index by relevance" in before for before in plain)
+    assert all(Neuron.parse(name) for name in statistics.get_by_key("open_row").options)
+    words = fine(visit(view="search", text="bear")).dataframe[0].value
+    assert words["why"].str.contains("examples by relevance").any()
+    assert not words["why"].str.contains("examples (?:have|like)").any()
 
 
 @pytest.mark.parametrize("wrong", ["L99.ffn.1", "L29.q.3", "nonsense", ""])

@@ -2,10 +2,12 @@
 
 import collections
 import json
+import os
 import shutil
 import subprocess
 import sys
 
+import filelock
 import pytest
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
@@ -124,6 +126,35 @@ def test_a_disk_that_fills_while_writing_leaves_nothing(tmp_path):
         fetch.ensure(tmp_path / "thing", make, what="thing", room=1)
     assert not list(tmp_path.glob("*thing*.part"))
     assert not (tmp_path / "thing").exists()
+
+
+def test_who_waits_for_a_download_and_gives_up_leaves_it_alone(tmp_path, monkeypatch):
+    def give_up(*args, **options):
+        raise KeyboardInterrupt
+
+    def make(folder):
+        (folder / "half").write_text("half")
+        with monkeypatch.context() as waiting:
+            waiting.setattr(filelock.FileLock, "acquire", give_up)
+            with pytest.raises(KeyboardInterrupt):
+                fetch.ensure(tmp_path / "thing", make, what="thing", room=1)
+        assert (folder / "half").exists()
+
+    assert (fetch.ensure(tmp_path / "thing", make, what="thing", room=1) / "half").read_text() == "half"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_copied_cache_is_hashed_once(tmp_path, monkeypatch):
+    folder = fetch.ensure(tmp_path / "a", lambda folder: (folder / "x").write_text("x"), what="thing", room=1)
+    shutil.copytree(folder, tmp_path / "b", copy_function=shutil.copyfile)  # with the times of now
+    os.utime(tmp_path / "b" / "x", (1, 1))
+    hashed, sha256 = [], fetch.sha256
+    monkeypatch.setattr(fetch, "sha256", lambda path: hashed.append(path) or sha256(path))
+    assert [fetch.cached(tmp_path / "b") for _ in range(3)] == [True] * 3
+    assert len(hashed) == 1
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [fetch.MANIFEST, "x"]
+    (tmp_path / "b" / "x").write_text("y")
+    assert not fetch.cached(tmp_path / "b")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

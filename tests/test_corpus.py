@@ -1,12 +1,22 @@
 """Corpora: files of every kind, and text that is no text."""
 
 import collections
+import itertools
 import json
+import random
+import tracemalloc
 
+import datasets
 import pytest
+import sentencex
+from click.testing import CliRunner
 
 from actmax import read_corpus
 from actmax.corpus import sentence_id
+from app import store_verbs
+from app.cli import main
+from app.progress import indexing
+from db import open_store
 from db.errors import InputError
 
 
@@ -58,4 +68,62 @@ def test_rows_without_text_are_counted(tmp_path):
     with pytest.raises(InputError, match=r"n\.parquet cannot be read on"):
         list(read_corpus(str(tmp_path / "n.parquet")).sentences())
     french, english = (read_corpus(str(tmp_path / "n.csv"), language=code) for code in ("fr", "en"))
-    assert french.fingerprint != english.fingerprint
+    assert french.facts != english.facts
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A data set without an end in the place of Hugging Face's hub; what was asked of it, and how many rows it gave."""
+    asked, given = [], []
+
+    def rows():
+        for number in itertools.count():
+            given.append(number)
+            yield {"text": f"Row {'abcdefghij'[number % 10]} of the ice. It is cold."}
+
+    def load_dataset(name, config=None, *, split, revision=None, streaming):
+        asked.append((name, config, split, revision))
+        assert streaming
+        return rows()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return asked, given
+
+
+def test_a_streamed_data_set_is_read_once(model, hub, tmp_path):
+    asked, given = hub
+    for _ in range(2):
+        indexing(model, read_corpus("a/set", limit=7), str(tmp_path / "s.db"))
+        assert asked == [("a/set", None, "train", None)]
+        assert len(given) == 7
+    with open_store(tmp_path / "s.db") as store:
+        assert store.count("sentences") == 8
+
+
+def test_configuration_split_and_revision_of_a_data_set(model, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_verbs, "load", lambda **options: model)
+    command = ["index", "--corpus", "a/set", "--limit", "3", "--store", str(tmp_path / "s.db")]
+    named = ["--config", "20231101.en", "--split", "test", "--revision", "v1"]
+    done = CliRunner().invoke(main, [*command, *named])
+    assert done.exit_code == 0, done.output
+    assert hub[0][-1] == ("a/set", "20231101.en", "test", "v1")
+    other = CliRunner().invoke(main, [*command, *named[:2]])
+    assert "was built with split 'test', not None" in other.stderr
+    with pytest.raises(InputError, match="of Hugging Face data sets; imdb-reviews has none"):
+        read_corpus("imdb-reviews", split="test")
+
+
+def test_duplicates_are_found_in_little_room(monkeypatch, tmp_path):
+    """As a set finds them, in less than half of its room."""
+    monkeypatch.setattr(sentencex, "segment", lambda language, text: [text])
+    seed = random.Random(0)
+    path = tmp_path / "many.txt"
+    path.write_text("\n".join(str(seed.randrange(40_000)) for _ in range(60_000)))
+    expected = set(path.read_text().split())
+    found = read_corpus(str(path)).sentences()
+    tracemalloc.start()
+    count = sum(1 for _ in found)
+    room = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == len(expected)
+    assert room < 40 * count

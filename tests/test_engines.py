@@ -3,15 +3,21 @@
 import os
 import random
 import signal
+import sys
+import types
 
 import pytest
 import torch
+from conftest import printed
 
-from actmax import build_index, on_ray, read_corpus
+from actmax import annotate, build_index, describe, on_ray, read_corpus
+from app.terminal import card
 from concepts import Neuron, attribute
 from concepts.relevance import Relevance
 from db import open_store
-from db.errors import InputError
+from db.errors import InputError, StoreError
+from steering import Edit
+from steering.flipping import _about, _explained, _start
 
 K = 5
 
@@ -51,6 +57,71 @@ def _is_worker(pid):
         return False
 
 
+class FakeRay(types.ModuleType):
+    """As much of Ray as a scan uses, in this process; its workers die `deaths` times before they answer."""
+
+    def __init__(self, started, deaths=0):
+        super().__init__("ray")
+        self.started, self.deaths, self.killed, self.stopped, self.options = started, deaths, [], 0, {}
+        self.exceptions = types.SimpleNamespace(
+            RayActorError=type("RayActorError", (Exception,), {}),
+            OutOfMemoryError=type("OutOfMemoryError", (Exception,), {}),
+        )
+        self.put = lambda value: value
+        self.wait = lambda running: (running[:1], running[1:])
+        self.kill = self.killed.append
+        self.is_initialized = lambda: self.started
+        self.cluster_resources = lambda: {"CPU": 2}
+
+    def init(self, **options):
+        if self.started:
+            raise RuntimeError("Maybe you called ray.init twice by accident?")
+        self.started = True
+
+    def shutdown(self):
+        self.started, self.stopped = False, self.stopped + 1
+
+    def remote(self, **options):
+        self.options = options
+        return lambda cls: types.SimpleNamespace(remote=lambda *args: self.actor(cls(*args)))
+
+    def actor(self, worker):
+        return types.SimpleNamespace(scan=types.SimpleNamespace(remote=lambda *args: types.MethodType(
+            lambda _: worker.scan(*args), object())))  # fmt: skip
+
+    def get(self, task):
+        if not callable(task):
+            return task
+        retries = self.options["max_task_retries"]
+        if self.deaths > retries >= 0:
+            raise self.exceptions.RayActorError("The actor died unexpectedly.\nIt had been restarted.")
+        return task()
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_ray_that_the_user_had_started_is_used_and_left_running(model, corpus, tmp_path, monkeypatch, started):
+    ray = FakeRay(started)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with open_store(tmp_path / "local.db") as here, open_store(tmp_path / "ray.db") as there:
+        build_index(model, corpus, here, k=K)
+        build_index(model, corpus, there, k=K, engine=on_ray(2))
+        assert here.checksum() == there.checksum()
+    assert ray.started == started
+    assert len(ray.killed) == 2  # of ours nothing goes on
+    assert ray.stopped == (not started)
+
+
+def test_a_ray_worker_that_keeps_dying_ends_the_scan_with_a_sentence(model, corpus, tmp_path, monkeypatch):
+    ray = FakeRay(False, deaths=9)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with open_store(tmp_path / "ray.db") as store:
+        with pytest.raises(InputError, match=r"worker died .*\(It had been restarted\.\); .* fewer --workers"):
+            build_index(model, corpus, store, k=K, engine=on_ray(2))
+        assert store.facts() == {}
+    assert ray.options["max_restarts"] == ray.options["max_task_retries"] == 3
+    assert not ray.started
+
+
 def test_ray_mistakes():
     with pytest.raises(InputError, match="at least 1 worker"):
         on_ray(0)
@@ -75,10 +146,10 @@ def test_relmax_equals_its_definition(model, corpus, tmp_path):
                 best = sorted(((sign * x[layer, 1:, neuron]).max().item() for x in seen.values()), reverse=True)
                 found = store.examples(Neuron(layer, "ffn", neuron), polarity)
                 expected = [value for value in best[:K] if value > 0]
-                assert [sign * e.activation for e in found] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+                assert [sign * e.value for e in found] == pytest.approx(expected, rel=1e-3, abs=1e-5)
                 for example in found:
                     course = sign * seen[example.sentence.id][layer, :, neuron]
-                    assert course[example.token].item() == pytest.approx(sign * example.activation, rel=1e-3, abs=1e-5)
+                    assert course[example.token].item() == pytest.approx(sign * example.value, rel=1e-3, abs=1e-5)
             activations = torch.cat(
                 [attribute(model, s.text, sites=("ffn",)).activation("ffn")[layer, 1:, neuron] for s in sentences]
             )
@@ -87,3 +158,42 @@ def test_relmax_equals_its_definition(model, corpus, tmp_path):
             )
         with pytest.raises(InputError, match="not by 'magic'"):
             build_index(model, corpus, store, by="magic")
+
+
+def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
+    neuron = Neuron(2, "ffn", 13)
+    with open_store(tmp_path / "r.db") as store:
+        build_index(model, corpus, store, k=K, by="relevance")
+        found = describe(store, neuron, model)
+        for shown in (printed(card(found)), found.to_html()):
+            assert "An index by relevance" in shown
+        heads = [line.split() for line in printed(card(found)).splitlines() if line.strip().endswith("sentence")]
+        assert heads == [["relevance", "sentence"]] * 2
+        assert "What drives it to" not in found.to_html()
+        data = found.to_dict()
+        assert data["by"] == "relevance"
+        for polarity in "+-":
+            for row, example in zip(data["examples"][polarity], found.examples[polarity], strict=True):
+                assert row["relevance"] == example.value
+                assert "activation" not in row
+        why = [why for hit in [*store.search("bear", 60), *store.similar(neuron, by="examples")] for why in hit.why]
+        assert {"by relevance" in reason for reason in why if "examples" in reason} == {True}
+        with pytest.raises(InputError, match="whose activation is not known"):
+            _ = found.examples["+"][0].activation
+        assert all(sample.activation == sample.value for sample in store.samples(neuron))  # these are activations
+
+
+def test_what_needs_extremes_of_the_activation_takes_no_index_by_relevance(model, corpus, tmp_path):
+    state = _start(model, "the ice bear", 7, None)
+    edit, explained = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last"), _explained(state, {})
+    told = {}
+    for by in ("activation", "relevance"):
+        with open_store(tmp_path / f"{by}.db") as store:
+            build_index(model, corpus, store, k=K, by=by)
+            told[by] = len(_about(state, edit, explained, store)["examples"])
+    assert told == {"activation": 3, "relevance": 0}
+    with (
+        open_store(tmp_path / "relevance.db") as store,
+        pytest.raises(StoreError, match="is an index by relevance, and what is attributed are activations"),
+    ):
+        annotate(model, store, [edit.neuron])

@@ -6,6 +6,7 @@ from conftest import IDS, Double, Letters, random_model
 from families import dense, mixtures
 
 from actmax import build_index, read_corpus
+from actmax.directions import gated
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from concepts.families import FAMILIES
 from concepts.selftest import selftest
@@ -153,6 +154,12 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
     if not model.family.ffn_norm:
         assert torch.allclose(streams[2] - streams[0], row.expand(len(IDS), -1), atol=1e-5)
     assert project(model, neuron, 5).promoted[0].logit >= project(model, neuron, 5).promoted[1].logit
+
+
+def test_which_ffns_are_gated():
+    single = {"gpt2", "gptj", "phi", "gpt_neox", "gpt_neox, serial", "opt", "bloom"}
+    single |= {"falcon", "falcon, grouped", "falcon, alibi"}
+    assert {name for name in [*CONFIGS, *EXPERTS] if not gated(make(name))} == single
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])

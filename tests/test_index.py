@@ -1,9 +1,12 @@
 """The index against everything in memory and sorted; interrupted, killed and shuffled."""
 
 import collections
+import functools
+import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,14 +19,16 @@ from conftest import LLAMA, Letters, random_model
 
 from actmax import annotate, build_index, describe, index, read_corpus
 from actmax.classes import classify
+from actmax.corpus import sentence_id
 from actmax.engines import local
 from actmax.scan import Settings, _hash, scan_shard
-from actmax.topk import HISTOGRAM_EDGES
+from actmax.topk import HISTOGRAM_EDGES, merge
 from concepts import ATTNLRP, CP_LRP, Model, attribute
 from concepts.neuron_attribution import attribute_neurons
 from concepts.vocabulary import project
 from db import open_store
-from db.records import Neuron
+from db.errors import InputError, StoreError
+from db.records import Neuron, Sentence
 
 K = 5
 
@@ -110,6 +115,121 @@ def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeyp
     assert len(checksums) == 1
 
 
+def scan(model, path, store, limit, **options):
+    """How many sentences were read to build the index of the first `limit` documents."""
+    read = [0]
+    build_index(
+        model, read_corpus(str(path), limit), store, k=K, on_progress=lambda p: read.append(p.sentences), **options
+    )
+    return read[-1]
+
+
+def same_index(a, b):
+    kept = {"class_plus", "class_minus", "sharpness"}
+    assert a.table()[[*kept]].equals(b.table()[[*kept]])
+    assert a.search("bear", 60) == b.search("bear", 60)
+    assert a.checksum() == b.checksum()
+
+
+@pytest.mark.parametrize("limits", [(20, 50), (16, 32, 33, None), (5, 7), (121, 500)], ids=str)
+def test_a_larger_limit_goes_on_and_ends_as_one_scan(model, corpus, tmp_path, limits):
+    """To the bit. Only full shards are left alone: the last one gets more sentences."""
+    path = tmp_path / "c.txt"
+    sizes = [sum(1 for _ in read_corpus(str(path), limit).sentences()) for limit in limits]
+    with open_store(tmp_path / "one.db") as one, open_store(tmp_path / "parts.db") as parts:
+        scan(model, path, one, limits[-1])
+        read = [scan(model, path, parts, limit) for limit in limits]
+        assert read == [size - before // 16 * 16 for before, size in zip([0, *sizes], sizes, strict=False)]
+        same_index(parts, one)
+        assert scan(model, path, parts, limits[-1]) == 0
+
+
+def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
+    path, neuron = tmp_path / "c.txt", Neuron(1, "ffn", 3)
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.sentences > 32:
+            raise Stop
+
+    def backwards(model, settings, shards, threshold):
+        yield from local(model, settings, list(shards)[::-1], threshold)  # the short one first
+
+    with open_store(tmp_path / "one.db") as one, open_store(tmp_path / "parts.db") as parts:
+        scan(model, path, one, 100)
+        scan(model, path, parts, 40)
+        parts.set_label(neuron, "a name")
+        annotate(model, parts, [neuron], k=2)
+        before = parts.table(), parts.examples(neuron), parts.similar(neuron)
+        with pytest.raises(Stop):
+            build_index(model, read_corpus(str(path), 100), parts, k=K, on_progress=stop, engine=backwards)
+        assert parts.fact("limit") == 40
+        assert parts.table().equals(before[0])
+        assert [e.value for e in parts.examples(neuron)] == [e.value for e in before[1]]
+        assert parts.similar(neuron) == before[2]
+        with pytest.raises(StoreError, match=r"the limit 100, not 99; a scan goes on to more documents, not to fewer"):
+            scan(model, path, parts, 99)
+        scan(model, path, parts, 100)
+        same_index(parts, one)
+        assert parts.label(neuron) == "a name"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "\n".join("abcdefghijklmnopqrstuvwxyz")], ids=["", "blank", "a-z"])
+def test_a_first_scan_that_fails_claims_nothing(model, corpus, tmp_path, monkeypatch, text):
+    monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
+    (tmp_path / "empty.txt").write_text(text)
+    with open_store(tmp_path / "i.db") as store, open_store(tmp_path / "one.db") as one:
+        with pytest.raises(InputError, match="no sentence of at least two tokens"):
+            build_index(model, read_corpus(str(tmp_path / "empty.txt")), store, k=3)
+        assert store.facts() == {}
+        for ask in (lambda: store.search("bear"), store.table, lambda: store.similar(Neuron(0, "ffn", 1))):
+            with pytest.raises(StoreError, match=r"has no index yet|it is empty"):
+                ask()
+        scan(model, tmp_path / "c.txt", store, None)
+        scan(model, tmp_path / "c.txt", one, None)
+        same_index(store, one)
+
+
+def test_what_a_corpus_was_is_told_in_words(model, corpus, tmp_path):
+    path = tmp_path / "c.txt"
+    with open_store(tmp_path / "i.db") as store:
+        scan(model, path, store, 30)
+        more = path.read_text() + "\nAnother line."
+        for wrong, told in (
+            (lambda: scan(model, path, store, 20), "the limit 30, not 20"),
+            (lambda: build_index(model, read_corpus(str(path), 30, "fr"), store, k=K), "language 'en', not 'fr'"),
+            (lambda: build_index(model, read_corpus(str(path), 30, column="t"), store, k=K), "column 'text', not 't'"),
+            (lambda: path.write_text(more) and scan(model, path, store, 30), "when .*c.txt had another content"),
+        ):
+            with pytest.raises(StoreError, match=told) as caught:
+                wrong()
+            assert not re.search("[0-9a-f]{8}", str(caught.value).replace(str(tmp_path), ""))
+
+
+def test_a_store_of_version_250f754_is_what_it_was(model, corpus, tmp_path):
+    """It kept the limit, language, column and content of its corpus in one hash, and had no summary to go on from."""
+    path = tmp_path / "c.txt"
+    with open_store(tmp_path / "i.db") as store:
+        scan(model, path, store, 30)
+        hits = store.search("bear", 60)
+        hashed = f"{hashlib.sha256(path.read_bytes()).hexdigest()} text 30 en"
+        old = ("corpus_fingerprint", json.dumps(hashlib.sha256(hashed.encode()).hexdigest()[:16]))
+        new = "content language column config split revision limit claimed_limit counts gated".split()
+        store.database.execute(f"DELETE FROM icebear WHERE key IN ({', '.join('?' * len(new))})", new)
+        store.database.execute("DELETE FROM progress")
+        store.database.execute("INSERT INTO icebear VALUES (?, ?)", old)
+        assert scan(model, path, store, 30) == 0
+        assert store.search("bear", 60) == hits
+        with pytest.raises(StoreError, match="by an earlier icebear with another limit, language, column or content"):
+            scan(model, path, store, 40)
+        store.database.execute("DELETE FROM icebear WHERE key = 'finished'")
+        with pytest.raises(StoreError, match="was begun by an earlier icebear"):
+            scan(model, path, store, 30)
+
+
 KILLED = """
 import sys
 sys.path[:0] = [{tests!r}]
@@ -153,6 +273,23 @@ def test_another_batch_size_changes_the_last_digits_only(model, corpus):
     for polarity, neuron, place in (a.sentences != b.sentences)[:, :, :K].nonzero().tolist():
         row = a.values[polarity, neuron]  # sentences that begin alike tie, but for the last digits
         assert (torch.isclose(row, row[place], rtol=1e-4)).sum() > 1
+
+
+def test_special_tokens_in_a_text_count_the_same_beside_others_as_alone(model):
+    """Dumps have them at the end of a text, however long."""
+
+    class Marked(Letters):
+        all_special_ids = (ord("~") % 50,)
+
+    marked = Model(model.net, Marked(), "marked")
+    texts = ["A cat" + 6 * "~", "A bird.", "The bear ~ eats~~", "Snow is cold~", "One fish here."]
+    sentences = [Sentence(sentence_id(text), text, "", 0, len(text)) for text in texts]
+    together, _ = scan_shard(marked, sentences, Settings(k=4))
+    alone = functools.reduce(merge, (scan_shard(marked, [sentence], Settings(k=4))[0] for sentence in sentences))
+    assert torch.allclose(together.values, alone.values, rtol=1e-4)
+    assert torch.allclose(together.extremes, alone.extremes, rtol=1e-4)
+    assert together.sentences.equal(alone.sentences)
+    assert together.tokens.equal(alone.tokens)
 
 
 def test_planted_neuron(tmp_path, monkeypatch):

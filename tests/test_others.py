@@ -7,6 +7,7 @@ from conftest import IDS, Double, Letters
 from families import others
 
 from actmax import annotate, build_index, read_corpus
+from actmax.directions import gated
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from concepts.selftest import selftest
 from concepts.taps import visiting
@@ -186,6 +187,10 @@ def test_ranking_scan_cards_and_annotations(name, tmp_path):
         assert annotate(model, store, [neuron], k=2) > 0
         for example in store.examples(neuron, "+", method="attnlrp"):
             assert len(example.relevance) == len(example.sentence.tokens)
+
+
+def test_which_ffns_are_gated():
+    assert [name for name in READERS if gated(make(name))] == ["t5"]
 
 
 def read(model, text, neuron):

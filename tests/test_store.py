@@ -1,13 +1,23 @@
 """One file: what is refused, with a sentence that helps; search; readers and writers."""
 
+import contextlib
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from conftest import LLAMA, Letters, random_model
+from conftest import LLAMA, Letters, printed, random_model
+from transformers import GPT2Config
 
-from actmax import build_index, index, read_corpus
+from actmax import build_index, describe, index, read_corpus
+from app.terminal import card
 from concepts import Model
-from concepts.vocabulary import w2_row
+from concepts.vocabulary import w1, w2_row
 from db import open_store, vectors
 from db.errors import InputError, StoreError, UnknownName
 from db.records import Neuron
@@ -45,8 +55,6 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
         pass
     with pytest.raises(StoreError, match="cannot be written"), open_store(tmp_path / "no" / "folder.db"):
         pass
-    import sqlite3
-
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     with pytest.raises(StoreError, match="something else"), open_store(tmp_path / "other.db"):
         pass
@@ -122,7 +130,7 @@ def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):
     with open_store(tmp_path / "i.db") as first, open_store(tmp_path / "i.db") as second:
         second.database.conn.execute("PRAGMA busy_timeout = 100")
         with first.writing(), pytest.raises(StoreError, match="Another process is writing"):
-            second.claim({"k": 1})
+            second.commit_shards({}, {}, {"k": 1})
         assert second.facts() == {}
 
 
@@ -144,6 +152,76 @@ def test_folders_that_cannot_be_written(model, corpus, tmp_path):
         pass
     with pytest.raises(StoreError, match="cannot be written"):
         vectors.save(tmp_path / "no" / "folder.faiss", [np.ones((2, 3))])
+
+
+@contextlib.contextmanager
+def unwritable(folder):
+    """Nothing in the folder can be written, not even by root, who is nobody meanwhile."""
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("left_in", ["the mode it has", "WAL"])
+def test_a_finished_store_opens_where_nothing_can_be_written(model, corpus, left_in):
+    with tempfile.TemporaryDirectory() as name:  # nobody may look into pytest's own folders
+        path = Path(name) / "a store #1?.db"
+        with open_store(path) as store:
+            build_index(model, corpus, store, k=K)
+            hits, checksum = store.search("bear"), store.checksum()
+        if left_in == "WAL":  # as version 250f754 left it
+            sqlite3.connect(path).execute("PRAGMA journal_mode = WAL").connection.close()
+        with unwritable(Path(name)), open_store(path, create=False) as store:
+            assert store.search("bear") == hits
+            assert store.checksum() == checksum
+            with pytest.raises(StoreError, match="cannot be written here"):
+                store.set_label(hits[0].neuron, "a name")
+            with pytest.raises(StoreError, match="cannot be written here"):
+                build_index(model, corpus, store, k=K)
+
+
+def test_what_is_still_in_a_log_is_never_left_out(model, corpus):
+    """A store that lies where it cannot be written, and is not whole without the log beside it."""
+    with tempfile.TemporaryDirectory() as name, open_store(Path(name) / "i.db") as store:
+        store.database.execute("PRAGMA journal_mode = WAL")
+        store.commit_shards({}, {}, {"k": 1})
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{name}/i.db{suffix}", f"{name}/copy.db{suffix}")
+        with unwritable(Path(name)), pytest.raises(StoreError, match="cannot be written here"):
+            open_store(Path(name) / "copy.db", create=False).__enter__()
+
+
+def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path):
+    """There the sign of an activation is that of what the other map reads, and gates that are opposed never agree."""
+    neuron = Neuron(1, "ffn", 3)
+    plain = GPT2Config(vocab_size=50, n_embd=24, n_layer=3, n_head=4, n_inner=20, n_positions=64)
+    ungated = Model(random_model(plain, dtype=torch.float32).net, Letters(), "letters")
+    for made, signs in ((model, {""}), (ungated, {"+", "-"})):
+        with open_store(tmp_path / f"{len(signs)}.db") as store:
+            build_index(made, corpus, store, k=K)
+            rows = torch.nn.functional.normalize(torch.cat([w1(made, "ffn", layer) for layer in range(3)]))
+            cosines = rows @ rows[23]
+            hits = store.similar(neuron, 60, by="reads")
+            assert {hit.polarity for hit in hits} == signs
+            for hit in hits:
+                cosine = cosines[20 * hit.neuron.layer + hit.neuron.index].item()
+                assert hit.score == pytest.approx(-cosine if hit.polarity == "-" else cosine, abs=2e-3)
+            found = describe(store, neuron)
+            named = f"{hits[0].neuron} {hits[0].polarity}".strip() + f" ({hits[0].score:.2f})"
+            assert named in re.sub("</?code>", "", found.to_html())
+            assert named in printed(card(found))
+            assert found.to_dict()["nearest"]["reads"][0]["polarity"] == hits[0].polarity
+            assert {hit.polarity for hit in store.similar(neuron, 60, by="writes")} == {"+", "-"}
+            store.database.execute("DELETE FROM icebear WHERE key = 'gated'")  # as version 250f754 left it
+            assert {hit.polarity for hit in store.similar(neuron, 60, by="reads")} == {""}
 
 
 def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatch):

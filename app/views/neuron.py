@@ -27,11 +27,13 @@ def show() -> None:
         if card.projection:
             st.html(_styled(page.vocabulary(card.projection)))
         words = ", ".join(card.words[polarity]) or "none"
-        st.markdown(f"#### What drives it to {polarity}")
+        if card.by == "relevance":
+            st.caption(plain(page.RELMAX))
+        st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
         st.caption(plain(f"class: {card.kind[polarity]}; automatic label: {words}"))
         rows = "".join(map(page.example_row, card.examples[polarity]))
-        st.html(_styled(rows or '<p class="dim">No sentence drives it this way.</p>'))
-        if any(example.relevance is None for example in card.examples[polarity]):
+        st.html(_styled(rows or '<p class="dim">No sentence does.</p>'))
+        if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
             _annotating(opened, neuron)
         for by, hits in card.nearest.items():
             neuron_pills(page.NEAREST[by], [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")

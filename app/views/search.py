@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from app.state import downloads, neuron_pills, store, store_path, typed
+from actmax.page import RELMAX
+from app.state import downloads, neuron_pills, plain, store, store_path, typed
 from db.records import Hit, Neuron
 from db.search import NEAR
 
@@ -60,7 +61,7 @@ def _table(path: str, changed: int) -> pandas.DataFrame:
 
 def _statistics() -> None:
     with store() as opened:
-        changed = opened.changed()
+        changed, by = opened.changed(), opened.by
     table = _table(str(store_path()), changed)
     left, middle, right = st.columns(3)
     sites = left.multiselect("Sites", sorted(set(table["site"])), key="sites", persist_state="session",
@@ -78,8 +79,11 @@ def _statistics() -> None:
         chosen &= table["class_plus"].isin(kinds) | table["class_minus"].isin(kinds)
     found = table[chosen].sort_values("sharpness", ascending=False)
     st.caption(f"{len(found):,} of {len(table):,} neurons; click a column's head to sort by it.")
+    if by == "relevance":
+        st.caption(plain(RELMAX))
     best = found[:10]
     signs = ["+" if high > -low else "-" for high, low in zip(best["max"], best["min"], strict=True)]
+    signs = signs if by == "activation" else [""] * len(best)
     neuron_pills("Open a card", zip(map(Neuron.parse, best["name"]), signs, strict=True), "open_row")
     number = st.column_config.NumberColumn(format="%.3f")
     st.dataframe(found, hide_index=True, height=420, column_config=dict.fromkeys(

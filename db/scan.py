@@ -1,0 +1,157 @@
+"""The part of a store that a scan writes: what the index is made of, its shards, the running summary, the results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from db.errors import StoreError
+from db.records import Sentence
+from db.sqlite import SqliteFile
+from db.vectors import NAMES
+
+RESULTS = ("shards", "sentences", "sentence_vectors", "neurons", "examples", "samples")
+"""The tables that a finished scan fixes, to the bit."""
+
+
+class ScanFile(SqliteFile):
+    """Nothing in it is claimed before the first commit of shards; the results change in one transaction, at the end."""
+
+    # --- what the index is made of ----------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What the index was made of; empty before the first commit of a scan."""
+        return {key: json.loads(value) for key, value in self.database.execute("SELECT key, value FROM icebear")}
+
+    def fact(self, key: str) -> Any:
+        """One of the facts. Raises `StoreError` when there is no index yet."""
+        facts = self.facts()
+        if key not in facts:
+            raise StoreError(f"{self.path} has no index yet; run icebear index --store {self.path}.")
+        return facts[key]
+
+    def finished_with(self, facts: dict[str, Any]) -> bool:
+        """Whether the index is that of `facts`, and done; False where a scan can begin, or go on to more documents.
+
+        Raises `StoreError` if it is made of something else, or of more documents of the corpus; writes nothing.
+        """
+        have = self.facts()
+        if not have:
+            return False
+        if "content" not in have:
+            have = self._told_apart(have, facts)
+        for key, value in facts.items():
+            if key == "content" and have[key] != value:
+                raise StoreError(
+                    f"{self.path} was built when {have['corpus']} had another content; use another --store."
+                )
+            if key != "claimed_limit" and have.get(key) != value:
+                raise StoreError(
+                    f"{self.path} was built with {key} {have.get(key)!r}, not {value!r}; use the same again, or "
+                    "another --store."
+                )
+        claimed, limit = have["claimed_limit"], facts["claimed_limit"]
+        if limit is not None and (claimed is None or limit < claimed):
+            raise StoreError(
+                f"{self.path} was built with {'no limit' if claimed is None else f'the limit {claimed}'}, not {limit}; "
+                "a scan goes on to more documents, not to fewer: use the same limit again, or another --store."
+            )
+        return "finished" in have and have["limit"] == limit
+
+    def _told_apart(self, have: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+        """The facts of version 250f754, which kept only a hash of some of them: those of `facts`, if they have it."""
+        asked = {key: facts[key] for key in ("content", "column", "claimed_limit", "language")}
+        hashed = hashlib.sha256(" ".join(map(str, asked.values())).encode()).hexdigest()[:16]
+        if "finished" not in have:
+            raise StoreError(f"{self.path} was begun by an earlier icebear; delete it, or use another --store.")
+        if have["corpus"] == facts["corpus"] and have["corpus_fingerprint"] != hashed:
+            raise StoreError(
+                f"{self.path} was built by an earlier icebear with another limit, language, column or content of "
+                f"{have['corpus']}; use the same again, or another --store."
+            )
+        return {**have, **asked, "limit": facts["claimed_limit"]}
+
+    def _set_facts(self, facts: dict[str, Any]) -> None:
+        self.database.conn.executemany(
+            "INSERT OR REPLACE INTO icebear VALUES (?, ?)", [(k, json.dumps(v)) for k, v in facts.items()]
+        )
+
+    # --- the scan ---------------------------------------------------------------------------------------
+
+    def scanned(self) -> dict[int, int]:
+        """Number of a shard that was committed -> its sentences."""
+        return dict(self.database.execute("SELECT number, sentences FROM shards").fetchall())
+
+    def progress(self) -> dict[str, bytes]:
+        """The parts of the running summary, empty before the first commit."""
+        return dict(self.database.execute("SELECT part, packed FROM progress").fetchall())
+
+    def commit_shards(
+        self, shards: dict[int, list[tuple[Sentence, bytes]]], progress: dict[str, bytes], facts: dict[str, Any]
+    ) -> None:
+        """Shards of sentences with their vectors (float16), the running summary, and what the index is made of.
+
+        In one transaction: a kill leaves all or nothing of it. A shard that was there is replaced: its sentences are
+        among the new ones.
+        """
+        with suppress(sqlite3.Error):  # while others read
+            self.database.execute("PRAGMA journal_mode = WAL").fetchone()  # in which they can look on
+        rows = [row for shard in shards.values() for row in shard]
+        with self.writing():
+            many = self.database.conn.executemany
+            self._set_facts(facts)
+            many("INSERT OR REPLACE INTO shards VALUES (?, ?)", [(number, len(shards[number])) for number in shards])
+            many(
+                "INSERT OR IGNORE INTO sentences VALUES (?, ?, ?, ?, ?, ?)",
+                [(s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False)) for s, _ in rows],
+            )
+            many(
+                "INSERT OR REPLACE INTO sentence_vectors VALUES (?, ?)",
+                [(s.id, vector) for s, vector in rows if vector],
+            )
+            self.database.execute(  # in another batch another token may win by the last digit
+                "DELETE FROM attributions WHERE sentence IN (SELECT value FROM json_each(?))",
+                [json.dumps([s.id for s, _ in rows])],
+            )
+            many("INSERT OR REPLACE INTO progress VALUES (?, ?)", progress.items())
+
+    def finish(
+        self, statistics: Iterable[tuple], examples: Iterable[tuple], samples: Iterable[tuple], facts: dict[str, Any]
+    ) -> None:
+        """The result tables, in place of those of a smaller limit, in one transaction.
+
+        The running summary stays only where a larger limit may come: it takes some 1,500 bytes a neuron (k = 32).
+        """
+        for name in NAMES:  # of the results before, or of an earlier store of this name
+            self.vectors(name).unlink(missing_ok=True)
+        with self.writing():
+            for table in ("examples", "samples", "classes", *(["progress"] if facts["limit"] is None else [])):
+                self.database.execute(f"DELETE FROM {table}")
+            many = self.database.conn.executemany
+            many("INSERT OR REPLACE INTO neurons VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", statistics)
+            many("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
+            many("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+            self._set_facts(facts)
+        with suppress(sqlite3.Error):  # without room for a copy the file stays as large as it is
+            self.database.execute("VACUUM")  # what was deleted took as much room as the result
+        with suppress(sqlite3.Error):  # while others read
+            # A file in WAL mode cannot be read where it cannot be written.
+            self.database.execute("PRAGMA journal_mode = DELETE").fetchone()
+
+    def checksum(self) -> str:
+        """SHA-256 of the result tables' rows, in key order."""
+        digest = hashlib.sha256()
+        for table in RESULTS:
+            keys = self.database[table].pks  # type: ignore[union-attr]
+            for row in self.database.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}"):
+                digest.update(repr(row).encode())
+        return digest.hexdigest()
+
+    def vectors(self, name: str) -> Path:
+        """The file of the vectors called `name`, see `db.vectors`."""
+        return self.path.with_name(f"{self.path.name}.{name}.faiss")
