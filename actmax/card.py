@@ -38,6 +38,8 @@ class Card:
     """What somebody called it."""
     nearest: dict[str, list[Hit]]
     """What they have in common (``writes``, ``reads``, ``examples``) -> the neurons most like this one at ``+``."""
+    made_with: dict[str, Any]
+    """Model, versions, corpus and settings, see `Store.made_with`."""
 
     def to_html(self) -> str:
         """A self-contained page."""
@@ -48,6 +50,7 @@ class Card:
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            **self.made_with,
             "neuron": str(self.neuron),
             "by": self.by,
             "label": self.label,
@@ -91,6 +94,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
         {polarity: distinctive_words(store, found) for polarity, found in examples.items()},
         store.label(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
+        store.made_with(),
     )
 
 

@@ -21,6 +21,7 @@ from actmax.engines import Engine, local
 from actmax.scan import Settings, empty_table, neuron_count, shards
 from actmax.topk import FIXED_POINT, Table, merge
 from concepts.models import Model
+from concepts.provenance import provenance
 from db.errors import InputError
 from db.records import Sentence
 from db.store import Store
@@ -91,7 +92,7 @@ def _build(
         table, counts = _scan(model, corpus, store, settings, facts, engine, on_progress)
         facts = {
             "finished": True, "limit": corpus.limit, "tokens": table.token_count, "counts": counts,
-            "gated": "ffn" in settings.sites and gated(model),
+            "gated": "ffn" in settings.sites and gated(model), "made_with": provenance(model),
         }  # fmt: skip
         store.finish(_statistics(table, model, settings.sites), _examples(table), _samples(table), facts)
     ensure_vectors(model, store)

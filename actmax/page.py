@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from actmax.topk import HISTOGRAM_EDGES
+from concepts.provenance import said
 from concepts.render import NEGATIVE, POSITIVE, marked, page
 from db.records import Example, NeuronStatistics, Projection, Promotion
 
@@ -64,6 +65,7 @@ def card_fragment(card: Card) -> str:
     for by, hits in card.nearest.items():
         names = ", ".join(f"<code>{hit}</code> ({hit.score:.2f})" for hit in hits)
         parts.append(f'<p class="dim">{NEAREST[by]}: {names}</p>')
+    parts.append(f'<p class="dim">{escape(said(card.made_with))}</p>')
     return f'<div class="card">{"".join(parts)}</div>'
 
 

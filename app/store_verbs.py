@@ -121,9 +121,10 @@ def search(text: str, top: int, as_json: bool, store_path: str) -> None:
 
     with open_store(store_path, create=False) as store:
         found = store.search(text, top)
-        labels = {hit.neuron: store.label(hit.neuron) for hit in found}
+        labels, made_with = {hit.neuron: store.label(hit.neuron) for hit in found}, store.made_with()
     if as_json:
-        print_json([{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit.neuron]} for hit in found])
+        rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit.neuron]} for hit in found]
+        print_json({**made_with, "hits": rows})
     else:
         stdout().print(hits(found, labels))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from db.errors import StoreError
+from db.fingerprints import fits
 from db.records import Sentence
 from db.sqlite import SqliteFile
 from db.vectors import NAMES
@@ -50,7 +51,13 @@ class ScanFile(SqliteFile):
                 raise StoreError(
                     f"{self.path} was built when {have['corpus']} had another content; use another --store."
                 )
-            if key != "claimed_limit" and have.get(key) != value:
+            if key == "fingerprint":
+                if not fits(have[key], value, f"The store {self.path}"):
+                    raise StoreError(
+                        f"{self.path} was built with another model ({have['model']}, {have[key]}), not with "
+                        f"{facts['model']} ({value}); load that with --model, or use another --store."
+                    )
+            elif key != "claimed_limit" and have.get(key) != value:
                 raise StoreError(
                     f"{self.path} was built with {key} {have.get(key)!r}, not {value!r}; use the same again, or "
                     "another --store."

@@ -52,6 +52,14 @@ class Store(ScanFile):
         """Whether it has neurons of a gated FFN: the sign of their activations is not that of what W1 reads."""
         return self.facts().get("gated", True)  # stores of version 250f754 do not say
 
+    def made_with(self) -> dict[str, Any]:
+        """What decides the numbers: model, versions, corpus, settings; JSON-ready."""
+        facts = self.facts()
+        given = facts.get("made_with") or {"model": {key: facts.get(key) for key in ("fingerprint", "dtype")}}
+        asked = ("corpus", "language", "limit", "content", "k", "by", "max_tokens", "seed", "tokens")
+        model = {"name": facts.get("model"), **given["model"]}
+        return {**given, "model": model, "index": {key: facts[key] for key in asked if key in facts}}
+
     # --- reading ----------------------------------------------------------------------------------------
 
     def statistics(self, neuron: Neuron) -> NeuronStatistics:
