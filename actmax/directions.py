@@ -36,7 +36,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
         store.set_w2_norms(np.concatenate(list(norms)).tolist())
     if not store.count("tokens"):
-        store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
+        store.set_tokens(model.text(token) for token in range(model.config.vocab_size))
 
 
 def _usable(store: Store, name: str, count: int) -> bool:
@@ -55,7 +55,7 @@ def _rows(
         for layer in range(model.layers):
             rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
             if rows is None:
-                rows = torch.zeros(model.width(site), model.net.config.hidden_size, device=model.device)
+                rows = torch.zeros(model.width(site), model.config.hidden_size, device=model.device)
             yield (rows * gain(model, layer) if gain else rows).cpu().numpy()
 
 

@@ -91,11 +91,7 @@ def gain(model: Model, norm: nn.Module) -> Tensor:
 def final_gain(model: Model, layer: int = -1) -> Tensor:
     """(D,) of the norm at the end of a layer's stack; ones where there is none."""
     norm = model.family_at(layer % model.layers).final_norm
-    return (
-        gain(model, model.net.get_submodule(norm))
-        if norm
-        else torch.ones(model.net.config.hidden_size).to(model.device)
-    )
+    return gain(model, model.net.get_submodule(norm)) if norm else torch.ones(model.config.hidden_size).to(model.device)
 
 
 def unembedding(model: Model) -> Tensor:
@@ -108,4 +104,5 @@ def unembedding(model: Model) -> Tensor:
     if output is None and model.task == "image":
         output = next(module for name, module in model.net.named_children() if name.endswith("classifier"))
     words: Any = model.embeddings[0] if output is None else output
-    return words.weight.detach().float()
+    rows = words.weight.detach().float()
+    return rows @ model.matrix(model.unembedding_in) if model.unembedding_in else rows

@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from concepts.families import FAMILIES
+from concepts.families import family_of
 from concepts.lrp import rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.operations import RelevanceMode, is_activation
@@ -54,7 +54,7 @@ def relevance_rules(
     mode = RelevanceMode(net, method, ledger, strict)
     with ExitStack() as undo:
         undo.enter_context(_frozen(net))
-        family = FAMILIES.get(getattr(getattr(net, "config", None), "model_type", ""))
+        family = family_of(net.config) if hasattr(net, "config") else None
         own = family.activations if family else ()
         for module in net.modules():
             if isinstance(module, ACTIVATION_MODULES) or type(module).__name__ in own:
