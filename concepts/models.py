@@ -308,7 +308,7 @@ class Model(Architecture):
             raise InputError(f"The temperature must be 0 or more, not {temperature}.")
         options = {"do_sample": temperature > 0, "pad_token_id": self._pad_id(), **options}
         if temperature > 0:
-            options = {"temperature": temperature, "top_k": 0, **options}
+            options = {"temperature": float(temperature), "top_k": 0, **options}
         beginning = ExitStack()
 
         def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
