@@ -51,9 +51,9 @@ def joined(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[s
     found = [""] * len(ids)
     known = begun = 0  # the tokens before `begun` have their text; those from `known` on are decoded as its context
     for place in range(len(ids)):
-        last = decode(ids[max(begun, place - 3) : place + 1])  # a character is four tokens at most
-        if last.endswith("\ufffd") and place + 1 < len(ids):
-            continue
+        ends = (ids[start : place + 1] for start in range(place, max(begun, place - 3) - 1, -1))
+        if place + 1 < len(ids) and all(decode(end).endswith("\ufffd") for end in ends):
+            continue  # a character is four tokens at most, and none is complete here
         found[place] = decode(ids[known : place + 1])[len(decode(ids[known:begun])) :]
         known, begun = begun, place + 1
     return found

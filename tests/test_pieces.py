@@ -72,4 +72,4 @@ def test_the_work_grows_with_the_tokens_not_with_their_square(model, text):
         ids = model.tokenizer(text * times)["input_ids"]
         model.tokenizer.decoded = 0
         model.pieces(ids)
-        assert model.tokenizer.decoded < 12 * len(ids)
+        assert model.tokenizer.decoded < 20 * len(ids)
