@@ -39,8 +39,8 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            known = out_of_memory(error) or error
-            if not isinstance(known, IcebearError):
+            known = error if isinstance(error, IcebearError) else out_of_memory(error)
+            if known is None:
                 raise
             click.echo(f"icebear: {known}", err=True)
             sys.exit(1)

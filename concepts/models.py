@@ -309,7 +309,7 @@ class Model(Architecture):
         options = {"do_sample": temperature > 0, "pad_token_id": self._pad_id(), **options}
         if temperature > 0:
             options = {"temperature": float(temperature), "top_k": 0, **options}
-        beginning = ExitStack()
+        beginning = ExitStack()  # the net has its own configuration back before somebody else may generate
 
         def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
             beginning.close()

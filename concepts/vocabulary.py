@@ -91,7 +91,11 @@ def gain(model: Model, norm: nn.Module) -> Tensor:
 def final_gain(model: Model, layer: int = -1) -> Tensor:
     """(D,) of the norm at the end of a layer's stack; ones where there is none."""
     norm = model.family_at(layer % model.layers).final_norm
-    return gain(model, model.net.get_submodule(norm)) if norm else torch.ones(model.config.hidden_size).to(model.device)
+    return (
+        gain(model, model.net.get_submodule(norm))
+        if norm
+        else torch.ones(model.net.config.hidden_size).to(model.device)
+    )
 
 
 def unembedding(model: Model) -> Tensor:

@@ -262,7 +262,6 @@ def _build() -> dict[Any, Rule]:
 
 
 TABLE: dict[Any, Rule] = _build()
-EXTEND_THE_TABLE = "add it to the table in concepts/lrp/operations.py"
 
 
 class RelevanceMode(TorchFunctionMode):
