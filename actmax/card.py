@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actmax.page import card_fragment, card_page
@@ -82,7 +82,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
     common = [by for by, silent in SILENT.items() if neuron.site not in silent]
     return Card(
         neuron,
-        _vocabulary(store, neuron, model, k) if neuron.site not in SILENT["writes"] else None,
+        _vocabulary(store, statistics, model, k) if neuron.site not in SILENT["writes"] else None,
         {polarity: found[:k] for polarity, found in examples.items()},
         statistics,
         store.classes(neuron),
@@ -92,8 +92,9 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
     )
 
 
-def _vocabulary(store: Store, neuron: Neuron, model: Model | None, k: int) -> Projection:
-    return project(model, neuron, k) if model else store.vocabulary(neuron, k)
+def _vocabulary(store: Store, statistics: NeuronStatistics, model: Model | None, k: int) -> Projection:
+    neuron = statistics.neuron
+    return replace(project(model, neuron, k) if model else store.vocabulary(neuron, k), std=statistics.std)
 
 
 def distinctive_words(store: Store, examples: Sequence[Example], k: int = 3) -> list[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from concepts.models import Model
-from concepts.vocabulary import final_gain, unembedding, w1, w2
+from concepts.vocabulary import typical, unembedding, w1, written
 from db import vectors
 from db.errors import StoreError
 from db.store import Store
@@ -22,7 +22,7 @@ BLOCK = 4096
 def ensure_vectors(model: Model, store: Store) -> None:
     """Make those files of vectors beside the store that are not there; ids are neuron, example or token ids."""
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
-        "w2": lambda: _rows(model, store, w2, final_gain),
+        "w2": lambda: _rows(model, store, written),
         "w1": lambda: _rows(model, store, w1),
         "examples": lambda: _example_vectors(store),
         "tokens": lambda: (block.cpu().numpy() for block in unembedding(model).split(BLOCK)),
@@ -35,6 +35,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
     if not store.count("w2_norms"):
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
         store.set_w2_norms(np.concatenate(list(norms)).tolist())
+        store.set_typical([typical(model, layer) for layer in range(model.layers)])
     if not store.count("tokens"):
         store.set_tokens(model.text(token) for token in range(model.config.vocab_size))
 
@@ -46,17 +47,14 @@ def _usable(store: Store, name: str, count: int) -> bool:
         return False
 
 
-def _rows(
-    model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None],
-    gain: Callable[[Model, int], Tensor] | None = None,
-) -> Iterator[np.ndarray]:  # fmt: skip
+def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None]) -> Iterator[np.ndarray]:
     """Rows by neuron id; zeros where a site has no such matrix, or a layer no such site."""
     for site in store.facts()["sites"]:
         for layer in range(model.layers):
             rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
             if rows is None:
                 rows = torch.zeros(model.width(site), model.config.hidden_size, device=model.device)
-            yield (rows * gain(model, layer) if gain else rows).cpu().numpy()
+            yield rows.cpu().numpy()
 
 
 def _example_vectors(store: Store) -> Iterator[np.ndarray]:

@@ -74,19 +74,23 @@ def example_row(example: Example) -> str:
 
 def vocabulary(projection: Projection) -> str:
     """Promoted and suppressed tokens side by side, as bars."""
-    largest = max(abs(token.logit) for token in (*projection.promoted, *projection.suppressed)) or 1.0
+    largest = max(abs(token.z) for token in (*projection.promoted, *projection.suppressed)) or 1.0
+
+    def number(token: Promotion) -> str:
+        return f"z {token.z:+.1f}" if token.logit is None else f"{token.logit:+.3f}"
 
     def side(name: str, tokens: Sequence[Promotion], rgb: tuple[int, int, int]) -> str:
         rows = "".join(
             f'<div class="row" style="border:0;padding:0;align-items:center"><span class="word">{escape(repr(t.text))}'
-            f'</span><span class="bar" style="background:rgb{rgb};flex:0 1 {9 * abs(t.logit) / largest:.2f}rem" '
-            f'title="logit {t.logit:+.3f}, z {t.z:+.1f}"></span><span class="dim">{t.logit:+.2f}</span></div>'
+            f'</span><span class="bar" style="background:rgb{rgb};flex:0 1 {9 * abs(t.z) / largest:.2f}rem" '
+            f'title="z {t.z:+.1f}"></span><span class="dim">{number(t)}</span></div>'
             for t in tokens
         )
         return f"<div><h3>{name}</h3>{rows}</div>"
 
     promoted = side("Promotes at + (suppresses at -)", projection.promoted, POSITIVE)
-    return f'<div class="two">{promoted}{side("Suppresses at +", projection.suppressed, NEGATIVE)}</div>'
+    suppressed = side("Suppresses at +", projection.suppressed, NEGATIVE)
+    return f'<div class="two">{promoted}{suppressed}</div><p class="dim">{escape(projection.about)}</p>'
 
 
 def histogram(counts: Sequence[int]) -> str:

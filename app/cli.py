@@ -137,7 +137,7 @@ def attribute(
     if png:
         write_page(png, relevance.image.png())  # type: ignore[union-attr]
     if as_json:
-        click.echo(relevance.to_json())
+        print_json(relevance.to_dict())
     else:
         stdout().print(explanation(relevance))
 
@@ -212,13 +212,15 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
       icebear project L29.ffn.860 --top 5
     """
     from app.terminal import projection
+    from concepts.provenance import provenance
     from concepts.vocabulary import project as run
     from db.records import Neuron
 
     wanted = Neuron.parse(neuron)
-    result = run(load(**options), wanted, top)
+    model = load(**options)
+    result = run(model, wanted, top)
     if as_json:
-        print_json(result.to_dict())
+        print_json({**result.to_dict(), **provenance(model)})
     else:
         stdout().print(projection(result))
 

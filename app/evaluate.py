@@ -12,7 +12,6 @@ from app.options import json_option, load, model_options, print_json, stdout
 
 if TYPE_CHECKING:
     from concepts.evaluation.questions import Question
-    from concepts.evaluation.report import Table
     from concepts.models import Model
 
 
@@ -66,12 +65,12 @@ def faithfulness(
     Example:
       icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
     """
+    from concepts.baselines.methods import listed
     from concepts.evaluation import faithfulness as evaluation
-    from concepts.evaluation.methods import chosen
 
     if task == "choice" and corpus:
         raise click.UsageError("--task choice makes its own prompts, so it takes no --corpus.")
-    wanted = chosen(methods)
+    wanted = listed(methods)
     model = load(**options)
     corpus = corpus or CORPORA[task]
     asked = _questions(model, task, corpus, samples + 10 * tune, seed, max_tokens)
@@ -116,10 +115,10 @@ def groundtruth(
     Example:
       icebear evaluate groundtruth --samples 4 --methods attnlrp,gxi,random --out agreement
     """
+    from concepts.baselines.methods import listed
     from concepts.evaluation import groundtruth as evaluation
-    from concepts.evaluation.methods import chosen
 
-    wanted = chosen(methods)
+    wanted = listed(methods)
     items = evaluation.read(data, samples, seed) if data else evaluation.TASKS[task](samples, seed)
     model = load(**options)
     able, unable = _able(model, items[0].prompt, wanted)
@@ -154,24 +153,24 @@ def pruning(
     Example:
       icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
     """
+    from concepts.baselines.methods import listed
     from concepts.evaluation import pruning as evaluation
-    from concepts.evaluation import report, runner
+    from concepts.evaluation import runner
 
-    wanted = evaluation.chosen(methods)
+    wanted = listed(methods, evaluation.METHODS)
     model = load(**options)
     asked = _questions(model, "next-word", corpus, 2 * samples, seed, max_tokens)
     prompts, reference = evaluation.split([question.prompt for question in asked], seed)
     facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed,
                          shares=list(evaluation.SHARES))  # fmt: skip
-    runner.prepare(out, facts)
-    with bar("pruning", 2 * len(evaluation.SHARES) * len(wanted)) as advance:
-        lines = evaluation.samples(model, prompts, reference, wanted, site, seed, advance)
+    with bar("pruning", len(wanted)) as advance:
+        curves = runner.run(
+            out, facts, list(wanted.values()),
+            lambda method: evaluation.curves(model, prompts, reference, method, site, seed), advance,
+        )  # fmt: skip
+    lines = evaluation.samples(prompts, dict(zip(wanted, curves, strict=True)))
     note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(evaluation.SHARES)} of all."
-    found = report.write(out, lines, evaluation.COLUMNS, facts, {}, [note])
-    if as_json:
-        print_json({"settings": facts, "table": report.frame(found).to_dict("records")})
-    else:
-        show(found, evaluation.COLUMNS, [note])
+    _tell(out, lines, evaluation.COLUMNS, facts, {}, [note], as_json)
 
 
 @evaluate.command()
@@ -179,10 +178,18 @@ def pruning(
 @click.option("--out", type=click.Path(file_okay=False), required=True, help="The folder of recipes and results.")
 @click.option("--max-neurons", default=10, show_default=True, type=click.IntRange(min=1))
 @click.option("--no-like", is_flag=True, help="Without the source prompts.")
+@click.option(
+    "--controls/--no-controls",
+    default=True,
+    show_default=True,
+    help="Candidates by gradient, distance, activation and chance too, with the same search.",
+)
 @json_option
 @model_options
-def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, **options: Any) -> None:
-    """How often answers flip, with how few neurons and at what price, against controls.
+def flips(
+    data: str, out: str, max_neurons: int, no_like: bool, controls: bool, as_json: bool, **options: Any
+) -> None:  # fmt: skip
+    """How often answers flip, inside what neurons were seen to be and beyond, at what price, against controls.
 
     \b
     Example:
@@ -192,25 +199,27 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, as_json: bool, *
     from dataclasses import replace
     from pathlib import Path
 
-    from actmax.corpus import held_out
-    from app.terminal import flips_table
+    from app.terminal import flips_summary, flips_table
+    from concepts.provenance import provenance
     from steering import flips as evaluation
+    from steering.flipping import CHOOSERS
 
     pairs = evaluation.read(data)
     if no_like:
         pairs = [replace(pair, like=None) for pair in pairs]
-    model, held = load(**options), held_out()
+    model = load(**options)
+    choosers = list(CHOOSERS)[: None if controls else 1]
     with bar("flips", len(pairs)) as advance:
-        lines = evaluation.run(model, pairs, out, max_neurons, held, advance)
+        lines = evaluation.run(model, pairs, out, max_neurons, choosers, on_progress=advance)
     summary = evaluation.summary(lines)
-    found = {"model": model.name, "summary": summary, "pairs": lines}
-    (Path(out) / "flips.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    found = {**provenance(model), "summary": summary, "pairs": lines}
+    (Path(out) / "flips.json").write_text(
+        json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     if as_json:
         print_json(found)
         return
-    stdout().print(flips_table(lines))
-    for name, value in summary.items():
-        click.echo(f"{name}: {value if not isinstance(value, float) else round(value, 4)}")
+    stdout().print(flips_table(lines), flips_summary(summary))
 
 
 @evaluate.command()
@@ -238,6 +247,7 @@ def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) 
       icebear evaluate knowledge --data facts.json
     """
     from app.terminal import knowledge_table
+    from concepts.provenance import provenance
     from steering import knowledge as evaluation
 
     facts = evaluation.read(data)
@@ -245,7 +255,7 @@ def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) 
     with bar("knowledge", len(facts)) as advance:
         rows = evaluation.report(model, facts, top, share, advance)
     if as_json:
-        print_json({"model": model.name, "facts": rows})
+        print_json({**provenance(model, top=top, share=share, seed=0), "facts": rows})
     else:
         stdout().print(knowledge_table(rows))
 
@@ -264,10 +274,11 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
       icebear evaluate cost --methods attnlrp,gxi --lengths 16,32
     """
     from app.terminal import cost_table
+    from concepts.baselines.methods import listed
     from concepts.evaluation import cost as evaluation
-    from concepts.evaluation.methods import chosen
+    from concepts.provenance import provenance
 
-    wanted = chosen(methods)
+    wanted = listed(methods)
     try:
         sizes = [int(part) for part in lengths.split(",")]
     except ValueError:
@@ -277,7 +288,7 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
     with bar("cost", len(sizes) * len(able)) as advance:
         rows = evaluation.table(model, able, sizes, watts=watts, on_progress=advance)
     if as_json:
-        print_json({"rows": rows, "unable": unable})
+        print_json({**provenance(model, watts=watts), "rows": rows, "unable": unable})
         return
     stdout().print(cost_table(rows))
     for name, why in unable.items():
@@ -300,24 +311,29 @@ def _run(
     measure: Callable[[Any], dict[str, Any]], columns: Mapping[str, str], out: str, as_json: bool,
     notes: Callable[[list], list[str]] = lambda lines: [], **settings: Any,
 ) -> None:  # fmt: skip
-    from concepts.evaluation import report, runner
+    from concepts.evaluation import runner
 
     facts = runner.facts(model, kind, {**able, **dict.fromkeys(unable)}, **settings)
     with bar(kind, len(items)) as advance:
         lines = runner.run(out, facts, items, measure, advance)
     counted = [line for line in lines if line.get("counts", True)]
-    found = report.write(out, counted, columns, facts, unable, notes(lines))
-    if as_json:
-        print_json({"settings": facts, "unable": unable, "table": report.frame(found).to_dict("records")})
-        return
-    show(found, columns, [*notes(lines), *(f"{name} cannot run: {why}" for name, why in unable.items())])
-    click.echo(f"{len(counted)} samples; mean ± standard error; * best of its column. Wrote {out}/index.html", err=True)
+    _tell(out, counted, columns, facts, unable, notes(lines), as_json)
 
 
-def show(found: Table, columns: Mapping[str, str], lines: Sequence[str]) -> None:
+def _tell(
+    out: str, lines: Sequence[dict[str, Any]], columns: Mapping[str, str], facts: dict[str, Any],
+    unable: dict[str, str], notes: Sequence[str], as_json: bool,
+) -> None:  # fmt: skip
+    """The report into its folder, and its table on stdout."""
     from app.terminal import evaluation_table
+    from concepts.evaluation import report
 
+    found = report.write(out, lines, columns, facts, unable, notes)
+    if as_json:
+        print_json({"settings": facts, "unable": unable, "table": report.rows(found)})
+        return
     console = stdout()
     console.print(evaluation_table(found, columns))
-    for line in [*(f"{name}: {about}" for name, about in columns.items()), *lines]:
+    for line in report.legend(lines, columns, notes, unable):
         console.print(line, style="dim", markup=False)
+    click.echo(f"Wrote {out}/index.html", err=True)

@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 @click.option("--like", help="A source prompt that the wanted token follows.")
 @click.option("--max-neurons", default=10, show_default=True)
 @click.option("--neutral", type=click.Path(), help="Texts that the edits should leave alone: a file, a line each.")
-@click.option("--budget", type=float, help="Refuse a recipe that costs more KL than this on neutral texts, in nats.")
+@click.option("--budget", type=float, help="Say when it costs more KL than this at neutral places, in nats.")
+@click.option("--beyond", is_flag=True, help="Let neurons go further than they were seen to go.")
 @click.option("--save", type=click.Path(dir_okay=False, writable=True), help="Write the recipe.")
 @click.option(
     "--store",
     "store_path",
-    help="An index: its neurons for the token are tried, their examples told, strengths compared.",
+    help="An index: its neurons for the token are tried, and their examples told.",
 )
 @json_option
 @model_options
 def flip(
     prompt: str, to: str | None, away: bool, top_k: int | None, like: str | None, max_neurons: int, neutral: str | None,
-    budget: float | None, save: str | None, store_path: str | None, as_json: bool, **options: Any,
+    budget: float | None, beyond: bool, save: str | None, store_path: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """The few neurons that change the answer to PROMPT, and what it costs.
 
@@ -46,7 +47,7 @@ def flip(
     from db.errors import DownloadError
     from db.store import open_store
     from steering.flipping import flip as run
-    from steering.price import NEUTRAL, check_budget, price, token_rows
+    from steering.price import NEUTRAL, price, token_rows
 
     if (to is None) is not away:
         raise click.UsageError("Say either --to TOKEN or --away.")
@@ -63,10 +64,8 @@ def flip(
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path, create=False)) if store_path else None
         with bar("flip", max_neurons) as advance:
-            found = run(model, prompt, to, like, max_neurons, away, top_k or 5, store, advance)
-        cost = price(model, found, texts, held, store.statistic if store else None)
-    if budget is not None:
-        check_budget(cost, budget)
+            found = run(model, prompt, to, like, max_neurons, away, top_k or 5, store, advance, beyond)
+    cost = price(model, found, texts, held, budget=budget)
     found = found.noting(price=cost.to_dict())
     if not found:
         click.echo("It is so already: there is nothing to edit.", err=True)
@@ -131,6 +130,7 @@ def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
     """
+    from concepts.provenance import provenance
     from steering.flips import first_tokens
     from steering.recipe import Recipe
 
@@ -138,7 +138,7 @@ def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     model = load(**options)
     rows = [{"file": file, **first_tokens(model, recipe)} for file, recipe in zip(files, found, strict=True)]
     if as_json:
-        print_json({"model": model.name, "recipes": rows})
+        print_json({**provenance(model), "recipes": rows})
     else:
         for row in rows:
             first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
@@ -182,7 +182,7 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
     from db.errors import RecipeError
-    from steering.permanent import difference, save_patch
+    from steering.permanent import difference, new_biases, save_patch
     from steering.permanent import patch as run
     from steering.recipe import Recipe
 
@@ -193,10 +193,16 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
         raise RecipeError(
             f"The patch would differ from steering by {off:.1e} of the largest logit; nothing was written."
         )
-    save_patch(weights, save)
+    save_patch(model, weights, save)
     click.echo(
         f"Wrote {save}: {', '.join(weights)}; logits differ from steering's by {off:.1e} of the largest", err=True
     )
+    if new := new_biases(model, weights):
+        click.echo(
+            f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
+            "steering.apply_patch(net, file).",
+            err=True,
+        )
 
 
 VERBS = (flip, recipe)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 import webbrowser
@@ -27,7 +26,7 @@ OPTIONS = (
 
 
 def launch(port: int, environment: dict[str, str]) -> None:
-    """Serve until interrupted; opens a browser when there is a terminal to have come from."""
+    """Serve until interrupted or ended; opens a browser when there is a terminal to have come from."""
     with socket.socket() as probe:
         if probe.connect_ex(("localhost", port)) == 0:
             raise InputError(f"Port {port} is taken; choose another one with --port.")
@@ -35,10 +34,9 @@ def launch(port: int, environment: dict[str, str]) -> None:
     click.echo(f"icebear app: {url}  (Ctrl-C ends it)", err=True)
     if sys.stdout.isatty():
         threading.Timer(3, webbrowser.open, (url,)).start()
-    command = [sys.executable, "-m", "streamlit", "run", str(Path(__file__).parent / "main.py")]
-    process = subprocess.Popen([*command, f"--server.port={port}", *OPTIONS], env={**os.environ, **environment})
-    try:
-        sys.exit(process.wait())
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
+    from streamlit.web.cli import main as streamlit
+
+    os.environ.update(environment)
+    script = str(Path(__file__).parent / "main.py")
+    # In this process: a server in one of its own would stay behind when this one is ended.
+    streamlit(["run", script, f"--server.port={port}", *OPTIONS], prog_name="streamlit")

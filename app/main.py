@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent]
 
 import importlib  # noqa: E402
+import logging  # noqa: E402
 
 import streamlit as st  # noqa: E402
 
@@ -38,6 +39,7 @@ def main() -> None:
     except IcebearError as error:
         st.error(plain(str(error)))
     except Exception as error:  # a view must not take the app with it
+        logging.getLogger("icebear.app").exception("The view %s failed.", view)
         st.error(plain(f"That failed ({type(error).__name__}: {error}); change what you asked for and try again."))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from db.errors import InputError
+from db.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,11 @@ def stdout() -> Console:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
+    """Strictly: JSON knows neither NaN nor infinity."""
+    try:
+        click.echo(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False))
+    except ValueError:
+        raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
 
 
 def write_page(path: str, content: str | bytes) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concepts.models import Model
+from concepts.provenance import provenance
 from steering.apply import Statistic, steer
 from steering.recipe import Recipe
 
@@ -37,7 +38,7 @@ def compare(
         steered = side([token["id"] for token in plain["next"]])
     plain["next"] = [vars(token) for token in model.predict(prompt, 5, [token["id"] for token in steered["next"]])]
     return {
-        "model": {"name": model.name, "fingerprint": model.fingerprint},
+        **provenance(model),
         "prompt": prompt,
         "task": model.task,
         "recipe": edits.name if isinstance(edits, Recipe) else None,

@@ -16,11 +16,12 @@ from rich.text import Text
 from actmax.page import NEAREST
 from concepts.render import color, ink, shares, visible
 from db.errors import RecipeError
+from steering.price import PLACES
 
 if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.relevance import Relevance
-    from db.records import Example, Hit, Projection, Ranked, TokenScore
+    from db.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
     from steering.recipe import Recipe
 
 
@@ -101,16 +102,19 @@ def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Pro
 
 
 def projection(result: Projection) -> Table:
-    table = _grid(
-        ("promotes (+)", "left"), ("logit", "right"), ("z", "right"),
-        ("suppresses (-)", "left"), ("logit", "right"), ("z", "right"),
-        title=f"{result.neuron}: logits added by one unit of activation",
-    )  # fmt: skip
+    """What a neuron writes; where its standard deviation is known, by that as well."""
+    by_std = result.typical is not None and result.std is not None
+    numbers = [*(["logit"] if result.typical else []), *(["per std"] if by_std else []), "z"]
+    columns = [(name, "right") for name in numbers]
+    table = _grid(("promotes (+)", "left"), *columns, ("suppresses (-)", "left"), *columns, title=result.about)
+
+    def cells(token: Promotion) -> list[str | Text]:
+        logit = token.logit or 0.0
+        values = {"logit": f"{logit:+.3f}", "per std": f"{logit * (result.std or 0.0):+.2f}", "z": f"{token.z:+.1f}"}
+        return [Text(repr(token.text)), *(values[name] for name in numbers)]
+
     for up, down in zip(result.promoted, result.suppressed, strict=True):
-        table.add_row(
-            Text(repr(up.text)), f"{up.logit:+.3f}", f"{up.z:+.1f}",
-            Text(repr(down.text)), f"{down.logit:+.3f}", f"{down.z:+.1f}",
-        )  # fmt: skip
+        table.add_row(*cells(up), *cells(down))
     return table
 
 
@@ -158,18 +162,25 @@ def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
     about = {row["neuron"]: row for row in neurons}
     examples = [("examples", "left")] if any(row.get("examples") for row in neurons) else []
     table = _grid(
-        ("edit", "left"), ("was", "right"), ("relevance", "right"), ("promotes at +", "left"), ("at -", "left"),
-        *examples, title=Text(found.name),
+        ("edit", "left"), ("was", "right"), ("of its range", "right"), ("relevance", "right"),
+        ("promotes at +", "left"), ("at -", "left"), *examples, title=Text(found.name),
     )  # fmt: skip
     for edit in found:
         row = about.get(str(edit.neuron), {})
         cells = [
-            *([f"{row['from']:+.2f}", f"{row['relevance']:+.3f}"] if row else ["", ""]),
+            *([f"{row['from']:+.2f}", _of_its_range(row), f"{row['relevance']:+.3f}"] if row else [""] * 3),
             *(", ".join(map(visible, row.get(side, []))) for side in ("promotes", "suppresses")),
             *("\n".join(row.get(name, [])) for name, _ in examples),
         ]
         table.add_row(str(edit), *map(Text, cells))
     return table
+
+
+def _of_its_range(row: dict[str, Any]) -> str:
+    """Where an edit sets a neuron, as a multiple of what it was seen to be."""
+    if "of_its_range" not in row:
+        return ""
+    return "never so" if row["of_its_range"] is None else f"{row['of_its_range']:.2f} x"
 
 
 def _cost(told: dict[str, Any]) -> list[Table | Text]:
@@ -181,32 +192,54 @@ def _cost(told: dict[str, Any]) -> list[Table | Text]:
             Text(repr(text)), f"{token['before']:.3f}", str(token["rank_before"]), f"{token['after']:.3f}",
             str(token["rank_after"]),
         )  # fmt: skip
+    if "where" not in told:
+        return [
+            Text("Its price is an earlier icebear's, which measured where no edit acts; flip again for one.", "dim")
+        ]
     lines = [
-        f"KL on neutral texts: {told['kl']:.4f} nats before the last token, {told['kl_everywhere']:.4f} with edits at "
-        "each",
+        f"Price: {told['kl']:.4f} nats of KL {told['where']}",
         f"Perplexity of held-out sentences: {told['perplexity']:.1f}, with edits at each token "
         f"{told['perplexity_everywhere']:.1f}",
     ]
     if told["repetition"] is not None:
         lines.append(f"Repetition after it: {told['repetition']:.0%}, without edits {told['repetition_plain']:.0%}")
     warnings = [Text(f"Warning: {line}", "yellow") for line in told["warnings"]]
-    return [*([table] if tokens else []), *map(Text, lines), *warnings]
+    return [Text(lines[0]), *([table] if tokens else []), *map(Text, lines[1:]), *warnings]
 
 
 def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
-    """A row for each pair of `icebear evaluate flips`."""
+    """A row for each pair of `icebear evaluate flips` and reach: what candidates by relevance did."""
     table = _grid(
-        ("prompt", "left"), ("to", "left"), ("flipped", "left"), ("neurons", "right"), ("before", "right"),
-        ("after", "right"), ("KL everywhere", "right"),
+        ("prompt", "left"), ("to", "left"), ("reach", "left"), ("flipped", "left"), ("neurons", "right"),
+        ("before", "right"), ("after", "right"), ("KL", "right"),
     )  # fmt: skip
     for line in lines:
-        numbers = (line[key] for key in ("before", "after", "kl_everywhere")) if line["flipped"] else ()
-        count = [str(line["neurons"])] if line["flipped"] else []
-        table.add_row(
-            Text(line["prompt"]), Text(repr(line["to"])), "yes" if line["flipped"] else "no",
-            *count, *(f"{value:.4f}" for value in numbers),
-        )  # fmt: skip
+        for row in [row for row in line["runs"] if row["chosen_by"] == "relevance"] or [{"flipped": False}]:
+            numbers = [line["before"], row["after"], row["kl"]] if row["flipped"] else []
+            table.add_row(
+                Text(line["prompt"]), Text(repr(line["to"])), row.get("reach", ""),
+                "already" if line.get("already") else "yes" if row["flipped"] else "no",
+                *([str(row["neurons"])] if row["flipped"] else []), *(f"{value:.4f}" for value in numbers),
+            )  # fmt: skip
     return table
+
+
+def flips_summary(found: dict[str, Any]) -> Group:
+    """Ways of choosing candidates by reach."""
+    reaches = found["reaches"]
+    names = list(dict.fromkeys(name for rows in reaches.values() for name in rows))
+    about = f"Of {found['pairs']} pairs: flipped; median neurons, probability, KL at {PLACES} neutral places in nats"
+    table = _grid(("candidates by", "left"), *((reach, "right") for reach in reaches), title=about)
+    for name in names:
+        cells = []
+        for rows in reaches.values():
+            row = rows[name]
+            medians = [row["median neurons"], row["median after"], row["median kl"]]
+            said = "; " + ", ".join(f"{value:.3g}" for value in medians) if row["flipped"] else ""
+            cells.append(f"{row['flipped']}{said}")
+        table.add_row(name, *cells)
+    left = [f"{key}: {value}" for key, value in found.items() if key.startswith("left out") and value]
+    return Group(table, *(Text(line, "dim") for line in left))
 
 
 def knowledge_table(rows: Sequence[dict[str, Any]]) -> Table:

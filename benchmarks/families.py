@@ -54,7 +54,7 @@ if __name__ == "__main__":
         ]
         for work in works:
             work()
-        taken = [[seconds(work) for work in works] for _ in range(rounds)]
+        taken = [[seconds(work, model.device) for work in works] for _ in range(rounds)]
         plain, tokens, neurons = (statistics.median(row[i] for row in taken) for i in range(3))
         ratios = [statistics.median(row[i] / row[0] for row in taken) for i in (1, 2)]
         print(

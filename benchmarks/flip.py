@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 
 from concepts import load_model
@@ -23,10 +24,11 @@ if __name__ == "__main__":
     model = load_model(dtype="float32")
     ratios = []
     for row in json.loads(Path(options.data).read_text())[: options.pairs]:
-        one = statistics.median(seconds(lambda row=row: gradient_times_input(model, row["prompt"])) for _ in range(5))
+        plain = partial(gradient_times_input, model, row["prompt"])
+        one = statistics.median(seconds(plain, model.device) for _ in range(5))
         for like in (row["like"], None):
             try:
-                taken = seconds(lambda row=row, like=like: flip(model, row["prompt"], row["to"], like))
+                taken = seconds(partial(flip, model, row["prompt"], row["to"], like), model.device)
             except InputError:
                 continue
             ratios.append(taken / one)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +11,16 @@ from transformers.pytorch_utils import Conv1D
 
 from concepts import experts, tasks
 from concepts.families import FAMILIES, Family, family_of
+from concepts.fingerprint import fingerprint
 from db.errors import InputError, ModelError
 from db.records import SITES, Neuron
 
 
 class Architecture:
     """A transformers model and where its neurons are."""
+
+    weights = "weights as saved"
+    """How they are kept, in words; `load_model` says where they were de-quantised."""
 
     def __init__(self, net: Any, name: str = "") -> None:
         if any(type(module).__module__.startswith("peft.") for module in net.modules()):
@@ -64,15 +67,8 @@ class Architecture:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of the architecture and the signs of a sample of every weight: the same in every dtype."""
-        config = self.net.config
-        digest = hashlib.sha256(f"{config.model_type} {self.answers}".encode())
-        for name, parameter in self.net.named_parameters():
-            values = parameter.detach().flatten()
-            sample = values[:: max(1, len(values) // 4096)]
-            digest.update(f"{name} {tuple(parameter.shape)}".encode())
-            digest.update(torch.signbit(sample).cpu().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        """Which model it is, see `concepts.fingerprint`."""
+        return fingerprint(self.net, f"{self.net.config.model_type} {self.answers}")
 
     @cached_property
     def context_length(self) -> int:
@@ -161,6 +157,14 @@ class Architecture:
         family = self.family_at(layer)
         names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross}
         return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
+
+    def norms_behind(self, layer: int, site: str = "ffn") -> list[str]:
+        """Paths of the norms on the direct way from a neuron to the unembedding: its layer's own behind W2 (sandwich or
+        post-norm), and the final one."""
+        family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
+        own = family.ffn_norm if site == "ffn" else family.attn_norm
+        paths = (f"{family.layers}.{layer - first}.{own}" if own else "", family.final_norm)
+        return [path for path in paths if path]
 
     def experts(self, layer: int) -> Any:
         """A layer's experts, whose neurons are its site `ffn`; None in a dense model. Raises `ModelError` if mixed."""

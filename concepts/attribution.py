@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -20,14 +19,11 @@ from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
 from concepts.models import Model
 from concepts.prompts import Prompt, prompts_of
+from concepts.provenance import provenance
 from concepts.relevance import Conservation, Relevance
 from concepts.taps import Taps
 from concepts.tasks import Plan, Token
 from db.errors import InputError, NumericalError
-
-SINK_RATIO = 4
-"""A sink's residual stream exceeds the median position's this many times, in most layers. Massive activations
-(Sun et al. 2024) reach 10 to 150 on SmolLM2 and Gemma 3, other positions stay under 2."""
 
 
 @overload
@@ -149,7 +145,7 @@ def _baseline(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
                 tokens=tokens.float().cpu(),
                 token_ids=ids,
                 token_strings=model.pieces(ids),
-                predicted_at=plan.predicted_at(row),
+                explained_at=plan.explained_at(row),
                 read=plan.batch.lengths[row],
                 target=model.token_score(here, targets[0]) if len(targets) == 1 else None,
                 target_text="".join(model.answer(token) for token in targets),
@@ -160,8 +156,7 @@ def _baseline(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
                 sinks=(0,),
                 head_count=model.heads,
                 conserved=Conservation(explained[row].item(), total, 0.0, 0.0, 0.0),
-                model_name=model.name,
-                model_fingerprint=model.fingerprint,
+                made_with=provenance(model),
             )
         )
     return found
@@ -225,17 +220,18 @@ def _result(
     if not torch.isfinite(relevance).all():
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     kept = {name: entry[row].item() for name, entry in ledger.items()}
-    if positions is not None:
-        positions = positions[:, columns].cpu()
-        kept["positions"] += positions.sum().item()
+    signed, positive = (None, None) if positions is None else positions[..., columns].cpu()  # (K, T) each
+    if signed is not None:
+        kept["positions"] += signed.sum().item()
     contrast = plan.contrasts[row]
     ids = batch.row_ids(row)
     return Relevance(
         tokens=relevance,
-        positions=positions,
+        positions=signed,
+        positive_positions=positive,
         token_ids=ids,
         token_strings=images.names(model) if image else model.pieces(ids),
-        predicted_at=plan.predicted_at(row),
+        explained_at=plan.explained_at(row),
         read=batch.lengths[row],
         target=model.token_score(here, target_ids[0]) if len(target_ids) == 1 else None,
         target_text="".join(model.answer(token) for token in target_ids),
@@ -243,25 +239,10 @@ def _result(
         predictions=tuple(model.top_tokens(here, 10)),
         method=method,
         sites=taps.row(row),
-        sinks=_sinks(model, ids, batch.lengths[row], taps.stream[row][:, columns]),
+        sinks=taps.sinks(row),
         head_count=model.heads,
         conserved=Conservation(target=explained[row].item(), tokens=relevance.sum().item(), **kept),
         image=image,
-        model_name=model.name,
-        model_fingerprint=model.fingerprint,
+        made_with=provenance(model),
         missing_rules=tuple(dict.fromkeys(mode.missing)),
     )
-
-
-def _sinks(model: Model, ids: tuple[int, ...], read: int, stream: Tensor) -> tuple[int, ...]:
-    """Positions to set apart: the first, special tokens, and huge residual streams; `stream` is (L, T) norms."""
-    if model.task == "image":
-        return tuple(range(len(ids) - math.prod(images.grid(model))))
-    found = {place for place, token in enumerate(ids) if token in model.special_ids()}
-    for start, part in ((0, stream[:, :read]), (read, stream[:, read:])):  # of the encoder, of the decoder
-        norms = part[(part != 0).any(1)]
-        if norms.numel():
-            ratio = norms / norms.median(dim=1, keepdim=True).values
-            huge = (ratio.median(dim=0).values > SINK_RATIO).nonzero().flatten()
-            found |= {start, *(huge + start).tolist()}
-    return tuple(sorted(found | {0}))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import GenerationConfig
 from concepts import images, tasks
 from concepts.architecture import Architecture
 from concepts.prompts import Prompt, joined, numbers, prompts_of, readable
+from concepts.turns import Turns, draws
 from db.errors import InputError, ModelError, UnknownName
 from db.records import TokenScore
 
@@ -53,7 +53,8 @@ class Model(Architecture):
     """A transformers model, its tokenizer, and where its neurons are.
 
     net: it is put into eval mode, and its parameters are frozen, for good; an adapter must be merged into it.
-    `lock` is held while rules, taps or edits are in the model, so that threads may share it.
+    `lock` is held while rules, taps or edits are in the model, so that threads may share it; a generation lends it to
+    those who wait, after each token.
     """
 
     def __init__(self, net: Any, tokenizer: Any = None, name: str = "", processor: Any = None) -> None:
@@ -61,13 +62,13 @@ class Model(Architecture):
         self.tokenizer = tokenizer
         self.processor = processor
         """Makes pixels of an image, for an image classifier."""
-        self.lock = threading.RLock()
+        self.lock = Turns()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lock=threading.RLock())
+        self.__dict__.update(state, lock=Turns())
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {str(self.dtype)[6:]} on {self.device})"
@@ -124,15 +125,18 @@ class Model(Architecture):
             )
         return ids
 
-    def answer_id(self, answer: str | int, role: str = "target") -> int:
-        """The id of a token or label. Raises `InputError`, for a text of several tokens with how it splits."""
+    def answer_id(self, answer: str | int, role: str = "target", behind: Prompt | None = None) -> int:
+        """The id of a label, or of a token as it is read behind a prompt (see `continuation`).
+
+        Raises `InputError`, for a text of several tokens with how it splits.
+        """
         if isinstance(answer, int):
             if not 0 <= answer < self.answers:
                 kind = "Labels" if self.labels else "Token ids"
                 raise InputError(f"{kind} of {self.name} are 0 to {self.answers - 1}.")
             return answer
         if not self.labels:
-            return self.token_id(answer, role)
+            return self.token_id(answer, role, behind)
         found = [number for number, label in self.labels.items() if label == answer]
         if not found:
             known = list(self.labels.values())
@@ -146,13 +150,28 @@ class Model(Architecture):
 
     def tokens_of(self, text: str) -> list[int]:
         """The tokens of a part of a text, without special ones."""
-        return self._tokenizer()(text, add_special_tokens=False)["input_ids"]
+        return self._tokenizer()(readable(text), add_special_tokens=False)["input_ids"]
 
-    def token_id(self, token: str, role: str) -> int:
-        ids = self.tokens_of(token)
+    def continuation(self, text: str, behind: Prompt | None = None) -> list[int]:
+        """The tokens of `text` where it goes on from a prompt: both are read together, and what is new is taken.
+
+        Read alone a text may begin otherwise (with a space, in the tokenizers of Llama 2 or Mistral 7B). Behind token
+        ids, or where the two would merge into one token, it is read behind a line break, or a letter.
+        """
+        if self.task == "masked":  # stands in the text, not behind it
+            return self.tokens_of(text)
+        for before in (behind, "\n", "a"):
+            if isinstance(before, str):
+                start, whole = self.tokens_of(before), self.tokens_of(before + text)
+                if len(whole) > len(start) and whole[: len(start)] == start:
+                    return whole[len(start) :]
+        return self.tokens_of(text)
+
+    def token_id(self, token: str, role: str, behind: Prompt | None = None) -> int:
+        ids = self.continuation(token, behind)
         if len(ids) != 1:
             split = " + ".join(repr(self.text(part)) for part in ids) or "nothing"
-            spaced = self.tokens_of(" " + token)
+            spaced = self.continuation(" " + token, behind)
             hint = f" Did you mean {' ' + token!r}, with a space?" if len(spaced) == 1 else ""
             longer = " To explain a longer continuation, use --target-text (target_text= in Python)."
             more = longer if role in ("target", "contrast") else ""
@@ -221,7 +240,7 @@ class Model(Architecture):
 
     def probability(self, prompt: Prompt, answer: str | int, role: str = "target") -> float | None:
         """Of one answer; None for a model that predicts a number."""
-        return self.token_score(self.next_logits(prompt), self.answer_id(answer, role)).probability
+        return self.token_score(self.next_logits(prompt), self.answer_id(answer, role, prompt)).probability
 
     def log_probabilities(self, logits: Tensor) -> Tensor | None:
         """Of all answers, by logits (..., V): a softmax, but sigmoids of labels that do not exclude each other; None
@@ -315,13 +334,13 @@ class Model(Architecture):
             beginning.close()
             if on_token:
                 on_token(ids.shape[1] - length)
+            self.lock.give_way()
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
         options["stopping_criteria"] = [*options.get("stopping_criteria", ()), watch]
-        with self.lock, torch.no_grad(), torch.random.fork_rng(enabled=temperature > 0), beginning:
+        drawing = draws(self.device, seed) if temperature > 0 else nullcontext
+        with self.lock.lending(drawing), torch.no_grad(), beginning:
             beginning.enter_context(_replaced(self.net, "generation_config", self._only_ids()))
-            if temperature > 0:
-                torch.manual_seed(seed)
             output = self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
         texts = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
         return texts[0] if single and len(texts) == 1 else texts

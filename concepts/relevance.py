@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from concepts.baselines.methods import Baseline
+from concepts.baselines.methods import Baseline, Reading
 from concepts.lrp.method import AttnLRP
-from db.errors import InputError
+from db.errors import InputError, UnknownName
 from db.records import Neuron, Ranked, TokenScore
 
 if TYPE_CHECKING:
@@ -75,27 +75,50 @@ class Relevance:
     tokens, and those whose residual stream is more than 4 x the median position's in most layers."""
     head_count: int
     conserved: Conservation
-    model_name: str
-    model_fingerprint: str
-    predicted_at: int
-    """The position where the prediction is made: the last token, a mask, [CLS]."""
+    made_with: dict[str, Any] = field(repr=False)
+    """See `concepts.provenance`."""
+    explained_at: tuple[int, ...]
+    """The positions where the prediction is made: the last token, the masks, [CLS]; of a continuation of several tokens
+    one for each."""
     read: int
     """How many of the tokens the encoder (or the only stack) read; the decoder has the others."""
     positions: Tensor | None = None
     """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
     with ``positions=True`` (PA-LRP)."""
+    positive_positions: Tensor | None = field(default=None, repr=False)
+    """The same, only what is positive of it added up over the entries of a position's values."""
     image: ImageMap | None = field(default=None, repr=False)
     missing_rules: tuple[str, ...] = ()
     """Operations that took their plain gradient (only with strict=False)."""
 
-    def combined(self, magnitude: bool = False) -> Tensor:
-        """(T,) PA-LRP Eq. 11: tokens and, summed over the layers, their positions.
+    @property
+    def predicted_at(self) -> int:
+        """The first of `explained_at`."""
+        return self.explained_at[0]
 
-        magnitude: with the magnitude of what each layer gives a position, which the authors' experiments rank by.
+    def combined(self, reading: Reading = "relu") -> Tensor:
+        """(T,) the tokens' relevance and their positions', all layers together; see `summed_positions`."""
+        return self.tokens + self.summed_positions(reading)
+
+    def summed_positions(self, reading: Reading = "relu") -> Tensor:
+        """(T,) PA-LRP's Eq. 11: a sum "across K layers and across feature dimension D, summing only the positive
+        contributions". The text leaves open what is a contribution:
+
+        ``relu``: positive is what a layer gives a token, after the sum over D.
+        ``relu-d``: positive is each entry of D, before that sum.
+        ``signed``: all counts, as in conservation. ``magnitude``: the magnitude of what a layer gives a token.
         """
-        if self.positions is None:
+        if self.positions is None or self.positive_positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
-        return self.tokens + (self.positions.abs() if magnitude else self.positions).sum(0)
+        readings = {
+            "relu": self.positions.clamp(min=0),
+            "relu-d": self.positive_positions,
+            "signed": self.positions,
+            "magnitude": self.positions.abs(),
+        }
+        if reading not in readings:
+            raise UnknownName("reading", reading, readings, f"The readings are {', '.join(readings)}.")
+        return readings[reading].sum(0)
 
     # --- per site -------------------------------------------------------------------------------------
 
@@ -161,19 +184,23 @@ class Relevance:
         """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id.
 
         site: one site, ``head`` for whole heads, or None for every neuron site that was recorded.
-        polarity: only neurons whose activation has this sign.
+        polarity: only neurons whose activation has this sign; not for heads, which have none.
         position: ``last`` (where the prediction is made), an index (negative from the end), or ``all``, which ranks
-            (neuron, position) pairs and leaves sinks out unless `include_sinks`.
+            (neuron, position) pairs and leaves sinks out unless `include_sinks`. Of a prediction at several positions
+            (`explained_at`) ``last`` ranks a neuron's sum, and tells the position that gave most of it, with the
+            activation there.
         sign: ``-`` ranks the most negative relevance first: what speaks against the target.
         layers: only these.
         """
         if k < 1:
             raise InputError(f"The number of neurons to rank must be at least 1, not {k}.")
+        if polarity and site == "head":
+            raise InputError("A head has no activation, so it has no polarity; leave the polarity out, or rank attn.")
         positions = self._positions(position, include_sinks)
         found = [
             ranked
             for name in ([site] if site else self.sites)
-            for ranked in self._top_of_site(k, name, polarity, positions, sign, layers)
+            for ranked in self._top_of_site(k, name, polarity, positions, sign, layers, position == "last")
         ]
         found.sort(key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
         return found[:k]
@@ -182,22 +209,30 @@ class Relevance:
         count = len(self.tokens)
         if position == "all":
             return [t for t in range(count) if include_sinks or t not in self.sinks]
-        index = self.predicted_at if position == "last" else position
-        if not isinstance(index, int) or not -count <= index < count:
+        if position == "last":
+            return list(self.explained_at)
+        if not isinstance(position, int) or not -count <= position < count:
             raise InputError(f"Position {position!r} is not last, all or one of 0 to {count - 1}.")
-        return [index % count]
+        return [position % count]
 
     def _top_of_site(
-        self, k: int, site: str, polarity: str | None, positions: list[int], sign: str, layers: range | None
-    ) -> Iterable[Ranked]:
+        self, k: int, site: str, polarity: str | None, positions: list[int], sign: str, layers: range | None,
+        together: bool,
+    ) -> Iterable[Ranked]:  # fmt: skip
+        """together: rank a neuron's sum over the positions, at that which gave most."""
         if site == "head":
             relevance, activation = self.heads(), None
         else:
             relevance, activation = self._site(site)
         chosen = relevance[:, positions].transpose(1, 2)  # (L, N, P): flat order is the order of ties
-        scores = chosen if sign == "+" else -chosen
+        where = torch.tensor(positions, dtype=torch.long).expand(chosen.shape)
+        signed = 1 if sign == "+" else -1
+        if together:
+            most = (signed * chosen).argmax(-1, keepdim=True)
+            where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
+        scores = signed * chosen
         if polarity and activation is not None:
-            signs = activation[:, positions].transpose(1, 2)
+            signs = activation.transpose(1, 2).gather(-1, where)
             scores = scores.masked_fill(signs >= 0 if polarity == "-" else signs < 0, -torch.inf)
         if layers is not None:
             scores = scores.clone()
@@ -205,15 +240,17 @@ class Relevance:
         for place in _largest(scores.flatten(), k):
             layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
             index, p = divmod(rest, chosen.shape[2])
+            position = int(where[layer, index, p])
             yield Ranked(
                 Neuron(layer, site, index),
-                positions[p],
-                float("nan") if activation is None else activation[layer, positions[p], index].item(),
+                position,
+                float("nan") if activation is None else activation[layer, position, index].item(),
                 chosen[layer, index, p].item(),
             )
 
     def of_neuron(self, neuron: Neuron, position: Position = "last") -> float:
-        """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks."""
+        """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks; ``last`` is summed
+        over `explained_at`."""
         values = self.heads() if neuron.site == "head" else self.of(neuron.site)
         return values[neuron.layer, self._positions(position, False), neuron.index].sum().item()
 
@@ -222,7 +259,7 @@ class Relevance:
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """JSON-ready: tokens, target, conservation, sinks, and the top k neurons of each site."""
         return {
-            "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
+            **self.made_with,
             "method": repr(self.method),
             "target": vars(self.target) if self.target else None,
             "target_text": self.target_text,
@@ -233,6 +270,7 @@ class Relevance:
                 for id, text, value in zip(self.token_ids, self.token_strings, self.tokens.tolist(), strict=True)
             ],
             "predicted_at": self.predicted_at,
+            "explained_at": list(self.explained_at),
             "read": self.read,
             "positions": None if self.positions is None else self.positions.tolist(),
             "patches": self.image.patches.tolist() if self.image else None,
@@ -243,7 +281,7 @@ class Relevance:
         }
 
     def to_json(self, k: int = 20) -> str:
-        return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1)
+        return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_frame(self, k: int = 100, **ranking: Any) -> pandas.DataFrame:
         """The top k neurons as a pandas table; takes the arguments of `top`."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from concepts.provenance import said
+
 if TYPE_CHECKING:
     from concepts.relevance import Relevance
 
@@ -76,10 +78,11 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
     )
     return (
         f"<p>Why <b>{escape(repr(relevance.target_text))}</b>{against}? "
-        f"<small>{escape(repr(relevance.method))}, {escape(relevance.model_name)}</small></p>"
+        f"<small>{escape(repr(relevance.method))}</small></p>"
         + _where(relevance)
         + f"<p><small>Predicted: {predictions}<br>{escape(str(relevance.conserved))}</small></p>"
         + table
+        + f"<p><small>{escape(said(relevance.made_with))}</small></p>"
     )
 
 

@@ -61,7 +61,7 @@ def selftest(model: Model, prompt: Prompt = "The ice bear lives in the") -> Self
             lambda: attribute(model, prompt, sites=(), strict=False),
             lambda: gradient_times_input(model, prompt),
         )
-        cost = statistics.median(seconds(works[0]) / seconds(works[1]) for _ in range(3))
+        cost = statistics.median(seconds(works[0], model.device) / seconds(works[1], model.device) for _ in range(3))
     sites = {site: model.width(site) for site in model.sites} if model.has_family else {}
     conserved = relevance.conservation()
     troubles = _troubles(model, parity, conserved, relevance.missing_rules)
@@ -82,11 +82,18 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
     return tuple(found)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long it takes, to the end of what it started on the device."""
+    _wait(device)
     start = time.perf_counter()
     work()
+    _wait(device)
     return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def gradient_times_input(model: Model, prompt: Prompt) -> torch.Tensor:

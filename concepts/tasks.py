@@ -62,10 +62,10 @@ class Plan:
     """The answers explained there; None for the most probable ones."""
     contrasts: tuple[int | None, ...]
 
-    def predicted_at(self, row: int) -> int:
-        """The first of them among all the row's tokens, those of the encoder before those of the decoder."""
+    def explained_at(self, row: int) -> tuple[int, ...]:
+        """They among all the row's tokens, those of the encoder before those of the decoder."""
         before = self.batch.lengths[row] if self.batch.decoder else 0
-        return before + self.positions[row][0]
+        return tuple(before + place for place in self.positions[row])
 
 
 def plan(
@@ -82,11 +82,14 @@ def plan(
     targets, contrasts, texts, prefixes, places = (
         _per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
     )
-    against = tuple(None if token is None else model.answer_id(token, "contrast") for token in contrasts)
-    chosen: list[tuple[int, ...] | None] = [
-        _continuation(model, text) if text is not None else None if token is None else (model.answer_id(token),)
-        for token, text in zip(targets, texts, strict=True)
-    ]
+    if any(text is not None and token is not None for text, token in zip(texts, contrasts, strict=True)):
+        raise InputError("target_text cannot be explained against a contrast, which is one token; give one of them.")
+    read = prompts if task == "causal" else [part or "" for part in prefixes]  # what answers are written behind
+    against = tuple(
+        None if token is None else model.answer_id(token, "contrast", before)
+        for token, before in zip(contrasts, read, strict=True)
+    )
+    chosen = [_answer(model, token, text, before) for token, text, before in zip(targets, texts, read, strict=True)]
     positions: list[tuple[int, ...]]
     batch = model.encode(prompts)
     rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
@@ -99,9 +102,9 @@ def plan(
     elif task == "masked":
         positions = [_masks(model, ids, answer) for ids, answer in zip(rows, chosen, strict=True)]
     else:
-        read = rows if task == "causal" else [model.tokens_of(text) if text else [] for text in prefixes]
-        starts = [len(ids) - (task == "causal") for ids in read]  # a decoder's start token is not in its text
-        longer = [ids + list((answer or ())[:-1]) for ids, answer in zip(read, chosen, strict=True)]
+        before = rows if task == "causal" else [model.tokens_of(text) for text in read]
+        starts = [len(ids) - (task == "causal") for ids in before]  # a decoder's start token is not in its text
+        longer = [ids + list((answer or ())[:-1]) for ids, answer in zip(before, chosen, strict=True)]
         positions = [
             tuple(range(start, start + len(answer or (0,)))) for start, answer in zip(starts, chosen, strict=True)
         ]
@@ -122,9 +125,12 @@ def _per_prompt(value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def _continuation(model: Model, text: str) -> tuple[int, ...]:
-    ids = tuple(model.tokens_of(text))
-    if not ids:
+def _answer(model: Model, token: Token | None, text: str | None, before: Any) -> tuple[int, ...] | None:
+    """The tokens of an answer as they are read behind what comes before; None for an open one."""
+    if text is None:
+        return None if token is None else (model.answer_id(token, behind=before),)
+    ids = tuple(model.continuation(text, before))
+    if not text or not ids:
         raise InputError("The target text is empty; give at least one token.")
     return ids
 
@@ -178,13 +184,18 @@ def at(logits: Tensor, positions: list[int]) -> Tensor:
 
 
 def explained(plan: Plan, scores: Tensor, needed: list[int]) -> tuple[list[tuple[int, ...]], Tensor]:
-    """The answers explained for each prompt, and the number explained for each (B,); scores (B, needed, V)."""
+    """The answers explained for each prompt, and the number explained for each (B,); scores (B, needed, V).
+
+    Raises `InputError` where the contrast is what it is the contrast of.
+    """
     targets, values = [], []
     for row, places in enumerate(plan.positions):
         here = scores[row, [needed.index(place) for place in places]]  # (P, V)
         chosen = plan.targets[row] or tuple(here.argmax(-1).tolist())
         value = here[range(len(chosen)), list(chosen)].sum()
         contrast = plan.contrasts[row]
+        if contrast in chosen:
+            raise InputError("The contrast is the explained answer itself, which explains nothing; name another one.")
         if contrast is not None:
             value = value - here[:, contrast].sum()
         targets.append(chosen)

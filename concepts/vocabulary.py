@@ -1,13 +1,14 @@
-"""What a neuron writes: its W2 row through the final norm's gain and the unembedding (logit lens)."""
+"""What a neuron writes: its W2 row through the norms and the unembedding (logit lens), in logits at a typical token."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from concepts import experts
+from concepts import experts, norms
+from concepts.calibration import calibrate
 from concepts.models import Model
 from db.errors import InputError
 from db.records import Neuron, Projection, Promotion
@@ -16,7 +17,11 @@ from db.records import Neuron, Projection, Promotion
 def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:
     """The k tokens that `neuron` (site ``ffn``, ``attn`` or ``cross``) promotes and suppresses most.
 
-    Source: Geva et al. 2022 (value vectors in vocabulary space), with the gain of the norms on the way.
+    The logits are what one unit of activation adds on the direct path, past the layers in between, where the norms on
+    the way divide as they do at a typical token (`concepts.calibration`); None where the unembedding does not give the
+    model's answers (classifiers of text, encoders, masked models, whose heads have a layer of their own) and in
+    mixtures, where a router weighs each neuron.
+    Source: Geva et al. 2022 (value vectors in vocabulary space).
     """
     return project_many(model, [neuron], k)[0]
 
@@ -34,35 +39,60 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
     z = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
     k = min(k, logits.shape[1])
 
-    def promotions(row: int, sign: int) -> tuple[Promotion, ...]:
+    def promotions(row: int, sign: int, claims: bool) -> tuple[Promotion, ...]:
         ids = (sign * logits[row]).topk(k).indices.tolist()
-        return tuple(
-            Promotion(id, names.get(id) or model.text(id), logits[row, id].item(), z[row, id].item()) for id in ids
-        )
+        rows = zip(ids, logits[row, ids].tolist(), z[row, ids].tolist(), strict=True)
+        return tuple(Promotion(id, names.get(id) or model.text(id), add if claims else None, z) for id, add, z in rows)
 
-    return [Projection(neuron, promotions(row, +1), promotions(row, -1)) for row, neuron in enumerate(neurons)]
+    found = []
+    for row, neuron in enumerate(neurons):
+        spread = typical(model, neuron.layer)
+        up, down = (promotions(row, sign, spread is not None) for sign in (+1, -1))
+        found.append(Projection(neuron, up, down, spread))
+    return found
+
+
+def typical(model: Model, layer: int) -> tuple[float, float] | None:
+    """By what a logit of `project` is to be multiplied at the 10th and the 90th percentile of the tokens, as their
+    final divisors go; None where there is no such logit (see `project`)."""
+    answers = model.task in ("causal", "image") or (model.task == "seq2seq" and model.stack_of(layer) == 1)
+    path = model.family_at(layer).final_norm
+    if not answers or not path or model.family.experts:
+        return None
+    low, median, high = calibrate(model).divisors[path]
+    return median / high, median / low
 
 
 def w2_row(model: Model, neuron: Neuron) -> Tensor:
-    """(D,) what one unit of the neuron's activation adds to the residual stream, times the final norm's gain."""
+    """(D,) what one unit of the neuron's activation adds to what the unembedding reads, see `written`."""
     model.check(neuron)
-    rows = w2(model, neuron.site, neuron.layer)
+    rows = written(model, neuron.site, neuron.layer, slice(neuron.index, neuron.index + 1))
     if rows is None:
         raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
-    return rows[neuron.index] * final_gain(model, neuron.layer)
+    return rows[0]
+
+
+def written(model: Model, site: str, layer: int, chosen: slice = slice(None)) -> Tensor | None:
+    """(N, D) in float32: what one unit of each neuron adds to what the unembedding reads at a typical token, past the
+    layers in between: W2 rows through the norms on the way at their median divisors. None as of `w2`."""
+    rows = w2(model, site, layer)
+    if rows is None:
+        return None
+    rows, divisors = rows[chosen], calibrate(model).divisors
+    for path in model.norms_behind(layer, site):
+        rows = norms.through(model.net.get_submodule(path), rows, model.family.norm_offset, divisors[path][1])
+    return rows
 
 
 def w2(model: Model, site: str, layer: int) -> Tensor | None:
-    """(N, D) in float32: the rows of W2 (or of the attention output projection), with a sandwich norm's gain.
+    """(N, D) in float32: the rows of W2 (or of the attention output projection).
 
     None for a site that does not write to the residual stream.
     """
     if site not in ("ffn", "attn", "cross"):
         return None
     mixture = model.experts(layer) if site == "ffn" else None
-    rows = model.matrix(model.site_module(site, layer)).T if mixture is None else experts.w2(mixture)
-    norm = model.family.ffn_norm if site == "ffn" else model.family.attn_norm
-    return rows * gain(model, model.layer_modules[layer].get_submodule(norm)) if norm else rows
+    return model.matrix(model.site_module(site, layer)).T if mixture is None else experts.w2(mixture)
 
 
 def w1(model: Model, site: str, layer: int) -> Tensor | None:
@@ -83,21 +113,6 @@ def w1(model: Model, site: str, layer: int) -> Tensor | None:
     return rows if columns is None else rows[columns.to(rows.device)]
 
 
-def gain(model: Model, norm: nn.Module) -> Tensor:
-    """(D,) the factor by which a norm scales each coordinate."""
-    return model.family.norm_offset + norm.weight.detach().float()  # type: ignore[union-attr, operator]
-
-
-def final_gain(model: Model, layer: int = -1) -> Tensor:
-    """(D,) of the norm at the end of a layer's stack; ones where there is none."""
-    norm = model.family_at(layer % model.layers).final_norm
-    return (
-        gain(model, model.net.get_submodule(norm))
-        if norm
-        else torch.ones(model.net.config.hidden_size).to(model.device)
-    )
-
-
 def unembedding(model: Model) -> Tensor:
     """(V, D); of an image classifier its labels' weights (labels, D), of a classifier of text its input embeddings, in
     which rows can be read too (Dar et al. 2023).
@@ -108,5 +123,6 @@ def unembedding(model: Model) -> Tensor:
     if output is None and model.task == "image":
         output = next(module for name, module in model.net.named_children() if name.endswith("classifier"))
     words: Any = model.embeddings[0] if output is None else output
-    rows = words.weight.detach().float()
+    scale = model.net.config.d_model**-0.5 if getattr(model.net.config, "scale_decoder_outputs", False) else 1  # T5
+    rows = words.weight.detach().float() * scale
     return rows @ model.matrix(model.unembedding_in) if model.unembedding_in else rows

@@ -39,7 +39,8 @@ class Neuron:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A neuron at a token position, with its activation and its relevance for the target."""
+    """A neuron at a token position, with its activation there and its relevance for the target (a sum over several
+    positions is told at the one that gave most)."""
 
     neuron: Neuron
     position: int
@@ -123,11 +124,12 @@ class Hit:
 
 @dataclass(frozen=True)
 class Promotion:
-    """A token and the logit that one unit of activation adds to it; z is in standard deviations over the vocabulary."""
+    """A token, the logit that one unit of activation adds to it on the direct path at a typical token (None where the
+    unembedding does not give the model's answers), and that in standard deviations over the vocabulary."""
 
     id: int
     text: str
-    logit: float
+    logit: float | None
     z: float
 
 
@@ -138,12 +140,33 @@ class Projection:
     neuron: Neuron
     promoted: tuple[Promotion, ...]
     suppressed: tuple[Promotion, ...]
+    typical: tuple[float, float] | None = None
+    """What the logits are to be multiplied by at the 10th and 90th percentile of tokens; None without logits."""
+    std: float | None = None
+    """The neuron's standard deviation, where a store knows it: logit x std is what one deviation adds."""
+
+    @property
+    def about(self) -> str:
+        """What the numbers are."""
+        if self.typical is None:
+            return f"{self.neuron}: words of its W2 row, in standard deviations over the vocabulary (z)"
+        low, high = self.typical
+        return (
+            f"{self.neuron}: change of the logit by one unit of activation, on the direct path, at a typical token "
+            f"(x {low:.2f} to {high:.2f} at eight of ten)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
+        def row(token: Promotion) -> dict[str, Any]:
+            known = self.std is not None and token.logit is not None
+            return {**vars(token), "logit_per_std": token.logit * self.std if known else None}  # type: ignore[operator]
+
         return {
             "neuron": str(self.neuron),
-            "promoted": [vars(token) for token in self.promoted],
-            "suppressed": [vars(token) for token in self.suppressed],
+            "about": self.about,
+            "typical": self.typical,
+            "promoted": list(map(row, self.promoted)),
+            "suppressed": list(map(row, self.suppressed)),
         }
 
     def words(self, polarity: str = "+", k: int = 4) -> str:

@@ -97,7 +97,8 @@ def _both_signs(index: Any, query: np.ndarray, k: int) -> list[tuple[int, str, f
 def vocabulary(store: Store, neuron: Neuron, k: int) -> Projection:
     """The k tokens that the neuron promotes and suppresses, from the store alone (`concepts.project` has the model).
 
-    The rows are kept in float16, so logits differ from the model's by some 0.1 %.
+    The rows are kept in float16, so logits differ from the model's by some 0.1 %. There are none in a store of version
+    250f754 or before, which did not know what the norms divide by.
     """
     identity = store.statistics(neuron).id
     row = store.w2_norm(neuron) * vectors.row(vectors.load(store.vectors("w2")), identity)
@@ -105,13 +106,14 @@ def vocabulary(store: Store, neuron: Neuron, k: int) -> Projection:
     ids, logits = vectors.products(tokens, row, tokens.ntotal)
     z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)
 
+    typical = store.typical(neuron.layer)
+
     def promotions(places: slice) -> tuple[Promotion, ...]:
         chosen = ids[places].tolist()
-        texts = store.token_texts(chosen)
-        rows = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
-        return tuple(Promotion(*row) for row in rows)
+        rows = zip(chosen, store.token_texts(chosen), logits[places].tolist(), z[places].tolist(), strict=True)
+        return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in rows)
 
-    return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)))
+    return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)), typical)
 
 
 NEAR = {"writes": "w2", "reads": "w1", "examples": "examples"}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from db.errors import InputError, StoreError
+from db.fingerprints import fits
 from db.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
 from db.sqlite import SqliteFile
 from db.vectors import NAMES
@@ -71,7 +72,7 @@ class Store(SqliteFile):
     def check(self, fingerprint: str, name: str) -> None:
         """Raise `StoreError` if the index was made from another model."""
         facts = self.facts()
-        if facts and facts["fingerprint"] != fingerprint:
+        if facts and not fits(facts["fingerprint"], fingerprint, f"The store {self.path}"):
             raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
 
     def _set_facts(self, facts: dict[str, Any]) -> None:
@@ -301,6 +302,15 @@ class Store(SqliteFile):
         with self.writing():
             self.database.execute("DELETE FROM w2_norms")
             self.database.conn.executemany("INSERT INTO w2_norms VALUES (?, ?)", enumerate(norms))
+
+    def set_typical(self, spreads: Sequence[tuple[float, float] | None]) -> None:
+        """By layer: `Projection.typical`."""
+        with self.writing():
+            self._set_facts({"typical": spreads})
+
+    def typical(self, layer: int) -> tuple[float, float] | None:
+        found = self.facts().get("typical", [None] * (layer + 1))[layer]
+        return found and tuple(found)
 
     def w2_norm(self, neuron: Neuron) -> float:
         query = "SELECT norm FROM w2_norms WHERE neuron = ?"

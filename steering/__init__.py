@@ -11,10 +11,11 @@ from steering.recipe import Recipe
 if TYPE_CHECKING:
     from steering.apply import steer
     from steering.flipping import flip
+    from steering.permanent import apply_patch
 
-__all__ = ["Edit", "Recipe", "flip", "steer"]
+__all__ = ["Edit", "Recipe", "apply_patch", "flip", "steer"]
 
-_LAZY = {"steer": "steering.apply", "flip": "steering.flipping"}
+_LAZY = {"steer": "steering.apply", "flip": "steering.flipping", "apply_patch": "steering.permanent"}
 
 
 def __getattr__(name: str) -> Any:

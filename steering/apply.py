@@ -45,11 +45,13 @@ def steer(
     edits: Recipe | Iterable[Edit | str],
     statistic: Statistic | None = None,
     trace: bool = False,
+    prompt_tokens: int | None = None,
 ) -> Iterator[list[Act]]:
     """Inside, every forward pass of `model` has `edits` applied, in order; also under `generate` and `attribute`.
 
     Works with and without KV cache, in batches, with left padding and beam search. Outside `generate`, the
-    whole input counts as the prompt.
+    whole input counts as the prompt, or its first `prompt_tokens` columns. Other threads wait, or have their turns
+    between the tokens of a `Model.generate`, without the edits.
     statistic: gives a neuron's recorded ``max`` or ``std`` for edits in those units (an index's does).
     trace: the list that ``with ... as acts`` gives gets an `Act` for each edit, row and token that it acts on, in the
         order of the passes.
@@ -63,20 +65,24 @@ def steer(
         if edit.condition:
             model.token_id(edit.condition[1], "token of a condition")
     acts: list[Act] = []
-    with model.lock:
-        where = _Positions(model)
-        by_place: dict[tuple[str, int], list[Edit]] = {}
-        for edit in wanted:
-            site = "attn" if edit.neuron.site == "head" else edit.neuron.site
-            by_place.setdefault((site, edit.neuron.layer), []).append(edit)
+    where = _Positions(model, prompt_tokens)
+    by_place: dict[tuple[str, int], list[Edit]] = {}
+    for edit in wanted:
+        site = "attn" if edit.neuron.site == "head" else edit.neuron.site
+        by_place.setdefault((site, edit.neuron.layer), []).append(edit)
 
-        def visit(site: str, layer: int, x: Tensor) -> Tensor:
-            for edit in by_place[site, layer]:
-                x = _apply(edit, x, where, model.head_dim, acts if trace else None)
-            return x
+    def visit(site: str, layer: int, x: Tensor) -> Tensor:
+        for edit in by_place[site, layer]:
+            x = _apply(edit, x, where, model.head_dim, acts if trace else None)
+        return x
 
+    @contextmanager
+    def edited() -> Iterator[None]:
         with where.following(), visiting(model, by_place, visit):
-            yield acts
+            yield
+
+    with model.lock.lending(edited):
+        yield acts
 
 
 def _no_statistic(neuron: Neuron, unit: str) -> float:
@@ -105,12 +111,18 @@ def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[
     return torch.cat((x[..., : columns.start], new, x[..., columns.stop :]), dim=-1)
 
 
-def _restore(net: Any, name: str, own: Any) -> None:
-    """What a module had in place of its class's method, if it had anything."""
-    if own is None:
-        del net.__dict__[name]
-    else:
-        net.__dict__[name] = own
+@contextmanager
+def _replaced(net: Any, name: str, method: Callable) -> Iterator[None]:
+    """A method of this instance, in place of its class's or of that of a `steer` around this one."""
+    own = net.__dict__.get(name)
+    net.__dict__[name] = method
+    try:
+        yield
+    finally:
+        if own is None:
+            del net.__dict__[name]
+        else:
+            net.__dict__[name] = own
 
 
 class _Positions:
@@ -120,12 +132,12 @@ class _Positions:
     The prompt of a decoder that looks at an encoder is its start token.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, prompt_columns: int | None = None) -> None:
         self.model = model
         stacks = 2 if model.task == "seq2seq" else 1
         self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
-        self.prompt_columns: int | None = None
+        self.given_columns = self.prompt_columns = prompt_columns
         self.read = [torch.zeros(1, 0, dtype=torch.long)] * stacks  # (B, past + T) ids up to the running pass
         self.cache: list[Any] = [None] * stacks
         self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
@@ -135,40 +147,40 @@ class _Positions:
     def following(self) -> Iterator[None]:
         """Keep up with the calls of the model's stacks and of its `generate`."""
         net = self.model.net
-        own = net.__dict__.get("generate")  # of a `steer` around this one
         parts = [net] if len(self.position) == 1 else [net.get_encoder(), net.get_decoder()]
         with ExitStack() as undo:
             for stack, part in enumerate(parts):
                 before = partial(self._before, stack)
                 undo.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
             if hasattr(net, "generate"):
-                undo.callback(_restore, net, "generate", own)
-                net.__dict__["generate"] = partial(self._generate, net.generate)
+                prepare = self._noting(net.prepare_inputs_for_generation)
+                undo.enter_context(_replaced(net, "generate", partial(self._generate, net.generate)))
+                undo.enter_context(_replaced(net, "prepare_inputs_for_generation", prepare))
             yield
+
+    def _noting(self, prepare: Callable) -> Callable:
+        @wraps(prepare)  # generate looks at its signature
+        def noting(ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.prompt_columns:
+                self.generated = ids  # beams are in order here
+            return prepare(ids, *args, **kwargs)
+
+        return noting
 
     def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """transformers' `generate`, followed."""
-        net = self.model.net
         prompt = next(
             (x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None
         )
         if prompt is None:
             raise InputError("Under `steer`, generate needs a prompt: give it input_ids.")
-        own, prepare = net.__dict__.get("prepare_inputs_for_generation"), net.prepare_inputs_for_generation
-
-        @wraps(prepare)  # generate looks at its signature
-        def noting(ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.generated = ids  # beams are in order here
-            return prepare(ids, *args, **kwargs)
-
         self.prompt_columns = prompt.shape[1] if len(self.position) == 1 else 1
         self.prompt_mask = kwargs.get("attention_mask") if len(self.position) == 1 else None
-        net.__dict__["prepare_inputs_for_generation"] = noting
         try:
             return generate(inputs, *args, **kwargs)
         finally:
-            self.prompt_columns = self.prompt_mask = self.generated = None
-            _restore(net, "prepare_inputs_for_generation", own)
+            self.prompt_columns = self.given_columns
+            self.prompt_mask = self.generated = None
 
     def _before(self, stack: int, net: Any, args: tuple, kwargs: dict) -> None:
         tokens: Any = kwargs.get("input_ids", args[0] if args else None)

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from concepts import tasks
-from concepts.attribution import Relevance, attribute
-from concepts.baselines.common import repeated, resolved
+from concepts.calibration import calibrate
+from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models import Model
-from concepts.taps import Taps, visiting
 from concepts.vocabulary import project
 from db.errors import InputError
 from db.records import Neuron
 from steering.apply import steer
 from steering.edits import Edit
+from steering.last_token import Edits, LastToken, Place
 from steering.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -37,12 +37,11 @@ LEVELS = (0.5, 1.0)
 REACH_LIKE = 2.5
 """An activation may go this many times the way to what it is in the source prompt, or to zero with `away`."""
 REACH = 1.0
-"""Without either, or where that is not enough, this many times the largest magnitude that any neuron of the layer has
-at the last token."""
+"""Beyond what it was seen to be: this many times the largest magnitude that any neuron of the layer has at the last
+token."""
 MARGIN = 0.05
 """By how much the flip holds in the end, in logits, so that another machine's rounding does not undo it."""
 
-Place = tuple[int, int]
 OnProgress = Callable[[int, int], None]
 
 
@@ -50,52 +49,121 @@ OnProgress = Callable[[int, int], None]
 class _State:
     """What the search knows: the prompt, the token, where activations are and how far they may go, (L, F)."""
 
-    model: Model
-    plan: tasks.Plan
+    last: LastToken
     token: int
     """The one that shall be first; or, with `out_of`, leave so many first tokens."""
     out_of: int | None
     now: Tensor
     goal: Tensor | None
     """Their values in the source prompt, or zero."""
-    limit: Tensor
-    """(L, 1) the largest magnitude without a goal."""
+    low: Tensor
+    high: Tensor
+    """How far they may go: what each was seen to be, or beyond that as far as the largest of its layer."""
+    beyond: bool
+
+    @property
+    def model(self) -> Model:
+        return self.last.model
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Edits, by how much the flip holds with them, and for each round of the search the edited rows of the prompt so
+    far (each round has a gradient pass as well) and the margin reached."""
+
+    edits: dict[Place, float]
+    margin: float
+    rounds: tuple[tuple[int, float], ...] = ()
+
+    def after(self, other: _Found) -> _Found:
+        """The better one of a search and of another one before it, at the price of both."""
+        spent = other.rounds[-1][0] if other.rounds else 0
+        rounds = (*other.rounds, *((rows + spent, margin) for rows, margin in self.rounds))
+        best = self if self.margin > other.margin else other
+        return replace(best, rounds=rounds)
+
+
+# --- how candidates are chosen ---------------------------------------------------------------------------
+
+Choice = tuple[Tensor, Tensor]
+"""(L, F) how good each neuron looks, 0 or less for not at all; and how far it would go."""
+Chooser = Callable[[_State, Edits], Choice]
+
+
+def by_slope(method: AttnLRP | None, state: _State, edits: Edits) -> Choice:
+    """By what the margin gains to first order: the gradient by the rules of a method (None: the plain one) times how
+    far the activation may go."""
+    slopes = _slopes(state, edits, method)
+    furthest = _furthest(state, slopes > 0)
+    return slopes * (furthest - _where(state, edits)), furthest
+
+
+def by_distance(state: _State, edits: Edits) -> Choice:
+    """By how far the activation may go: |goal - now| with a source prompt."""
+    furthest = _furthest(state, state.high - state.now > state.now - state.low)
+    return (furthest - _where(state, edits)).abs(), furthest
+
+
+def by_activation(state: _State, edits: Edits) -> Choice:
+    """By the size of the activation."""
+    reach, furthest = by_distance(state, edits)
+    return state.now.abs() * (reach > 0), furthest
+
+
+def by_chance(seed: int, state: _State, edits: Edits) -> Choice:
+    """Drawn uniformly, in either direction; anew in each round."""
+    generator = torch.Generator().manual_seed(1000 * seed + len(edits))
+    furthest = _furthest(state, torch.rand(state.now.shape, generator=generator) < 0.5)
+    moves = (furthest != _where(state, edits)).float()
+    return moves * (1e-6 + torch.rand(state.now.shape, generator=generator)), furthest
+
+
+CHOOSERS: dict[str, Chooser] = {
+    "relevance": partial(by_slope, ATTNLRP),
+    "gradient": partial(by_slope, None),
+    "distance": by_distance,
+    "activation": by_activation,
+    **{f"chance {seed}": partial(by_chance, seed) for seed in range(3)},
+}
+"""The first is what `flip` does; the others are its controls, with the same search, reach and budget around them."""
 
 
 def flip(
     model: Model, prompt: str, to: str | int | None = None, like: str | None = None, max_neurons: int = 10,
     away: bool = False, top_k: int = 5, store: Store | None = None, on_progress: OnProgress | None = None,
+    beyond: bool = False, choose: str = "relevance",
 ) -> Recipe:  # fmt: skip
     """A recipe of at most `max_neurons` FFN neurons, set at the last token, after which `to` is the top next token.
 
     like: a source prompt (of any length) whose last token's activations are moved towards; where that is not enough,
-        and without it, any neuron may go as far as the largest of its layer.
+        and without it, neurons go either way.
     away: instead of `to`: the current answer leaves the first `top_k` tokens; without `like` neurons are moved towards
         zero.
     store: an index; the neurons that it finds for the token are tried too, and the recipe tells their examples.
+    beyond: neurons may go further than they were seen to go on `concepts.calibration`'s texts.
+    choose: how candidates are found, of `CHOOSERS`; all but the first are controls.
     An answer that is there already needs no edits: the recipe is empty. Raises `InputError` where it cannot be done,
     with how near it came. The recipe's provenance says what was asked and reached.
     """
     if (to is None) is not away:
         raise InputError("Say either which token shall come (to), or that the current one shall go (away).")
-    wanted = None if to is None else model.answer_id(to, "wanted token")
+    wanted = None if to is None else model.answer_id(to, "wanted token", prompt)
     _check(model, prompt, like, max_neurons, top_k)
     if store:
         store.check(model.fingerprint, model.name)
-    state = _start(model, prompt, wanted, like, top_k if away else None)
-    plain = margins(state, [{}])[0].item()
-    if plain > 0:
-        return _recipe(state, prompt, like, {}, store)
-    prefer = _found_by(store, model.answer(state.token))
-    edits, margin = _search(state, plain, prefer, max_neurons, on_progress)
-    if margin < MARGIN and state.goal is not None:  # not enough
-        further = replace(state, goal=None)
-        others, reached = _search(further, plain, prefer, max_neurons, on_progress)
-        if reached > margin:
-            state, edits, margin = further, others, reached
-    if margin <= 0:
-        raise InputError(_failure(state, edits, max_neurons, like))
-    return _recipe(state, prompt, like, _weakened(state, _pruned(state, edits)), store)
+    state = _start(model, prompt, wanted, like, top_k if away else None, beyond)
+    found = plain = _Found({}, margins(state, [{}])[0].item())
+    if plain.margin <= 0:
+        prefer = _found_by(store, model.answer(state.token))
+        search = partial(_search, plain, prefer, max_neurons, CHOOSERS[choose], on_progress)
+        found = search(state)
+        if found.margin < MARGIN and state.goal is not None:  # not enough
+            first, found = found, search(replace(state, goal=None)).after(found)
+            state = state if found.edits == first.edits else replace(state, goal=None)
+        if found.margin <= 0:
+            raise InputError(_failure(state, found.edits, max_neurons, like))
+        found = replace(found, edits=_weakened(state, _pruned(state, found.edits)))
+    return _recipe(state, prompt, like, found, store, choose)
 
 
 def _found_by(store: Store | None, text: str) -> list[Neuron]:
@@ -105,18 +173,23 @@ def _found_by(store: Store | None, text: str) -> list[Neuron]:
 
 
 def _search(
-    state: _State, margin: float, prefer: Sequence[Neuron], max_neurons: int, on_progress: OnProgress | None
-) -> tuple[dict[Place, float], float]:
-    """Edits taken one after the other, and the margin that they reach from the `margin` without any."""
-    edits: dict[Place, float] = {}
-    while margin < MARGIN and len(edits) < max_neurons:
-        found = _step(state, edits, prefer)
-        if found is None or found[1] <= margin + 1e-4:
+    found: _Found, prefer: Sequence[Neuron], max_neurons: int, choose: Chooser, on_progress: OnProgress | None,
+    state: _State,
+) -> _Found:  # fmt: skip
+    """Edits taken one after the other."""
+    rows = 0
+    while found.margin < MARGIN and len(found.edits) < max_neurons:
+        proposals = _proposals(state, found.edits, choose(state, found.edits), prefer)
+        if not proposals:
             break
-        edits, margin = found
+        reached = margins(state, proposals)
+        best, rows = int(reached.argmax()), rows + len(proposals)
+        if reached[best] <= found.margin + 1e-4:
+            break
+        found = _Found(proposals[best], reached[best].item(), (*found.rounds, (rows, reached[best].item())))
         if on_progress:
-            on_progress(len(edits), max_neurons)
-    return edits, margin
+            on_progress(len(found.edits), max_neurons)
+    return found
 
 
 def _check(model: Model, prompt: str, like: str | None, max_neurons: int, top_k: int) -> None:
@@ -130,94 +203,74 @@ def _check(model: Model, prompt: str, like: str | None, max_neurons: int, top_k:
         raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
 
 
-def _start(model: Model, prompt: str, wanted: int | None, like: str | None, out_of: int | None = None) -> _State:
-    plan = resolved(model, tasks.plan(model, [prompt], wanted))
-    token = wanted if wanted is not None else next(iter(plan.targets[0] or ()))
-    now = last_activations(model, prompt)
-    goal = last_activations(model, like) if like is not None else torch.zeros_like(now) if out_of else None
-    return _State(model, plan, token, out_of, now, goal, REACH * now.abs().amax(1, keepdim=True))
+def _start(
+    model: Model, prompt: str, wanted: int | None, like: str | None, out_of: int | None = None, beyond: bool = False
+) -> _State:
+    ids = model.encode([prompt]).row_ids(0)
+    last = LastToken(model, ids)
+    token = wanted if wanted is not None else int(last.logits([{}])[0].argmax())
+    now = last.activations()
+    goal = LastToken(model, model.encode([like]).row_ids(0)).activations() if like is not None else None
+    if goal is None and out_of:
+        goal = torch.zeros_like(now)
+    if beyond:
+        high = (REACH * now.abs().amax(1, keepdim=True)).expand_as(now)
+        low = -high
+    else:  # or where it is, if that is further
+        seen = calibrate(model)
+        low, high = torch.minimum(seen.low, now), torch.maximum(seen.high, now)
+    return _State(last, token, out_of, now, goal, low, high, beyond)
 
 
-@torch.no_grad()
-def last_activations(model: Model, prompt: str) -> Tensor:
-    """(L, F) at the last token."""
-    plan = tasks.plan(model, [prompt])
-    taps = Taps(model, ("ffn",), plan.batch)
-    with model.lock, taps.reading():
-        tasks.logits(model, plan.batch, list(plan.positions[0]))
-    return taps.activation["ffn"][0, :, -1].float().cpu()
-
-
-@torch.no_grad()
-def margins(state: _State, proposals: Sequence[dict[Place, float]]) -> Tensor:
-    """(N,) by how many logits the flip holds, each with its activations set at the last token; one batch.
+def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
+    """(N,) by how many logits the flip holds, each with its activations set at the last token.
 
     The wanted logit minus the largest other one; with `out_of` k, the k-th largest other one minus the token's.
     """
-    model, plan = state.model, repeated(state.plan, 0, len(proposals))
-    by_layer: dict[int, list[tuple[int, int, float]]] = {}
-    for row, proposal in enumerate(proposals):
-        for (layer, index), value in proposal.items():
-            by_layer.setdefault(layer, []).append((row, index, value))
-
-    def visit(site: str, layer: int, x: Tensor) -> Tensor:
-        rows, columns, values = zip(*by_layer[layer], strict=True)
-        x = x.clone()
-        x[list(rows), -1, list(columns)] = torch.tensor(values, dtype=x.dtype, device=x.device)
-        return x
-
-    with model.lock, visiting(model, [("ffn", layer) for layer in by_layer], visit):
-        logits = tasks.logits(model, plan.batch, list(plan.positions[0]))[:, 0].float()
+    logits = state.last.logits(proposals)
     own = logits[:, state.token].clone()
     logits[:, state.token] = -torch.inf
     if state.out_of:
-        return (logits.topk(state.out_of).values[:, -1] - own).cpu()
-    return (own - logits.amax(1)).cpu()
+        return logits.topk(state.out_of).values[:, -1] - own
+    return own - logits.amax(1)
 
 
-def _step(
-    state: _State, edits: dict[Place, float], prefer: Sequence[Neuron]
-) -> tuple[dict[Place, float], float] | None:
-    """The edits with one neuron more (or one of them further), and their margin; None without candidates."""
-    found = _explained(state, edits)
-    relevance, activation = found.ffn[:, -1], found.activation("ffn")[:, -1]
-    slopes = torch.where(activation == 0, 0, relevance / activation).float()  # (L, F) logits per unit of activation
-    furthest = _furthest(state, slopes)
-    gain = slopes * (furthest - _where(state, edits))
-    gain[~torch.isfinite(gain)] = 0
-    places = [divmod(flat, gain.shape[1]) for flat in gain.flatten().topk(CANDIDATES).indices.tolist()]
-    places += [(neuron.layer, neuron.index) for neuron in prefer if gain[neuron.layer, neuron.index] > 0]
-    proposals = [
+def _proposals(state: _State, edits: Edits, choice: Choice, prefer: Sequence[Neuron]) -> list[dict[Place, float]]:
+    """The edits with one neuron more (or one of them further), at several strengths."""
+    score, furthest = choice
+    score = score.nan_to_num(0.0, 0.0, 0.0)
+    places = [divmod(flat, score.shape[1]) for flat in score.flatten().topk(CANDIDATES).indices.tolist()]
+    places += [(neuron.layer, neuron.index) for neuron in prefer]
+    return [
         {**edits, place: (state.now + level * (furthest - state.now))[place].item()}
         for place in dict.fromkeys(places)
-        if gain[place] > 0
+        if score[place] > 0
         for level in LEVELS
     ]
-    if not proposals:
-        return None
-    reached = margins(state, proposals)
-    chosen = int(reached.argmax())
-    return proposals[chosen], reached[chosen].item()
 
 
-def _explained(state: _State, edits: dict[Place, float]) -> Relevance:
-    """What makes the margin under edits: the token against the other one that it is measured by, or the reverse."""
-    model, prompt = state.model, list(state.plan.batch.row_ids(0))
-    place = state.out_of or 1
-    with steer(model, _edits(edits)):
-        others = [token.id for token in model.predict(prompt, place + 1) if token.id != state.token]
-        pair = (state.token, others[place - 1])
-        return attribute(model, prompt, *(reversed(pair) if state.out_of else pair), sites=("ffn",))
+def _slopes(state: _State, edits: Edits, method: AttnLRP | None = ATTNLRP) -> Tensor:
+    """(L, F) of the margin under edits: the token against the other one that it is measured by, or the reverse."""
+
+    def margin(logits: Tensor) -> Tensor:
+        others = logits.detach().clone()
+        others[state.token] = -torch.inf
+        other = others.topk(state.out_of or 1).indices[-1]
+        found = logits[state.token] - logits[other]
+        return -found if state.out_of else found
+
+    return state.last.slopes(edits, margin, method)
 
 
-def _furthest(state: _State, slopes: Tensor) -> Tensor:
-    """(L, F) how far each activation may go in the direction that helps."""
-    if state.goal is not None:
-        return state.now + REACH_LIKE * (state.goal - state.now)
-    return torch.where(slopes > 0, state.limit, -state.limit)
+def _furthest(state: _State, up: Tensor) -> Tensor:
+    """(L, F) how far each activation may go: towards the goal, or up or down where there is none."""
+    if state.goal is None:
+        return torch.where(up, state.high, state.low)
+    goal = state.now + REACH_LIKE * (state.goal - state.now)
+    return goal if state.beyond else torch.clamp(goal, state.low, state.high)
 
 
-def _where(state: _State, edits: dict[Place, float]) -> Tensor:
+def _where(state: _State, edits: Edits) -> Tensor:
     """(L, F) activations, edits included."""
     found = state.now.clone()
     for place, value in edits.items():
@@ -254,59 +307,63 @@ def _towards(state: _State, place: Place, value: float, share: float) -> float:
     return here + share * (value - here)
 
 
-def _edits(edits: dict[Place, float]) -> list[Edit]:
+def _edits(edits: Edits) -> list[Edit]:
     return [Edit(Neuron(layer, "ffn", index), "set", value, where="last") for (layer, index), value in edits.items()]
 
 
 def _recipe(
-    state: _State, prompt: str, like: str | None, edits: dict[Place, float], store: Store | None = None
+    state: _State, prompt: str, like: str | None, found: _Found, store: Store | None = None, choose: str = "relevance"
 ) -> Recipe:
     """Verified as a user would run it, with what is known about it."""
     model, token = state.model, state.model.answer(state.token)
     before = model.predict(prompt, 5, [state.token])
-    made = sorted(_edits(edits), key=lambda edit: edit.neuron)
+    made = sorted(_edits(found.edits), key=lambda edit: edit.neuron)
     with steer(model, made):
-        after = model.predict(prompt, max(5, state.out_of or 0), [found.id for found in before])
-    first = [found.id for found in after[: state.out_of or 1]]
+        after = model.predict(prompt, max(5, state.out_of or 0), [row.id for row in before])
+    first = [row.id for row in after[: state.out_of or 1]]
     if (state.token in first) is bool(state.out_of):
         raise InputError(f"The flip of {token!r} did not hold when it was checked; please report this prompt.")
     asked = {"away": token, "top_k": state.out_of} if state.out_of else {"to": token}
-    explained = _explained(state, {})
+    slopes = _slopes(state, {})
     return Recipe.for_model(
         model, f"{prompt} -> {'not ' * bool(state.out_of)}{token.strip()}", made,
-        found_by="flip", prompt=prompt, tokens=list(state.plan.batch.row_ids(0)), like=like,
+        found_by="flip", prompt=prompt, tokens=state.last.ids, like=like, chosen_by=choose, beyond=state.beyond,
         beyond_goal=state.goal is None and (like is not None or state.out_of is not None), **asked,
-        before=[vars(found) for found in before], after=[vars(found) for found in after],
-        neurons=[_about(state, edit, explained, store) for edit in made],
+        before=[vars(row) for row in before], after=[vars(row) for row in after], rounds=found.rounds,
+        neurons=[_about(state, edit, slopes, store) for edit in made],
     )  # fmt: skip
 
 
-def _about(state: _State, edit: Edit, explained: Relevance, store: Store | None) -> dict[str, Any]:
+def _about(state: _State, edit: Edit, slopes: Tensor, store: Store | None) -> dict[str, Any]:
     """Where a neuron was, where it goes, how relevant it was there, what it writes, and what drives it that way."""
-    layer, index = edit.neuron.layer, edit.neuron.index
+    place = edit.neuron.layer, edit.neuron.index
     words = project(state.model, edit.neuron, 5)
     examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
     return {
-        "neuron": str(edit.neuron), "from": round(state.now[layer, index].item(), 4),
-        "relevance": explained.ffn[layer, -1, index].item(),
+        "neuron": str(edit.neuron), "from": round(state.now[place].item(), 4),
+        "relevance": (state.now * slopes)[place].item(),
+        "of_its_range": calibrate(state.model).share(place, edit.value),
         "promotes": [word.text for word in words.promoted], "suppresses": [word.text for word in words.suppressed],
         "examples": [example.sentence.text for example in examples],
     }  # fmt: skip
 
 
-def _failure(state: _State, edits: dict[Place, float], max_neurons: int, like: str | None) -> str:
+def _failure(state: _State, edits: Edits, max_neurons: int, like: str | None) -> str:
     """How near it came, and what might help."""
     model, place = state.model, state.out_of or 1
     with steer(model, _edits(edits)):
-        found = model.predict(list(state.plan.batch.row_ids(0)), place, [state.token])
+        found = model.predict(state.last.ids, place, [state.token])
     own = next(token for token in found if token.id == state.token)
+    within = "" if state.beyond else " within what they were seen to be"
+    further = "" if state.beyond else ", or let them go beyond that (--beyond)"
     if state.out_of:
         return (
-            f"No {max_neurons} neurons take {own.text!r} out of the first {place} tokens: with {len(edits)} it still "
-            f"has {own.probability:.3f}; try more neurons or fewer tokens (top_k)."
+            f"No {max_neurons} neurons{within} take {own.text!r} out of the first {place} tokens: with {len(edits)} it "
+            f"still has {own.probability:.3f}; try more neurons or fewer tokens (top_k){further}."
         )
     other = "another source prompt" if like else "a source prompt that it follows (like)"
     return (
-        f"No {max_neurons} neurons make {own.text!r} the next token: with {len(edits)} it has {own.probability:.3f}, "
-        f"behind {found[0].text!r} with {found[0].probability:.3f}; try more neurons or {other}."
+        f"No {max_neurons} neurons{within} make {own.text!r} the next token: with {len(edits)} it has "
+        f"{own.probability:.3f}, behind {found[0].text!r} with {found[0].probability:.3f}; try more neurons or "
+        f"{other}{further}."
     )

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from concepts.evaluation import runner
 from concepts.models import Model
 from db.errors import IcebearError, InputError, RecipeError
-from db.records import Neuron
 from steering.apply import steer
 from steering.edits import Edit
-from steering.flipping import flip, last_activations
-from steering.price import Price, price
+from steering.flipping import CHOOSERS, flip
+from steering.price import Neutral
 from steering.recipe import Recipe
 
-MEDIANS = ("neurons", "before", "after", "rank before", "kl", "kl_everywhere", "perplexity", "perplexity_everywhere")
+REACHES = ("seen", "beyond")
+"""Whether neurons stay inside what they were seen to be."""
+MEDIANS = ("neurons", "after", "kl")
+SPENT = (48, 96, 192, 288, 384, 480, 960)
+"""Edited rows of the prompt after which flips are counted: 48 are a round."""
 
 
 @dataclass(frozen=True)
@@ -45,53 +47,68 @@ def read(path: str) -> list[Pair]:
 
 
 def run(
-    model: Model, pairs: Sequence[Pair], folder: str | Path, max_neurons: int = 10, held_out: Sequence[str] = (),
+    model: Model, pairs: Sequence[Pair], folder: str | Path, max_neurons: int = 10,
+    choosers: Sequence[str] = tuple(CHOOSERS), reaches: Sequence[str] = REACHES,
     on_progress: runner.OnProgress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """For each pair: whether it flipped, with how many neurons, at what price, and whether controls of the same size
-    flip it too; recipes are kept in `folder` and checked as loaded from there. held_out: as of `price`.
+    """For each pair and reach: whether it flips, with how many neurons and at what price, with candidates found by
+    relevance and by the controls of `steering.flipping.CHOOSERS`, which have the same search around them; recipes are
+    kept in `folder` and checked as loaded from there.
 
     Interrupted, it goes on in its folder. Raises `InputError` where that holds others.
     """
-    asked = {"pairs": [vars(pair) for pair in pairs], "max_neurons": max_neurons, "held_out": list(held_out)}
-    settings = runner.facts(model, "flips", {}, **asked)
+    asked = {"pairs": [vars(pair) for pair in pairs], "max_neurons": max_neurons, "reaches": list(reaches)}
+    settings = runner.facts(model, "flips", dict.fromkeys(choosers), **asked)
+    neutral = Neutral(model)
 
     def measure(item: tuple[int, Pair]) -> dict[str, Any]:
         number, pair = item
         try:
-            recipe = flip(model, pair.prompt, pair.to, pair.like, max_neurons)
-            cost = price(model, recipe, held_out=held_out)
+            before = model.probability(pair.prompt, pair.to, "wanted token")
         except IcebearError as error:
-            return {**vars(pair), "flipped": False, "why": str(error)}
-        place = Path(folder) / f"{number:02d}.json"
-        recipe.noting(price=cost.to_dict()).save(place)
-        return {**vars(pair), **_line(model, pair, Recipe.load(place), cost, number)}
+            return {**vars(pair), "why": str(error), "runs": []}
+        already = flips(model, pair, [])
+        runs = [
+            _run(model, pair, reach, choose, max_neurons, neutral, Path(folder) / f"{number:02d}")
+            for reach in reaches
+            for choose in choosers
+            if not already
+        ]
+        return {**vars(pair), "before": before, "already": already, "runs": runs}
 
     return runner.run(folder, settings, list(enumerate(pairs)), measure, on_progress)
 
 
-def _line(model: Model, pair: Pair, recipe: Recipe, cost: Price, number: int) -> dict[str, Any]:
-    assert cost.new
+def _run(
+    model: Model, pair: Pair, reach: str, choose: str, max_neurons: int, neutral: Neutral, path: Path
+) -> dict[str, Any]:
+    said = {"reach": reach, "chosen_by": choose}
+    try:
+        beyond = reach == "beyond"
+        found = flip(model, pair.prompt, pair.to, pair.like, max_neurons, beyond=beyond, choose=choose)
+    except IcebearError as error:
+        return {**said, "flipped": False, "why": str(error)}
+    kl = neutral.divergence(list(found))
+    place = path.with_name(f"{path.name}-{reach}-{choose.replace(' ', '-')}.json")
+    found.noting(price={"kl": kl}).save(place)
+    recipe = Recipe.load(place)
+    with steer(model, recipe):
+        after = model.probability(pair.prompt, pair.to)
     return {
+        **said,
         "flipped": flips(model, pair, list(recipe)),
-        "already": not recipe,
         "neurons": len(recipe),
-        "before": cost.new.before,
-        "after": cost.new.after,
-        "rank before": cost.new.rank_before,
-        "kl": cost.kl,
-        "kl_everywhere": cost.kl_everywhere,
-        "perplexity": cost.perplexity,
-        "perplexity_everywhere": cost.perplexity_everywhere,
-        "random": flips(model, pair, random_control(model, recipe, seed=number)),
-        "largest": flips(model, pair, largest_control(model, pair.prompt, recipe)),
+        "after": after,
+        "kl": kl,
+        "rows": next(rows for rows, margin in recipe.provenance["rounds"] if margin > 0),
         "edits": [str(edit) for edit in recipe],
     }
 
 
 def flips(model: Model, pair: Pair, edits: Sequence[Edit]) -> bool:
+    wanted = model.answer_id(pair.to, "wanted token", pair.prompt)
     with steer(model, edits):
-        return model.predict(pair.prompt, 1)[0].text == pair.to
+        return model.predict(pair.prompt, 1)[0].id == wanted
 
 
 def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
@@ -100,43 +117,32 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     prompt, to, away, top_k = (told.get(key) for key in ("prompt", "to", "away", "top_k"))
     if away is None:
         top_k = 1
-    known = isinstance(prompt, str) and isinstance(to if away is None else away, str)
-    if not known or type(top_k) is not int or not 1 <= top_k < model.answers:
+    asked = to if away is None else away
+    if not (isinstance(prompt, str) and isinstance(asked, str) and type(top_k) is int and 0 < top_k < model.answers):
         raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
+    token = model.answer_id(asked, "wanted token", prompt)
     with steer(model, recipe):
         found = model.predict(prompt, top_k)
-    texts = [token.text for token in found]
-    holds = to in texts if away is None else away not in texts
-    return {"prompt": prompt, "holds": holds, "first": [vars(token) for token in found]}
-
-
-def random_control(model: Model, recipe: Recipe, seed: int = 0) -> list[Edit]:
-    """As many random neurons of the same layers, at the same strengths."""
-    generator = random.Random(seed)
-    width = model.width("ffn")
-    return [replace(edit, neuron=replace(edit.neuron, index=generator.randrange(width))) for edit in recipe]
-
-
-def largest_control(model: Model, prompt: str, recipe: Recipe) -> list[Edit]:
-    """As many neurons as are most active at the last token, switched off."""
-    now = last_activations(model, prompt).abs()
-    places = [divmod(flat, now.shape[1]) for flat in now.flatten().topk(len(recipe)).indices.tolist()]
-    return [Edit(Neuron(layer, "ffn", index), "set", 0.0, where="last") for layer, index in places]
+    holds = (token in [row.id for row in found]) is (away is None)
+    return {"prompt": prompt, "holds": holds, "first": [vars(row) for row in found]}
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts and medians of `run`."""
-    asked = [line for line in lines if not line.get("already")]
-    done = [line for line in asked if line["flipped"]]
-
-    def median(key: str) -> float | None:
-        return statistics.median(line[key] for line in done) if done else None
-
+    """Counts, medians over what flipped, and flips by edited rows spent, for each reach and way of choosing."""
+    asked = [line for line in lines if line["runs"]]
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in asked:
+        for row in line["runs"]:
+            runs.setdefault((row["reach"], row["chosen_by"]), []).append(row)
+    found: dict[str, dict[str, Any]] = {}
+    for (reach, choose), rows in runs.items():
+        done = [row for row in rows if row["flipped"]]
+        medians = {f"median {key}": statistics.median(row[key] for row in done) if done else None for key in MEDIANS}
+        spent = {str(most): sum(row["rows"] <= most for row in done) for most in SPENT}
+        found.setdefault(reach, {})[choose] = {"flipped": len(done), **medians, "flipped by edited rows": spent}
     return {
         "pairs": len(asked),
-        "flipped": len(done),
-        "flipped by as many random neurons": sum(line.get("random", False) for line in asked),
-        "flipped by switching off as many of the most active": sum(line.get("largest", False) for line in asked),
-        **{f"median {key}": median(key) for key in MEDIANS},
-        "left out, as the token was first already": len(lines) - len(asked),
+        "left out, as the token was first already": sum(line.get("already", False) for line in lines),
+        "left out, as it is no single token": sum("why" in line for line in lines),
+        "reaches": found,
     }

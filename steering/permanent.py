@@ -18,7 +18,7 @@ from steering.recipe import Recipe
 
 
 def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
-    """A state dict of the weights and biases that change, after which the plain model does what the edits do.
+    """The weights and biases that change, by name, with which the plain model does what the edits do.
 
     An edit x -> s x + c of a neuron that W2 (or the attention projection) reads is its column times s, and c times
     the column in the bias, which is new where the map had none. Raises `RecipeError` for edits that act at some tokens
@@ -69,13 +69,66 @@ def _affine(edit: Edit) -> tuple[float, float]:
     return 1 + edit.share * (s - 1), edit.share * c
 
 
-def save_patch(weights: dict[str, Tensor], path: str | Path) -> None:
+def new_biases(model: Model, weights: dict[str, Tensor]) -> list[str]:
+    """Those of a patch that the model has no place for yet."""
+    return sorted(set(weights) - set(model.net.state_dict()))
+
+
+def save_patch(model: Model, weights: dict[str, Tensor], path: str | Path) -> None:
+    """A safetensors file for `apply_patch`. Raises `RecipeError` where it cannot be written."""
     from safetensors.torch import save_file
 
+    said = {
+        "format": "pt",
+        "model": model.name,
+        "fingerprint": model.fingerprint,
+        "new_biases": " ".join(new_biases(model, weights)),
+        "load_with": "steering.apply_patch(net, file), of icebear; load_state_dict leaves new biases out",
+    }
     try:
-        save_file({name: value.contiguous() for name, value in weights.items()}, str(path))
+        save_file({name: value.contiguous() for name, value in weights.items()}, str(path), said)
     except Exception as error:  # safetensors has no class for what cannot be written
         raise RecipeError(f"{path} cannot be written ({error}); choose another path.") from None
+
+
+def apply_patch(net: Any, file: str | Path) -> None:
+    """Gives a plain transformers model the weights of a file that `save_patch` wrote, for good.
+
+    A bias that the model lacks is made, which neither `load_state_dict` nor `from_pretrained` does: a model that was
+    saved with it needs the file again. Raises `RecipeError` for a file that is no patch, or does not fit.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(str(file))
+    except Exception as error:  # safetensors has no class for what is no file of its own
+        raise RecipeError(f"{file} cannot be read as a patch ({error}); check the path.") from None
+    for path, value in weights.items():
+        if not _fits(net, path, value):
+            raise RecipeError(
+                f"{file} is of another model: {path} does not fit this one; apply it to the one it is of."
+            )
+    for path, value in weights.items():
+        _put(net, path, value)
+
+
+def _fits(net: Any, path: str, value: Tensor) -> bool:
+    home, _, name = path.rpartition(".")
+    module = dict(net.named_modules()).get(home)
+    if name not in getattr(module, "_parameters", {}):
+        return False
+    old = getattr(module, name)
+    return value.shape == (module.weight.shape[:1] if old is None else old.shape)  # type: ignore[union-attr]
+
+
+def _put(net: Any, path: str, value: Tensor) -> tuple[Any, str, Any]:
+    """(module, name, what was there)"""
+    home, _, name = path.rpartition(".")
+    module = net.get_submodule(home)
+    old = module._parameters[name]
+    like = module.weight
+    module._parameters[name] = torch.nn.Parameter(value.to(like.device, like.dtype), requires_grad=like.requires_grad)
+    return module, name, old
 
 
 @contextmanager
@@ -85,10 +138,7 @@ def patched(model: Model, weights: dict[str, Tensor]) -> Iterator[Model]:
     with model.lock:
         try:
             for path, value in weights.items():
-                home, _, name = path.rpartition(".")
-                module = model.net.get_submodule(home)
-                before.append((module, name, module._parameters.get(name)))
-                module._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
+                before.append(_put(model.net, path, value))
             yield model
         finally:
             for module, name, old in reversed(before):

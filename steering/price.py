@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from concepts import tasks
+from concepts.calibration import calibrate
 from concepts.models import Model
 from db.errors import InputError
 from steering.apply import Statistic, steer
@@ -32,6 +35,11 @@ NEUTRAL = (
 )
 """Texts that no recipe is about, our own."""
 
+PLACES = 48
+"""Neutral places: texts cut at seeded inner tokens."""
+CONTINUED = 16
+"""Tokens of the plain continuation of each, for edits that act on what is generated."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -48,14 +56,15 @@ class Standing:
 class Price:
     """What a recipe does, and what else it changes; nats and counts."""
 
+    kl: float
+    """Mean KL divergence of the edited from the plain probabilities of the next token at neutral places, where the
+    edits act."""
+    places: int
+    where: str
+    """Where that is, in words."""
     old: Standing | None
     """The token that was first, if the recipe knows its prompt, and the one that was wanted:"""
     new: Standing | None
-    kl: float
-    """Mean KL divergence of the next-token probabilities on neutral texts with the edits where the recipe has them, at
-    the tokens before the last: zero by construction for edits at the last token of a prompt."""
-    kl_everywhere: float
-    """The same with the edits at every token."""
     perplexity: float
     """Of held-out sentences (of the neutral texts where none are given), and with the edits at every token:"""
     perplexity_everywhere: float
@@ -63,60 +72,59 @@ class Price:
     """The share of three-token sequences in 40 tokens after the prompt that were there before, with the edits, and
     without:"""
     repetition_plain: float | None
-    strengths: dict[str, float]
-    """Of each set neuron, in units of its own recorded maximum, where an index is given."""
+    of_its_range: dict[str, float | None]
+    """Of each FFN neuron that is set: the value as a multiple of what it was seen to be, see `Calibration.share`."""
+    budget: float | None = None
+    """Nats that the recipe was meant to cost at most."""
+
+    @property
+    def over_budget(self) -> bool:
+        return self.budget is not None and self.kl > self.budget
 
     @property
     def warnings(self) -> list[str]:
-        past = [f"{neuron} is set to {value:.1f} x its recorded maximum" for neuron, value in self.strengths.items()
-                if abs(value) > 1]  # fmt: skip
+        over = [f"it costs {self.kl:.3f} nats, more than the budget of {self.budget}"] * self.over_budget
+        for neuron, share in self.of_its_range.items():
+            if share is None:
+                over.append(f"{neuron} is set to a sign that it was not seen to take")
+            elif share > 1.001:  # values are rounded
+                over.append(f"{neuron} is set to {share:.1f} x the furthest that it was seen to go")
         repeats = (self.repetition or 0) > (self.repetition_plain or 0) + 0.2
-        return past + ["the continuation repeats itself"] * repeats
+        return over + ["the continuation repeats itself"] * repeats
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "warnings": self.warnings}
+        return {**asdict(self), "over_budget": self.over_budget, "warnings": self.warnings}
 
 
 def price(
     model: Model, recipe: Recipe, neutral: Sequence[str] = NEUTRAL, held_out: Sequence[str] = (),
-    statistic: Statistic | None = None,
+    statistic: Statistic | None = None, budget: float | None = None,
 ) -> Price:  # fmt: skip
     """The price of a recipe.
 
     neutral: texts that it should leave alone.
     held_out: sentences for the perplexity, such as `actmax.corpus.held_out` gives.
     statistic: as of `steer`, an index's.
+    budget: nats that the KL may cost; the price says when it does not hold.
     """
     recipe.check(model)
-    everywhere = [replace(edit, where="all") for edit in recipe]
-    batch, held = (token_rows(model, texts) for texts in (neutral, held_out or neutral))
-    here, all_over = [], []
-    for ids in batch:
-        plain, own, all_on = (_log_probabilities(model, edits, ids, statistic) for edits in ([], recipe, everywhere))
-        here.append(_kl(plain, own)[:-1])
-        all_over.append(_kl(plain, all_on))
-    usual, changed = (_perplexity(model, edits, held, statistic) for edits in ([], everywhere))
+    edits = [edit.in_raw_units(statistic) if statistic else edit for edit in recipe]
+    at = Neutral(model, neutral)
+    everywhere = [replace(edit, where="all") for edit in edits]
+    held = token_rows(model, held_out or neutral)
+    usual, changed = (_perplexity(model, chosen, held) for chosen in ([], everywhere))
     prompt, wanted = recipe.provenance.get("prompt"), recipe.provenance.get("to")
     old = new = repetition = repetition_plain = None
     if prompt:
         before, repetition_plain = _written(model, prompt)
-        with steer(model, recipe, statistic):
+        with steer(model, edits):
             after, repetition = _written(model, prompt)
         old = _standing(model, int(before.argmax()), before, after)
-        new = _standing(model, model.answer_id(wanted, "wanted token"), before, after) if wanted else None
+        new = _standing(model, model.answer_id(wanted, "wanted token", prompt), before, after) if wanted else None
     return Price(
-        old, new, _mean(here), _mean(all_over), usual, changed, repetition, repetition_plain,
-        _strengths(recipe, statistic),
+        at.divergence(edits), len(at.places), _where(edits, len(at.places)), old, new, usual, changed, repetition,
+        repetition_plain, _shares(model, edits), budget,
     )  # fmt: skip
-
-
-def check_budget(cost: Price, budget: float) -> None:
-    """Raise `InputError` if the KL with the edits at every token is above `budget`, in nats."""
-    if cost.kl_everywhere > budget:
-        raise InputError(
-            f"The recipe costs {cost.kl_everywhere:.3f} nats on neutral texts, more than the budget of {budget}; "
-            "raise the budget, or name another source prompt."
-        )
 
 
 def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
@@ -125,6 +133,18 @@ def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
     if not rows or any(len(ids) < 2 for ids in rows):
         raise InputError("A neutral text is shorter than two tokens, or there is none; give whole sentences.")
     return rows
+
+
+def neutral_places(model: Model, texts: Sequence[str]) -> list[list[int]]:
+    """`PLACES` beginnings of texts, shortest first, cut at seeded inner tokens (and so not at full stops); fewer where
+    texts are few and short."""
+    cuts = [(row, end) for row in token_rows(model, texts) for end in range(min(2, len(row) - 1), len(row))]
+    by_text = [list(group) for _, group in groupby(cuts, key=lambda cut: cut[0])]
+    generator = random.Random(0)
+    for group in by_text:
+        generator.shuffle(group)
+    taken = [group[turn] for turn in range(PLACES) for group in by_text if turn < len(group)][:PLACES]
+    return sorted((row[:end] for row, end in taken), key=len)
 
 
 def _written(model: Model, prompt: str) -> tuple[Tensor, float]:
@@ -139,29 +159,82 @@ def _standing(model: Model, token: int, before: Tensor, after: Tensor) -> Standi
     return Standing(model.answer(token), before[token].item(), after[token].item(), *ranks)
 
 
+# --- where edits act ------------------------------------------------------------------------------------
+
+
+class Neutral:
+    """Neutral places of a model, and what it predicts there without edits."""
+
+    def __init__(self, model: Model, texts: Sequence[str] = NEUTRAL) -> None:
+        self.model, self.places = model, neutral_places(model, texts)
+        self._plain: dict[tuple[int, bool], tuple[list[list[int]], Tensor]] = {}
+
+    def divergence(self, edits: Sequence[Edit]) -> float:
+        """Mean KL(plain || edited) in nats: at the last token of each place, and, if edits act on generated tokens, at
+        `CONTINUED` tokens that the plain model writes behind it. Edits that name a position of their own prompt, or
+        wait for a token, act at the last one."""
+        anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
+        writes, ends = _acting(edits)
+        found = []
+        for length, group in groupby(self.places, key=len):
+            rows, plain = self._predicted(list(group), writes)
+            first = 0 if ends else 1
+            needed = list(range(length - 1 + first, len(rows[0])))
+            edited = _log_probabilities(self.model, anywhere, rows, needed, length)
+            found.append((plain[:, first:].exp() * (plain[:, first:] - edited)).sum(-1).flatten())
+        return float(torch.cat(found).mean().clamp(min=0))
+
+    def _predicted(self, places: list[list[int]], writes: bool) -> tuple[list[list[int]], Tensor]:
+        """Places of one length, continued if need be, and (B, P, V) from their last token on."""
+        key = len(places[0]), writes
+        if key not in self._plain:
+            rows = _continued(self.model, places) if writes else places
+            needed = list(range(len(places[0]) - 1, len(rows[0])))
+            self._plain[key] = rows, _log_probabilities(self.model, [], rows, needed, None)
+        return self._plain[key]
+
+
+def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
+    """Whether edits act on generated tokens, and whether in the prompt."""
+    writes = [edit.where == "generated" or edit.where.startswith("step:") for edit in edits]
+    return any(writes), not writes or not all(writes)
+
+
+def _elsewhere(edit: Edit) -> bool:
+    return edit.condition is not None or edit.where.startswith("position:")
+
+
+def _where(edits: Sequence[Edit], places: int) -> str:
+    writes, ends = _acting(edits)
+    parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens behind"] * writes
+    said = f"{' and '.join(parts)} {places} neutral places"
+    elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
+    return said + (f" ({', '.join(elsewhere)} at the last token, since those have no such place)" if elsewhere else "")
+
+
+def _continued(model: Model, rows: list[list[int]]) -> list[list[int]]:
+    """With the most probable tokens behind them."""
+    for _ in range(min(CONTINUED, model.context_length - len(rows[0]))):
+        next_ = _log_probabilities(model, [], rows, [len(rows[0]) - 1], None)[:, 0].argmax(-1).tolist()
+        rows = [[*row, token] for row, token in zip(rows, next_, strict=True)]
+    return rows
+
+
 @torch.no_grad()
 def _log_probabilities(
-    model: Model, edits: Recipe | Sequence[Edit], ids: list[int], statistic: Statistic | None
+    model: Model, edits: Iterable[Edit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
 ) -> Tensor:
-    """(T, V) of the next tokens of one text."""
-    with steer(model, edits, statistic):
-        logits = tasks.logits(model, model.encode([ids]), list(range(len(ids))))[0]
+    """(B, P, V) of the next tokens of texts of one length, whose first tokens are the prompt."""
+    with steer(model, edits, prompt_tokens=prompt_tokens), model.lock:
+        logits = tasks.logits(model, model.encode(rows), positions)
     return logits.float().log_softmax(-1).cpu()
 
 
-def _kl(plain: Tensor, other: Tensor) -> Tensor:
-    """(T,) of log-probabilities (T, V)."""
-    return (plain.exp() * (plain - other)).sum(-1)
-
-
-def _mean(rows: list[Tensor]) -> float:
-    return float(torch.cat(rows).mean().clamp(min=0))
-
-
-def _perplexity(
-    model: Model, edits: Recipe | Sequence[Edit], rows: Sequence[list[int]], statistic: Statistic | None
-) -> float:
-    losses = [-_log_probabilities(model, edits, ids, statistic)[range(len(ids) - 1), ids[1:]] for ids in rows]
+def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
+    losses = []
+    for ids in rows:
+        found = _log_probabilities(model, edits, [ids], list(range(len(ids) - 1)), None)[0]
+        losses.append(-found[range(len(ids) - 1), ids[1:]])
     return float(torch.cat(losses).mean().exp())
 
 
@@ -170,12 +243,7 @@ def repeated_trigrams(ids: Sequence[int]) -> float:
     return 1 - len(set(threes)) / len(threes) if threes else 0.0
 
 
-def _strengths(recipe: Recipe, statistic: Statistic | None) -> dict[str, float]:
-    """Of edits that set raw values."""
-    if statistic is None:
-        return {}
-    return {
-        str(edit.neuron): edit.value / max(abs(statistic(edit.neuron, "max")), 1e-9)
-        for edit in recipe
-        if edit.op == "set" and not edit.unit
-    }
+def _shares(model: Model, edits: Sequence[Edit]) -> dict[str, float | None]:
+    set_ = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
+    seen = calibrate(model) if set_ else None
+    return {str(e.neuron): seen.share((e.neuron.layer, e.neuron.index), e.value) for e in set_} if seen else {}

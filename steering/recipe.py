@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from db.errors import InputError, RecipeError
+from db.fingerprints import fits
 from steering.edits import Edit
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ class Recipe:
 
     @classmethod
     def for_model(cls, model: Model, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
-        return cls(name, tuple(edits), model.name, model.fingerprint, provenance)
+        from concepts.provenance import provenance as made_with
+
+        told = {**provenance, "made_with": made_with(model)}
+        return cls(name, tuple(edits), model.name, model.fingerprint, told)
 
     def __mul__(self, share: float) -> Recipe:
         """Each edit going `share` of its way: 0 changes nothing, 1 is the recipe itself."""
@@ -68,7 +72,7 @@ class Recipe:
 
     def check(self, model: Model) -> None:
         """Raise `RecipeError` if this recipe was made for another model."""
-        if self.model_fingerprint != model.fingerprint:
+        if not fits(self.model_fingerprint, model.fingerprint, f"The recipe {self.name!r}"):
             raise RecipeError(
                 f"The recipe {self.name!r} was made for {self.model_name} ({self.model_fingerprint}), not for "
                 f"{model.name} ({model.fingerprint}); load that model with --model."

@@ -3,9 +3,10 @@
 import random
 
 import pytest
+import tokenizers
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from actmax import build_index, index, read_corpus
 from app.cli import EXAMPLE_RECIPE
@@ -106,6 +107,23 @@ def model():
     """A random Llama that reads letters."""
     made = random_model(LLAMA, dtype=torch.float32)
     return Model(made.net, Letters(), "letters")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A random Llama and a byte-level tokenizer, which has the answers of evaluations whole, as transformers saves
+    them."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(min_frequency=2, special_tokens=["<s>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([" is are positive negative A B C D Paris Rome"] * 2, trainer)
+    folder = str(tmp_path_factory.mktemp("tiny"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<s>").save_pretrained(folder)
+    config = {**LLAMA.to_dict(), "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 512}
+    random_model(LlamaConfig(**config), dtype=torch.float32).net.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,13 @@ READY = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState 
 @contextmanager
 def serving(store: Path) -> Iterator[str]:
     """`icebear app` on a free port; yields its address."""
+    with started(store) as (_, address):
+        yield address
+
+
+@contextmanager
+def started(store: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The process that was started, and its address; at the end it is ended with all that it started."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -36,9 +43,10 @@ def serving(store: Path) -> Iterator[str]:
             except OSError:
                 assert process.poll() is None, "the app ended"
                 time.sleep(0.5)
-        yield address
+        yield process, address
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(20)
 
 

@@ -1,16 +1,25 @@
 """Every view of the app, in Streamlit's own test runner, with the real model and a small real index."""
 
+import gc
+import os
+import signal
 import sqlite3
 import threading
+import time
+import weakref
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 from conftest import ICE_BEAR, LLAMA, random_model
+from serving import started
 from streamlit.testing.v1 import AppTest
 
 from app import state
 from app.sidebyside import compare
+from app.views import explain
 from app.views.steer import differences
-from concepts import loading
+from concepts import attribute, loading
 from concepts.evaluation import report
 from concepts.families import FAMILIES
 from db import open_store
@@ -187,6 +196,41 @@ def test_report(environment, tmp_path):
     assert visit(view="report", folder=str(tmp_path / "none")).error[0].value.count("check the path")
 
 
+def test_a_report_is_computed_when_it_was_written_not_at_every_click(environment, tmp_path, monkeypatch):
+    settings = {"evaluation": "faithfulness", "model": {"name": "m"}, "methods": {"gxi": "", "alti": ""}}
+    made, bootstrap = [], report.paired_bootstrap
+
+    def write(value):
+        samples = [{"methods": {"gxi": {"x": value}, "alti": {"x": value / 2}}}] * 2
+        report.write(tmp_path, samples, {"x": "higher is better"}, settings, {})
+
+    monkeypatch.setattr(report, "paired_bootstrap", lambda *args: made.append(1) or bootstrap(*args))
+    write(1.0)
+    del made[:]
+    page = fine(visit(view="report", folder=str(tmp_path)))
+    fine(page.run())
+    fine(visit(view="report", folder=str(tmp_path)))
+    assert len(made) == 1
+    write(3.0)
+    os.utime(tmp_path / "results.json", (1, 1))
+    assert "3.000" in str(fine(page.run()).dataframe[0].value)
+
+
+def test_explanations_are_kept_in_so_many_bytes(model, monkeypatch):
+    """Long prompts push the others out, however few they are; the last one stays in any case."""
+
+    def alive(*prompts):
+        found = [weakref.ref(explain.explained("letters", prompt, None, None, "attnlrp")) for prompt in prompts]
+        gc.collect()
+        return [kept() is not None for kept in found]
+
+    monkeypatch.setattr(explain, "model", lambda: model)
+    size = sum(part.nbytes for site in attribute(model, "bear").sites.values() for part in site)
+    monkeypatch.setattr(explain, "ROOM", 2 * size, raising=False)
+    assert alive("bear", "lion", "wolf", "hare") == [False, False, True, True]
+    assert alive("wolf", "a polar bear") == [False, True]
+
+
 def test_what_was_typed_stays(environment):
     page = fine(visit(prompt="The camel lives in the"))
     page.get_by_key("view").set_value("search").run()
@@ -238,7 +282,7 @@ def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment,
         assert "Another process is writing" in page.error[0].value
 
 
-def test_a_generation_that_fails(environment, monkeypatch):
+def test_a_generation_that_fails(environment, monkeypatch, caplog):
     page = visit(view="steer", edits="L29.ffn.860*0")
 
     def fail(*args, **options):
@@ -248,6 +292,9 @@ def test_a_generation_that_fails(environment, monkeypatch):
         broken.setattr("app.views.steer.compare", fail)
         page.get_by_key("generate").click().run()
         assert "That failed" in page.error[0].value
+    (record,) = [record for record in caplog.records if record.name == "icebear.app"]
+    assert "in fail" in caplog.text
+    assert str(record.exc_info[1]) == "out of `memory`"
     page.get_by_key("generate").click().run()
     fine(page)
 
@@ -292,9 +339,11 @@ def test_a_stopped_generation_leaves_nothing_behind(smol):
 
     with pytest.raises(Stop):
         compare(smol, ICE_BEAR, ["L29.ffn.860=500"], 3, on_token=stop)
-    assert smol.predict(ICE_BEAR) == alone
-    assert smol.lock.acquire(blocking=False)
-    smol.lock.release()
+    found = []
+    tab = threading.Thread(target=lambda: found.append(smol.predict(ICE_BEAR)), daemon=True)
+    tab.start()
+    tab.join(60)
+    assert found == [alone]
 
 
 def test_differences_are_marked_and_text_stays_text():
@@ -303,3 +352,15 @@ def test_differences_are_marked_and_text_stays_text():
     assert other == "a <mark>&lt;i&gt;</mark> same"
     assert differences("x", "x") == ("x", "x")
     assert state.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_the_server_ends_with_the_command(tmp_path, sent):
+    """A signal to the process that was started is enough, also from a supervisor that knows no other."""
+    with started(tmp_path / "none.db") as (process, address):
+        process.send_signal(sent)
+        process.wait(20)
+        with pytest.raises(URLError):
+            for _ in range(20):
+                urlopen(f"{address}/_stcore/health", timeout=2).read()
+                time.sleep(0.5)

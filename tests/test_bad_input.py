@@ -80,7 +80,8 @@ def test_an_array_or_a_tensor_of_ids_is_a_prompt(model):
 
 
 def test_a_stray_byte_in_a_terminal():
-    fails("attribute", "ice \udcff bear", message="Character 4 of the text is a stray byte")
+    for more in ([], ["--target", " bear"], ["--contrast", "\udcff"]):
+        fails("attribute", "ice \udcff bear", *more, message="of the text is a stray byte")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from families import dense, others
 from test_others import make
 
 from concepts import Model, attribute, tasks
+from concepts.attribution import embedding_leaf, new_ledger
 from concepts.baselines.common import resolved
 from concepts.baselines.methods import (
     BASELINES,
@@ -24,7 +25,10 @@ from concepts.baselines.methods import (
     Positions,
     Random,
     SmoothGrad,
+    named,
 )
+from concepts.evaluation.methods import token_scores
+from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import PA_LRP
 from db.errors import InputError, UnknownName
 
@@ -151,9 +155,52 @@ def test_atman_scales_a_column_of_scores(model):
     assert close(found(model, AtMan(0.7)), expected, 1e-4)
 
 
-def test_positions_are_those_of_pa_lrp(model):
-    positions = attribute(model, prompt(model), 11, method=PA_LRP).positions.sum(0)
-    assert close(found(model, Positions()), positions)
+def position_entries(model):
+    """For each layer (of embeddings: for the input) what each entry of a token's position got (T, D), by hand:
+    positions are leaves, and relevance is value x gradient under the rules."""
+    leaves = []
+
+    def leaf(x):
+        leaves.append(x.detach().clone().requires_grad_())
+        return leaves[-1]
+
+    def rotary(module, args, kwargs):
+        return args, {**kwargs, "position_embeddings": tuple(map(leaf, kwargs["position_embeddings"]))}
+
+    if model.family.position_embedding:
+        table = model.net.get_submodule(model.family.position_embedding)
+        hooks = [table.register_forward_hook(lambda module, args, output: leaf(output))]
+    else:
+        hooks = [layer.register_forward_pre_hook(rotary, with_kwargs=True) for layer in model.layer_modules]
+    place = prompt(model).index(MASK) if model.task == "masked" else -1
+    with torch.enable_grad(), relevance_rules(model.net, PA_LRP, ledger=new_ledger(model, 1)), embedding_leaf(model):
+        logit = model.net(torch.tensor([prompt(model)])).logits[0, place, 11]
+        gradients = torch.autograd.grad(logit, leaves)
+    for hook in hooks:
+        hook.remove()
+    entries = [(x.detach() * g)[0] for x, g in zip(leaves, gradients, strict=True)]
+    return (
+        entries if len(entries) == 1 else [torch.cat(pair, 1) for pair in zip(entries[::2], entries[1::2], strict=True)]
+    )
+
+
+@pytest.mark.parametrize("name", ["pa-lrp", "pa-lrp-relu-d", "pa-lrp-signed", "pa-lrp-magnitude"])
+def test_readings_of_pa_lrp_s_sum(model, name):
+    expected = attribute(model, prompt(model), 11, method=PA_LRP).tokens.double()
+    tokens = expected.clone()
+    for layer in position_entries(model):
+        for place, entries in enumerate(layer.tolist()):
+            whole = sum(entries)
+            expected[place] += {
+                "pa-lrp": max(whole, 0), "pa-lrp-relu-d": sum(max(entry, 0) for entry in entries),
+                "pa-lrp-signed": whole, "pa-lrp-magnitude": abs(whole),
+            }[name]  # fmt: skip
+    scores = token_scores(model, tasks.plan(model, [prompt(model)], 11), named(name))
+    assert close(scores, expected)
+    if name == "pa-lrp":
+        assert close(found(model, Positions()), expected - tokens)
+    else:
+        assert close(found(model, named(name)), expected)
 
 
 def test_random_depends_on_the_seed_and_the_tokens_alone(model):

@@ -15,11 +15,10 @@ from actmax import read_corpus
 from app.cli import main
 from concepts import Model, tasks
 from concepts.baselines.common import resolved
-from concepts.baselines.methods import SEARCH
+from concepts.baselines.methods import ALL, SEARCH, listed
 from concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
-from concepts.evaluation.methods import ALL, chosen
 from concepts.evaluation.questions import Question, choices, next_words, reviews
-from db.errors import InputError, UnknownName
+from db.errors import InputError, NumericalError, UnknownName
 
 RUN = CliRunner()
 
@@ -110,7 +109,7 @@ def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
 # --- reports ---
 
 
-def test_the_bootstrap_and_the_best_of_a_column():
+def test_the_best_of_a_column():
     generator = np.random.default_rng(1)
     samples = [
         {"methods": {"good": {"x": 1 + value, "y": 1.0}, "bad": {"x": float(value), "y": 2.0}}}
@@ -126,12 +125,13 @@ def test_the_bootstrap_and_the_best_of_a_column():
     )
     assert "—" in report.markdown(found, {"x": ""})
     # A difference that is noise is no difference.
-    assert report.paired_bootstrap(generator.normal(size=200)) > 0.05
-    assert report.paired_bootstrap(np.zeros(5)) == 1
+    noise, nothing = report.paired_p(np.stack((generator.normal(size=200), np.zeros(200))))
+    assert noise > 0.05
+    assert nothing == 1
 
 
 def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
-    methods = chosen("random,gxi,attnlrp,occlusion")
+    methods = listed("random,gxi,attnlrp,occlusion")
     generator = random.Random(0)
     prompts = [generator.choices(range(50), k=8) for _ in range(4)]
     facts = runner.facts(model, "faithfulness", methods, seed=0, shares=faithfulness.SHARES)
@@ -168,6 +168,8 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     assert len(json.loads((tmp_path / "b" / "results.json").read_text())["samples"]) == 4
     with pytest.raises(InputError, match="other settings"):
         runner.run(tmp_path / "b", {**facts, "seed": 1}, prompts, measure)
+    with pytest.raises(NumericalError, match="NaN or infinite"):
+        runner.run(tmp_path / "c", facts, prompts, lambda prompt: {"x": float("nan")})
 
 
 # --- what is asked ---
@@ -211,7 +213,7 @@ def test_the_right_letter_is_that_of_the_city_in_the_context(smol):
 
 def test_the_explained_answer_is_the_chosen_one(smol):
     question = Question(smol.token_ids("The ice bear lives in the"), (" desert", " forest"), " desert")
-    line = faithfulness.sample(smol, question, chosen("random"))
+    line = faithfulness.sample(smol, question, listed("random"))
     assert line["target"] == [smol.token_id(question.choice(smol), "answer")]
     assert line["correct"] == (question.choice(smol) == " desert")
 
@@ -272,12 +274,12 @@ def test_blimp_and_squad_files(smol, tmp_path):
 
 def test_only_what_the_model_predicts_counts(smol):
     item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
-    found = groundtruth.sample(smol, item, chosen("attnlrp,random"))
+    found = groundtruth.sample(smol, item, listed("attnlrp,random"))
     assert found["counts"]
     assert found["evidence"] == [1]
     wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
-    assert groundtruth.sample(smol, wrong, chosen("random")) == {"counts": False, "correct": False}
-    bare = groundtruth.sample(smol, item, chosen("attnlrp"), special=False)
+    assert groundtruth.sample(smol, wrong, listed("random")) == {"counts": False, "correct": False}
+    bare = groundtruth.sample(smol, item, listed("attnlrp"), special=False)
     assert bare["evidence"] == [0]  # without the first token
     assert bare["methods"]["attnlrp"]["scores"] == found["methods"]["attnlrp"]["scores"][1:]
 
@@ -307,7 +309,7 @@ def test_pruning_is_zeroing_weights(model, site):
 
 
 def test_latent_rankings(model):
-    gxi, activation = (pruning.ranking(model, [IDS], "ffn", name) for name in ("gxi", "activation"))
+    gxi, activation = (pruning.ranking(model, [IDS], "ffn", pruning.METHODS[name]) for name in ("gxi", "activation"))
     assert (activation >= 0).all()
     neuron = (1, 7)
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
@@ -324,16 +326,18 @@ def test_latent_rankings(model):
 
         slope = (scaled(1.01) - scaled(0.99)) / 0.02
     assert gxi[neuron].item() == pytest.approx(slope, abs=2e-3)
-    heads = pruning.ranking(model, [IDS], "head", "attnlrp")
+    heads = pruning.ranking(model, [IDS], "head", ALL["attnlrp"])
     assert heads.shape == (3, 4)
-    lines = pruning.samples(model, [IDS], [IDS[::-1]], pruning.chosen("random,attnlrp"), "ffn")
-    assert lines[0]["methods"]["attnlrp"]["curve_least"][0] == lines[0]["methods"]["random"]["curve_most"][0]
+    methods = listed("random,attnlrp", pruning.METHODS)
+    found = {name: pruning.curves(model, [IDS], [IDS[::-1]], method, "ffn") for name, method in methods.items()}
+    (line,) = pruning.samples([IDS], found)
+    assert line["methods"]["attnlrp"]["curve_least"][0] == line["methods"]["random"]["curve_most"][0]
     with pytest.raises(UnknownName, match="Did you mean 'random'"):
-        pruning.chosen("randon")
+        listed("randon", pruning.METHODS)
 
 
 def test_cost_has_a_row_for_each_method_and_length(model):
-    rows = cost.table(model, chosen("gxi,attnlrp"), [8, 16], rounds=1)
+    rows = cost.table(model, listed("gxi,attnlrp"), [8, 16], rounds=1)
     assert [(row["method"], row["tokens"]) for row in rows] == [
         ("gxi", 8),
         ("attnlrp", 8),

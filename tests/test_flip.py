@@ -5,23 +5,26 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from click.testing import CliRunner
 from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
-from families import dense
+from families import dense, mixtures
 from test_others import make
 
 from app.cli import main
-from concepts import Model, Neuron, attribute
+from concepts import ATTNLRP, Model, Neuron, attribute
+from concepts.calibration import calibrate
 from db.errors import InputError
 from db.records import Example, Hit, Sentence
 from steering import Edit, Recipe, flip, steer
-from steering.flipping import MARGIN, _pruned, _search, _start, margins
-from steering.flips import Pair, largest_control, random_control, run, summary
+from steering.flipping import CHOOSERS, MARGIN, _Found, _proposals, _pruned, _search, _start, margins
+from steering.flips import Pair, flips, run, summary
 from steering.knowledge import effects, refine, report
-from steering.price import NEUTRAL, check_budget, price, repeated_trigrams
+from steering.last_token import LastToken
+from steering.price import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
 
 RUN = CliRunner()
 
@@ -35,7 +38,7 @@ def letters():
 
 
 def test_the_ice_bear_moves_to_the_desert(smol, desert):
-    assert 1 <= len(desert) <= 5
+    assert 1 <= len(desert) <= 10
     assert {edit.where for edit in desert} == {"last"}
     with steer(smol, desert):
         assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
@@ -47,6 +50,14 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     assert 1 <= len(free) <= 10
     with steer(smol, free):
         assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
+    further = flip(smol, ICE_BEAR, " desert", like=CAMEL, beyond=True)
+    assert len(further) < len(desert)
+    for recipe in (desert, free):
+        for edit in recipe:  # inside what the neurons were seen to be
+            seen, place = calibrate(smol), (edit.neuron.layer, edit.neuron.index)
+            assert seen.low[place] - 1e-4 <= edit.value <= seen.high[place] + 1e-4
+    shares = [row["of_its_range"] for row in further.provenance["neurons"]]
+    assert max(shares) > 1
 
 
 def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
@@ -64,8 +75,9 @@ def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
     state = _start(letters, "the ice bear", wanted, None)
-    edits, margin = _search(state, margins(state, [{}])[0].item(), [], 10, None)
-    assert margin >= MARGIN
+    found = _search(_Found({}, margins(state, [{}])[0].item()), [], 10, CHOOSERS["relevance"], None, state)
+    edits = found.edits
+    assert found.margin >= MARGIN
     useless = next((1, index) for index in range(letters.width("ffn")) if (1, index) not in edits)
     left = _pruned(state, {useless: state.now[useless].item(), **edits})
     assert useless not in left
@@ -174,7 +186,9 @@ def test_what_cannot_be_done_says_how_near_it_came(letters):
     assert len(reasons) > 5
     for reason in reasons:
         assert re.match(
-            r"No 1 neurons make '.' the next token: with [01] it has 0\.\d+, behind '.' with 0\.\d+; try", reason
+            r"No 1 neurons within what they were seen to be make '.' the next token: with [01] it has 0\.\d+, behind "
+            r"'.' with 0\.\d+; try .*beyond that \(--beyond\)\.",
+            reason,
         )
 
 
@@ -216,11 +230,8 @@ def test_flips_of_other_families():
 
 
 def test_the_price(smol, desert):
-    few = NEUTRAL[:3]
     held = ["The town lies at the mouth of a river."]
-    cost = price(smol, desert, few, held)
-    assert cost.kl == 0  # edits at the last token, seen from before it
-    assert cost.kl_everywhere > 0
+    cost = price(smol, desert, NEUTRAL, held, budget=0.001)
     assert cost.perplexity_everywhere > cost.perplexity > 1
     assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
     assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
@@ -229,20 +240,77 @@ def test_the_price(smol, desert):
     assert plain[-1].probability == pytest.approx(cost.new.before, rel=1e-4)
     with steer(smol, desert):
         assert smol.probability(ICE_BEAR, " desert") == pytest.approx(cost.new.after, rel=1e-4)
+    assert cost.over_budget
+    assert "more than the budget of 0.001" in cost.warnings[0]
     empty = Recipe.for_model(smol, "nothing", [])
-    nothing = price(smol, empty, few, held)
-    assert (nothing.kl, nothing.kl_everywhere, nothing.perplexity) == (0, 0, nothing.perplexity_everywhere)
-    assert (nothing.old, nothing.new) == (None, None)
-    assert nothing.perplexity == cost.perplexity != price(smol, empty, few).perplexity
-    strong = price(smol, desert, NEUTRAL[:2], statistic=lambda neuron, unit: 1.0)
-    assert len(strong.strengths) == len(desert)
-    assert "x its recorded maximum" in strong.warnings[0]
-    with pytest.raises(InputError, match="more than the budget"):
-        check_budget(cost, cost.kl_everywhere / 2)
-    check_budget(cost, cost.kl_everywhere * 2)
+    nothing = price(smol, empty, NEUTRAL[:3], held)
+    assert (nothing.kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
+    assert (nothing.old, nothing.new, nothing.over_budget) == (None, None, False)
+    assert nothing.perplexity == cost.perplexity != price(smol, empty, NEUTRAL[:3]).perplexity
     with pytest.raises(InputError, match="shorter than two tokens"):
         price(smol, desert, ["a"])
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
+
+
+def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
+    """Against a loop: at the last tokens of texts cut inside, and not zero there (FINDINGS A9)."""
+    places = neutral_places(smol, NEUTRAL)
+    assert (len(places), len(set(map(tuple, places)))) == (48, 48)
+    texts = [smol.token_ids(text) for text in NEUTRAL]
+    assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
+    cost = price(smol, desert)
+    found = []
+    for ids in places:
+        plain = smol.next_logits(ids).log_softmax(-1)
+        with steer(smol, desert):
+            edited = smol.next_logits(ids).log_softmax(-1)
+        found.append((plain.exp() * (plain - edited)).sum().item())
+    assert cost.kl == pytest.approx(sum(found) / 48, rel=1e-3)
+    assert (cost.kl > 0.01, cost.where) == (True, "at the last token of 48 neutral places")
+
+
+def test_what_is_generated_is_priced_behind_the_places(letters):
+    """Against teacher forcing one text at a time; an edit that names a position of its own prompt acts at the last."""
+    neutral = Neutral(letters, NEUTRAL[:2])
+    edits = [Edit(Neuron(1, "ffn", 3), "set", 4.0, where="generated")]
+    total = []
+    for ids in neutral.places:
+        whole = list(ids)
+        for _ in range(16):
+            whole.append(int(letters.next_logits(whole).argmax()))
+        for end in range(len(ids) + 1, len(whole) + 1):
+            plain = letters.next_logits(whole[:end]).log_softmax(-1)
+            with steer(letters, [f"L1.ffn.3=4@position:{len(ids)}-{end}"]):
+                edited = letters.next_logits(whole[:end]).log_softmax(-1)
+            total.append((plain.exp() * (plain - edited)).sum().item())
+    assert neutral.divergence(edits) == pytest.approx(sum(total) / len(total), rel=1e-3)
+    last, at = (
+        neutral.divergence([Edit(Neuron(1, "ffn", 3), "set", 4.0, where=where)]) for where in ("last", "position:40")
+    )
+    assert last == at > 0
+
+
+def test_reading_a_prompt_once_changes_nothing():
+    """In every family: logits under edits and slopes by AttnLRP are those of whole passes."""
+    for name, config in {**dense(), **mixtures()}.items():
+        model = Model(random_model(config, "eager", torch.float32).net, Letters(), name)
+        last = LastToken(model, IDS)
+        whole = attribute(model, IDS, 5, 6, sites=("ffn",))
+        slopes = last.slopes({}, lambda logits: logits[5] - logits[6], ATTNLRP)
+        assert torch.allclose(last.activations(), whole.activation("ffn")[:, -1], atol=1e-5), name
+        assert torch.allclose(slopes * last.activations(), whole.ffn[:, -1], atol=1e-4), name
+        with steer(model, ["L0.ffn.3=2@last"]):
+            edited = model.next_logits(IDS)
+        assert torch.allclose(last.logits([{}, {(0, 3): 2.0}])[1], edited, atol=1e-4), name
+
+
+def test_many_rows_go_in_parts(letters, monkeypatch):
+    whole = LastToken(letters, IDS)
+    proposals = [{(1, index): 3.0} for index in range(9)]
+    monkeypatch.setattr("steering.last_token.ROWS", 4)
+    assert torch.equal(LastToken(letters, IDS).logits(proposals).argmax(1), whole.logits(proposals).argmax(1))
+    assert LastToken(letters, IDS).rows == 4
+    assert LastToken(letters, [3]).logits([{}]).shape == (1, 50)
 
 
 # --- many flips, and knowledge neurons ---
@@ -254,17 +322,46 @@ def test_evaluating_flips(smol, tmp_path):
         Pair("The currency of the United States is the", " yen"),
         Pair(ICE_BEAR, " Arctic"),
     ]
-    lines = run(smol, pairs, tmp_path)
-    assert [line["flipped"] for line in lines] == [True, False, True]
-    assert run(smol, pairs, tmp_path) == lines  # from the folder
-    assert not lines[0]["random"]
-    assert "one token" in lines[1]["why"]
-    assert Recipe.load(tmp_path / "00.json").provenance["to"] == " Rome"
+    choosers = ["relevance", "chance 0"]
+    lines = run(smol, pairs, tmp_path, choosers=choosers)
+    assert run(smol, pairs, tmp_path, choosers=choosers) == lines  # from the folder
+    assert [len(line["runs"]) for line in lines] == [4, 0, 0]
+    assert ("one token" in lines[1]["why"], lines[2]["already"]) == (True, True)
+    for row in lines[0]["runs"]:
+        if row["chosen_by"] == "relevance":
+            assert (row["flipped"], row["kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
+            told = Recipe.load(tmp_path / f"00-{row['reach']}-relevance.json").provenance
+            assert (told["to"], told["beyond"]) == (" Rome", row["reach"] == "beyond")
+            assert row["rows"] in [rows for rows, _ in told["rounds"]]
     found = summary(lines)
-    assert (found["pairs"], found["flipped"], found["median kl"]) == (2, 1, 0)
-    assert found["left out, as the token was first already"] == 1
-    recipe = Recipe.load(tmp_path / "00.json")
-    assert len(random_control(smol, recipe)) == len(largest_control(smol, pairs[0].prompt, recipe)) == len(recipe)
+    assert (found["pairs"], found["left out, as the token was first already"]) == (1, 1)
+    assert found["reaches"]["seen"]["relevance"]["flipped"] == 1
+    assert set(found["reaches"]["beyond"]) == set(choosers)
+
+
+def test_controls_have_the_same_budget_and_reach(letters):
+    """FINDINGS A2: each way of choosing has as many edited rows a round, inside the same limits."""
+    state = _start(letters, "the ice bear", 7, "a source prompt")
+    for reach in (state, replace(state, goal=None), replace(state, beyond=True)):
+        for name, choose in CHOOSERS.items():
+            proposals = _proposals(reach, {(1, 2): 0.5}, choose(reach, {(1, 2): 0.5}), [])
+            assert 40 <= len(proposals) <= 48, name
+            if not reach.beyond:
+                for proposal in proposals:
+                    changed = {place: value for place, value in proposal.items() if place != (1, 2)}
+                    for place, value in changed.items():
+                        assert state.low[place] - 1e-5 <= value <= state.high[place] + 1e-5
+    draws = [CHOOSERS[f"chance {seed}"](state, {})[0] for seed in range(3)]
+    assert not torch.equal(draws[0], draws[1])
+    assert torch.equal(draws[2], CHOOSERS["chance 2"](state, {})[0])
+
+
+def test_flips_are_judged_by_ids(letters):
+    """Not by texts: a token that is spelt in another way than it is read back counts (FINDINGS A5)."""
+    first = letters.predict("the ice bear", 1)[0]
+    spelt = chr(ord(first.text) + 50)  # the same token for this tokenizer, which reads it back otherwise
+    assert letters.token_id(spelt, "target") == first.id
+    assert flips(letters, Pair("the ice bear", spelt), [])
 
 
 def test_knowledge_neurons_are_those_of_most_paraphrases(smol):
@@ -302,7 +399,7 @@ def test_the_commands(tmp_path, monkeypatch):
     done = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--save", "d.json", "--json"])
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["provenance"]["price"]["kl"] == 0
+    assert found["provenance"]["price"]["kl"] > 0.01
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
@@ -323,13 +420,15 @@ def test_the_commands(tmp_path, monkeypatch):
         (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": told}))
         other = RUN.invoke(main, ["recipe", "check", "o.json"])
         assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
-    refused = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001"])
-    assert (refused.exit_code, "more than the budget" in refused.stderr) == (1, True)
+    words = ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001", "--save", "o.json"]
+    over = RUN.invoke(main, words)
+    assert (over.exit_code, "more than the budget of 0.0001" in over.stdout) == (0, True)
+    assert Recipe.load("o.json").provenance["price"]["over_budget"]  # saved, and said to be over it
     (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
     big = {**found["provenance"]["price"], "kl": 10**400}
-    for broken in ({"neurons": [{}]}, {"price": 3}, {"neurons": 3}, {"price": {"old": {}, "new": {}}}, {"price": big}):
+    for broken in ({"neurons": [{}]}, {"price": 3}, {"neurons": 3}, {"price": {"where": 3}}, {"price": big}):
         (tmp_path / "b.json").write_text(json.dumps({**found, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
         assert (wrong.exit_code, "is not as icebear writes it" in wrong.stderr) == (1, True)
@@ -352,8 +451,9 @@ def test_the_commands(tmp_path, monkeypatch):
     known = RUN.invoke(main, ["evaluate", "knowledge", "--data", "facts.json"])
     assert "median" in known.stdout, known.stderr
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
-    flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f"])
-    assert "flipped: 1" in flips.stdout
+    flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", "--no-controls"])
+    assert "candidates by" in flips.stdout, flips.stderr
+    assert '"flipped": 1' in (tmp_path / "f" / "flips.json").read_text()
     for text, message in (("nothing", "must be a JSON list"), ("[{}]", "must be a JSON list")):
         (tmp_path / "x.json").write_text(text)
         wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f"])

@@ -2,10 +2,13 @@
 
 import json
 import random
+from itertools import product
 
 import pytest
+from click.testing import CliRunner
 from conftest import IDS
 
+from app.cli import main
 from concepts import attribute
 from db.errors import InputError
 from db.records import Neuron, Ranked
@@ -63,6 +66,61 @@ def test_sinks_are_apart_unless_asked_for(llama):
     found = attribute(llama, IDS)
     assert 0 in found.sinks
     assert all(r.position not in found.sinks for r in found.top(1000, position="all"))
+
+
+def test_several_explained_tokens_are_ranked_by_their_sum(model):
+    """At the position that gave most of it, with the activation there; on the page and in JSON too."""
+    found = attribute(model, "ice", target_text="bear")
+    places = range(2, 6)  # where each of the four letters is predicted
+    for sign, polarity in product("+-", (None, "+", "-")):
+        rows = []
+        for layer, index in product(range(model.layers), range(model.width("ffn"))):
+            parts = [found.ffn[layer, place, index].item() for place in places]
+            place = places[parts.index(max(parts) if sign == "+" else min(parts))]
+            activation = found.activation("ffn")[layer, place, index].item()
+            row = Ranked(Neuron(layer, "ffn", index), place, activation, sum(parts))
+            assert found.of_neuron(row.neuron) == pytest.approx(row.relevance, abs=1e-5)
+            rows += [row] * (polarity in (None, row.polarity))
+        rows.sort(key=lambda row: row.relevance, reverse=sign == "+")
+        ranked = found.top(9, "ffn", polarity, sign=sign)
+        assert [(r.neuron, r.position, r.activation) for r in ranked] == [
+            (r.neuron, r.position, r.activation) for r in rows[:9]
+        ]
+        assert [r.relevance for r in ranked] == pytest.approx([r.relevance for r in rows[:9]], abs=1e-5)
+    best = found.top(1)[0]
+    assert f"{best.relevance:+.4f}" in found.to_html()
+    assert found.to_dict(1)["top"][best.neuron.site][0]["relevance"] == best.relevance
+    assert found.to_dict()["explained_at"] == list(places)
+    assert found.top(1, "head")[0].relevance == pytest.approx(found.heads()[:, places].sum(1).max().item())
+
+
+def test_a_contrast_that_explains_nothing_is_refused(model):
+    """The target itself, given or left open, alone or in a batch, for every method; and one for several tokens."""
+    first = model.predict("ice bear", 1)[0].text
+    for target, method in product(("b", None), ("attnlrp", "gxi", "occlusion")):
+        contrast = target or first
+        with pytest.raises(InputError, match="explained answer itself"):
+            attribute(model, "ice bear", target, contrast, method=method)
+        with pytest.raises(InputError, match="explained answer itself"):
+            attribute(model, ["bear", "ice bear"], target, [chr(ord(contrast) + 1), contrast], method=method)
+    with pytest.raises(InputError, match="target_text cannot be explained against a contrast"):
+        attribute(model, "ice", target_text="bear", contrast="a")
+
+
+def test_heads_have_no_polarity(llama):
+    with pytest.raises(InputError, match="has no polarity"):
+        attribute(llama, IDS).top(5, "head", "-")
+
+
+def test_the_verbs_refuse_the_same(tiny_folder):
+    for words, message in (
+        (["attribute", "A bear", "--target", " is", "--contrast", " is"], "explained answer itself"),
+        (["rank", "A bear", "--target", " is", "--contrast", " is"], "explained answer itself"),
+        (["attribute", "A bear", "--target-text", " is", "--contrast", " are"], "cannot be explained against"),
+        (["rank", "A bear", "--site", "head", "--polarity", "-"], "has no polarity"),
+    ):
+        result = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--device", "cpu"])
+        assert (result.exit_code, message in result.stderr, result.stdout) == (1, True, "")
 
 
 def test_what_was_not_recorded_says_how_to_record_it(llama):

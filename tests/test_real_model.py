@@ -90,7 +90,7 @@ def test_positions_of_rotary_embeddings(smol):
     conserved = found.conservation()
     assert conserved.positions == pytest.approx(found.positions.sum().item(), rel=1e-4)
     assert abs(conserved.rest) < 1e-4
-    assert found.combined().sum().item() == pytest.approx(conserved.tokens + conserved.positions, rel=1e-4)
+    assert found.combined("signed").sum().item() == pytest.approx(conserved.tokens + conserved.positions, rel=1e-4)
     plain = attribute(smol, ICE_BEAR)
     assert not torch.allclose(plain.tokens, found.tokens, atol=1e-3)  # the positions' halves are not the tokens'
 

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense
+from safetensors import safe_open
 
+import steering
+from app.cli import main
+from concepts import load_model
 from db.errors import RecipeError
 from steering import Edit, Recipe, steer
 from steering.permanent import difference, patch, patched, save_patch
@@ -53,6 +58,52 @@ def test_a_permanent_patch_is_steering(op, family):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize(
+    ("edits", "new"),
+    [
+        ("L1.ffn.7=3 L0.attn.2+1 L2.head.1*0.5", ["layers.0.self_attn.o_proj", "layers.1.mlp.down_proj"]),
+        ("L1.ffn.7*0.3", []),
+    ],
+)
+def test_a_saved_patch_is_steering_in_plain_transformers(edits, new, tiny_folder, tmp_path):
+    """With a bias that a Llama lacks, for edits by = and +; the file and the verb say so."""
+    from transformers import AutoModelForCausalLM
+
+    model = load_model(tiny_folder, device="cpu")
+    recipe = Recipe.for_model(model, "r", [Edit.parse(text) for text in edits.split()])
+    recipe.save(tmp_path / "r.json")
+    file = tmp_path / "p.safetensors"
+    words = ["recipe", "patch", str(tmp_path / "r.json"), "--save", str(file), "--model", tiny_folder]
+    made = CliRunner().invoke(main, [*words, "--device", "cpu"])
+    assert made.exit_code == 0, made.stderr
+    new = [f"model.{path}.bias" for path in new]
+    with safe_open(file, "pt") as opened:
+        said = opened.metadata() or {}
+    assert (said.get("fingerprint"), said.get("new_biases", "nothing").split()) == (model.fingerprint, new)
+    assert (f"The model has no {', '.join(new)}" in made.stderr) == bool(new)
+    assert ("steering.apply_patch(net, file)" in made.stderr) == bool(new)
+    ids = torch.tensor([IDS])
+    with steer(model, recipe):
+        steered = model.net(ids).logits
+    plain = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    before = plain(ids).logits
+    steering.apply_patch(plain, file)
+    assert (before - steered).abs().max() > 0.01
+    assert (plain(ids).logits - steered).abs().max() < 1e-4
+
+
+def test_a_patch_of_another_model_changes_nothing(tmp_path):
+    one, other = random_model(LLAMA), random_model(dense()["gpt2"])
+    save_patch(one, patch(one, Recipe.for_model(one, "r", [Edit.parse("L1.ffn.7=3")])), tmp_path / "p.safetensors")
+    for net in (other.net, random_model(type(LLAMA)(**{**LLAMA.to_dict(), "hidden_size": 32})).net):
+        before = {name: value.clone() for name, value in net.state_dict().items()}
+        with pytest.raises(RecipeError, match="is of another model"):
+            steering.apply_patch(net, tmp_path / "p.safetensors")
+        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    with pytest.raises(RecipeError, match="cannot be read as a patch"):
+        steering.apply_patch(one.net, tmp_path / "none.safetensors")
+
+
 def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):
     with pytest.raises(RecipeError, match="some tokens only"):
         patch(smol, desert)
@@ -60,9 +111,8 @@ def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):
         patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.q.1*0")]))
     with pytest.raises(RecipeError, match="units of an index"):
         patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.ffn.1=2max")]))
-    save_patch({"a": torch.ones(2)}, tmp_path / "p.safetensors")
     with pytest.raises(RecipeError, match="cannot be written"):
-        save_patch({"a": torch.ones(2)}, tmp_path / "no" / "p.safetensors")
+        save_patch(smol, {"a": torch.ones(2)}, tmp_path / "no" / "p.safetensors")
 
 
 def test_a_recipe_s_file_may_be_anything(desert, tmp_path):

@@ -133,9 +133,11 @@ def test_lemma_3_3_relevance_that_is_only_in_positions():
     assert pa.positions.shape == (1, len(IDS))
     assert pa.positions[0, -1].item() == pytest.approx(pa.conservation().target, rel=1e-10)
     assert pa.positions[0, :-1].abs().max() < 1e-12
-    assert torch.equal(pa.combined(), pa.positions[0] + pa.tokens)
+    assert torch.equal(pa.combined("signed"), pa.positions[0] + pa.tokens)
     with pytest.raises(InputError, match="no positions; pass method=PA_LRP"):
         attn.combined()
+    with pytest.raises(UnknownName, match="Did you mean 'relu'"):
+        pa.combined("rely")
 
 
 # --- methods ---

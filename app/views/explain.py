@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pandas
 import streamlit as st
 
@@ -15,12 +17,30 @@ from concepts.vocabulary import project_many
 from db.records import TokenScore
 
 PROMPT = "The ice bear lives in the"
+ROOM = 1 << 30
+"""Bytes of explanations that are kept, but always the last one; one of 4,096 tokens has 2 GB."""
+_sizes: dict[tuple, int] = {}  # of those that are kept, oldest first
+_counting = threading.Lock()
 
 
-@st.cache_resource(max_entries=4, show_spinner="Explaining ...")
+@st.cache_resource(show_spinner="Explaining ...")
 def explained(name: str, prompt: str, target: str | None, contrast: str | None, method: str) -> Relevance:
     """Shared by all visitors; a result is never changed."""
-    return attribute(model(), prompt, target, contrast, method=METHODS[method])
+    found = attribute(model(), prompt, target, contrast, method=METHODS[method])
+    size = sum(part.nbytes for site in found.sites.values() for part in site)
+    _make_room((name, prompt, target, contrast, method), size)
+    return found
+
+
+def _make_room(asked: tuple, size: int) -> None:
+    """Forget the oldest explanations until the others and the one `asked` for have room."""
+    with _counting:
+        _sizes.pop(asked, None)
+        _sizes[asked] = size
+        while len(_sizes) > 1 and sum(_sizes.values()) > ROOM:
+            oldest = next(iter(_sizes))
+            del _sizes[oldest]
+            explained.clear(*oldest)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

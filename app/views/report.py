@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -17,15 +18,10 @@ def show() -> None:
         here = f" Here are: {', '.join(found)}." if found else ""
         st.caption(plain(f"Name a folder that icebear evaluate wrote.{here}"))
         return
-    results = report.load(folder)
-    settings, columns = results["settings"], results["columns"]
+    written = Path(folder) / "results.json"
+    settings, rows, lines = _read(folder, written.stat().st_mtime_ns if written.is_file() else 0)
     st.markdown(f"#### {plain(settings['evaluation'])}: {plain(settings['model']['name'])}")
-    table = report.table(results["samples"], columns, list(settings["methods"]))
-    rows = [
-        {"method": name, **{c: "—" if v is None else str(v) for c, v in cells.items()}} for name, cells in table.items()
-    ]
     st.dataframe(rows, hide_index=True, height="content")
-    lines = report.legend(results["samples"], columns, results["notes"], results["unable"])
     st.caption("\n".join(f"- {plain(line)}" for line in lines))
     for picture in ("curves.png", "bars.png"):
         if (Path(folder) / picture).is_file():
@@ -34,3 +30,15 @@ def show() -> None:
         st.download_button(file, (Path(folder) / file).read_bytes(), file, kind)
     with st.expander("Settings"):
         st.json(settings)
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def _read(folder: str, modified: int) -> tuple[dict[str, Any], list[dict[str, str]], list[str]]:
+    """The settings, table and legend of what was written at `modified`; the table's bootstraps take a second."""
+    results = report.load(folder)
+    settings, columns = results["settings"], results["columns"]
+    table = report.table(results["samples"], columns, list(settings["methods"]))
+    rows = [
+        {"method": name, **{c: "—" if v is None else str(v) for c, v in cells.items()}} for name, cells in table.items()
+    ]
+    return settings, rows, report.legend(results["samples"], columns, results["notes"], results["unable"])

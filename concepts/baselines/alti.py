@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from concepts import norms
 from concepts.baselines.attention import eager
 from concepts.models import Model
 from concepts.taps import visiting
 from concepts.tasks import Plan
-from concepts.vocabulary import final_gain, gain, unembedding
+from concepts.vocabulary import unembedding
 from db.errors import InputError
 
 
@@ -54,16 +56,23 @@ def alti_logit(model: Model, plan: Plan, method: object) -> list[Tensor]:
         targets = plan.targets[row]
         assert targets is not None
         for at, target in zip(plan.positions[row], targets, strict=True):
-            reading = _reading(model, last[at], target, plan.contrasts[row])
+            reading = partial(_logit, model, last[at], target, plan.contrasts[row])
             down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
             for layer in layers:
                 parts = layer.from_tokens()
-                total += (parts[at] @ reading) @ down
+                total += reading(parts[at]) @ down
                 parts[range(len(parts)), range(len(parts))] += layer.x
                 down = layer.contributions(parts) @ down
-            total[at] += layers[0].x[at] @ reading
+            total[at] += reading(layers[0].x[at])
         found.append(total)
     return found
+
+
+def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: Tensor) -> Tensor:
+    """(...) what the logit reads off parts (..., D) of the final residual stream `last` (D,), at its norm's divisor."""
+    words, norm = unembedding(model), model.net.get_submodule(model.family.final_norm)
+    word = words[target] - (0 if contrast is None else words[contrast])
+    return norms.through(norm, rows, model.family.norm_offset, norms.divisor(norm, last)) @ word
 
 
 @torch.no_grad()
@@ -78,23 +87,11 @@ def alti(model: Model, plan: Plan, method: object) -> list[Tensor]:
         for number, layer in enumerate(layers):
             parts = layer.from_tokens()
             parts[range(len(parts)), range(len(parts))] += layer.x
-            scale = gain(model, model.layer_modules[number].get_submodule(model.family.attn_norm))
-            centred = parts - parts.mean(-1, keepdim=True)
-            deviation = centred.sum(1, keepdim=True).std(-1, correction=0, keepdim=True)
-            down = layer.contributions(centred / deviation * scale) @ down
+            norm = model.layer_modules[number].get_submodule(model.family.attn_norm)
+            by = norms.divisor(norm, parts.sum(1, keepdim=True))
+            down = layer.contributions(norms.through(norm, parts, model.family.norm_offset, by)) @ down
         found.append(down[list(plan.positions[row])].sum(0))
     return found
-
-
-def _reading(model: Model, last: Tensor, target: int, contrast: int | None) -> Tensor:
-    """(D,) what the logit reads off the final residual stream `last` (D,), its norm at the divisor it has."""
-    words = unembedding(model)
-    reading = (words[target] - (0 if contrast is None else words[contrast])) * final_gain(model)
-    norm = model.net.get_submodule(model.family.final_norm)
-    if isinstance(norm, torch.nn.LayerNorm):
-        return (reading - reading.mean()) / torch.sqrt(last.var(correction=0) + norm.eps)
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))
-    return reading / torch.sqrt(last.pow(2).mean() + eps)
 
 
 def _read(model: Model, plan: Plan, row: int) -> tuple[list[_Layer], Tensor]:

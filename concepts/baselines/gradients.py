@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from concepts.baselines.common import embeddings_changed, value
-from concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad
+from concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad, TokensAndPositions
 from concepts.lrp.method import PA_LRP
 from concepts.models import Model
 from concepts.tasks import Plan
+
+if TYPE_CHECKING:
+    from concepts.relevance import Relevance
 
 
 def random(model: Model, plan: Plan, method: Random) -> list[Tensor]:
@@ -59,10 +63,17 @@ def smoothgrad(model: Model, plan: Plan, method: SmoothGrad) -> list[Tensor]:
 
 
 def positions(model: Model, plan: Plan, method: object) -> list[Tensor]:
+    return [found.summed_positions() for found in _pa_lrp(model, plan)]
+
+
+def tokens_and_positions(model: Model, plan: Plan, method: TokensAndPositions) -> list[Tensor]:
+    return [found.combined(method.reading) for found in _pa_lrp(model, plan)]
+
+
+def _pa_lrp(model: Model, plan: Plan) -> list[Relevance]:
     from concepts.attribution import relevance_of
 
-    found = relevance_of(model, plan, PA_LRP)
-    return [row.positions.sum(0) for row in found]  # type: ignore[union-attr]
+    return relevance_of(model, plan, PA_LRP)
 
 
 def _pass(model: Model, plan: Plan, change: Callable[[Tensor], Tensor] = lambda x: x) -> list[tuple[Tensor, Tensor]]:

@@ -1,13 +1,16 @@
-"""Baselines as values, each with its source; what they compute is in the file that `HOW` names."""
+"""Baselines as values, each with its source; what they compute is in the file that `HOW` names. All methods by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from concepts.lrp.method import METHODS, AttnLRP
 from db.errors import UnknownName
+
+Reading = Literal["relu", "relu-d", "signed", "magnitude"]
+"""Of PA-LRP's Eq. 11: `concepts.relevance.Relevance.summed_positions`."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,17 @@ class Positions:
     """What PA-LRP gives the positions, all layers together, without the tokens (Bakish et al. 2025)."""
 
 
+@dataclass(frozen=True)
+class TokensAndPositions:
+    """PA-LRP's tokens and positions as one number a token, by a reading of its Eq. 11, which the text leaves open;
+    ``pa-lrp`` is ranked by ``relu``."""
+
+    reading: Reading = "signed"
+
+
 Baseline = (
     Random | Gradient | GradientTimesInput | IntegratedGradients | SmoothGrad | GradCAM | AttentionRollout
-    | GradientRollout | AtMan | Occlusion | AltiLogit | Alti | Positions
+    | GradientRollout | AtMan | Occlusion | AltiLogit | Alti | Positions | TokensAndPositions
 )  # fmt: skip
 
 BASELINES: dict[str, Baseline] = {
@@ -112,7 +123,13 @@ BASELINES: dict[str, Baseline] = {
     "alti-logit": AltiLogit(),
     "alti": Alti(),
     "pa-positions": Positions(),
+    "pa-lrp-signed": TokensAndPositions("signed"),
+    "pa-lrp-relu-d": TokensAndPositions("relu-d"),
+    "pa-lrp-magnitude": TokensAndPositions("magnitude"),
 }
+
+ALL: dict[str, AttnLRP | Baseline] = {**BASELINES, **METHODS}
+"""In the order of the tables: baselines first."""
 
 HOW = {
     Random: "gradients.random",
@@ -128,6 +145,7 @@ HOW = {
     AltiLogit: "alti.alti_logit",
     Alti: "alti.alti",
     Positions: "gradients.positions",
+    TokensAndPositions: "gradients.tokens_and_positions",
 }
 """Baseline -> function of (model, plan, method), which gives a Tensor (T,) for each prompt."""
 
@@ -139,12 +157,27 @@ SEARCH: dict[str, list[Baseline]] = {
 """What `--tune` tries of methods that have a parameter."""
 
 
-def named(name: str, known: Mapping[str, AttnLRP | Baseline] | None = None) -> AttnLRP | Baseline:
-    """A method by its short name (of `known`, or of all), or one of LRP written out.
+def listed(names: str, known: Mapping[str, Any] = ALL) -> dict[str, Any]:
+    """Methods of a comma-separated list, as `named` takes them; ``all`` is all that are known."""
+    if names == "all":
+        return dict(known)
+    return {name: named(name, known) for name in _split(names)}
 
-    Raises `UnknownName` or `InputError`.
-    """
-    known = {**METHODS, **BASELINES} if known is None else known
+
+def _split(names: str) -> list[str]:
+    """At the commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for sign in names:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def named(name: str, known: Mapping[str, Any] = ALL) -> Any:
+    """A method by its short name, or one of LRP written out. Raises `UnknownName` or `InputError`."""
     if name not in known and not name.startswith("AttnLRP("):
         ways = f"The methods are {', '.join(known)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
         raise UnknownName("method", name, known, ways)

@@ -16,6 +16,7 @@ from concepts import tasks
 from concepts.baselines.common import resolved
 from concepts.evaluation.methods import token_scores
 from concepts.models import Model
+from concepts.selftest import seconds
 
 WATTS = 65.0
 """Assumed of a busy CPU, for the estimate of energy; give the machine's own with `watts`."""
@@ -32,13 +33,13 @@ def table(
     for length in lengths:
         ids = torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
         plan = resolved(model, tasks.plan(model, [ids]))
-        forward = statistics.median(_timed(partial(_forward, model, plan))[0] for _ in range(rounds + 1))
+        forward = statistics.median(_timed(model, partial(_forward, model, plan))[0] for _ in range(rounds + 1))
         for name, method in methods.items():
-            taken = [_timed(partial(token_scores, model, plan, method)) for _ in range(rounds)]
-            seconds = statistics.median(part[0] for part in taken)
+            taken = [_timed(model, partial(token_scores, model, plan, method)) for _ in range(rounds)]
+            middle = statistics.median(part[0] for part in taken)
             rows.append(
-                {"method": name, "tokens": length, "seconds": seconds, "forward passes": seconds / forward,
-                 "peak MB": max(part[1] for part in taken) / 1e6, "joules (estimate)": seconds * watts}
+                {"method": name, "tokens": length, "seconds": middle, "forward passes": middle / forward,
+                 "peak MB": max(part[1] for part in taken) / 1e6, "joules (estimate)": middle * watts}
             )  # fmt: skip
             if on_progress:
                 on_progress(len(rows), total)
@@ -50,10 +51,13 @@ def _forward(model: Model, plan: tasks.Plan) -> None:
     tasks.logits(model, plan.batch, list(plan.positions[0]))
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, int]:
-    """Seconds, and the most memory of the process above what it had, looked at every 5 ms (on a GPU: allocated)."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+def _timed(model: Model, work: Callable[[], Any]) -> tuple[float, int]:
+    """Seconds, and the most bytes above before: on CUDA what torch allocates, else what the process has, looked at
+    every 5 ms."""
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
+        had = torch.cuda.memory_allocated(model.device)
+        return seconds(work, model.device), torch.cuda.max_memory_allocated(model.device) - had
     before, most, running = _resident(), [0], [True]
 
     def watch() -> None:
@@ -63,12 +67,10 @@ def _timed(work: Callable[[], Any]) -> tuple[float, int]:
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    start = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - start
+    taken = seconds(work, model.device)
     running[0] = False
     watcher.join()
-    return seconds, torch.cuda.max_memory_allocated() if torch.cuda.is_available() else most[0]
+    return taken, most[0]
 
 
 def _resident() -> int:

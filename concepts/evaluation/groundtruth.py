@@ -126,7 +126,7 @@ def sample(
 
     contrastive: explain the target against the contrast. special: let special tokens and the first one take part.
     """
-    target, contrast = (_first(model, text) for text in (item.target, item.contrast))
+    target, contrast = (_first(model, item.prompt, text) for text in (item.target, item.contrast))
     if target is None or target == contrast:
         return {"counts": False, "correct": None, "why": "target and contrast begin with the same token"}
     plan = tasks.plan(model, [item.prompt], target, contrast if contrastive else None)
@@ -165,9 +165,9 @@ def tokens_between(model: Model, text: str, start: int, end: int) -> list[int]:
     return [place for place, (a, b) in enumerate(offsets) if a < end and b > start and text[a:b].strip()]
 
 
-def _first(model: Model, text: str) -> int | None:
+def _first(model: Model, prompt: str, text: str) -> int | None:
     """The first token of what follows a prompt."""
-    return model.tokens_of(text)[0] if text else None
+    return model.continuation(text, prompt)[0] if text else None
 
 
 # --- templates ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""All methods by name, and their scores as an evaluation ranks by."""
+"""A method's scores as an evaluation ranks by."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ from torch import Tensor
 
 from concepts.attribution import baseline_tokens, relevance_of
 from concepts.baselines.common import resolved
-from concepts.baselines.methods import BASELINES, Baseline, named
-from concepts.lrp.method import METHODS, AttnLRP
+from concepts.baselines.methods import Baseline
+from concepts.lrp.method import AttnLRP
 from concepts.models import Model
 from concepts.tasks import Plan
 from db.errors import IcebearError
 
-ALL: dict[str, AttnLRP | Baseline] = {**BASELINES, **{name: METHODS[name] for name in ("cp-lrp", "attnlrp", "pa-lrp")}}
-"""In the order of the tables: baselines first."""
-
-
-def chosen(names: str) -> dict[str, AttnLRP | Baseline]:
-    """Of a comma-separated list of names (or methods of LRP written out); ``all`` is all."""
-    if names == "all":
-        return ALL
-    return {name: named(name, ALL) for name in names.replace(" ", "").split(",")}
-
 
 def token_scores(model: Model, plan: Plan, method: AttnLRP | Baseline) -> Tensor:
-    """(T,) of a plan of one prompt: tokens, with their positions where the method has them (PA-LRP Eq. 11)."""
+    """(T,) of a plan of one prompt: tokens, with their positions where the method has them (`Relevance.combined`)."""
     if not isinstance(method, AttnLRP):
         return baseline_tokens(model, resolved(model, plan), method)[0].float()
     found = relevance_of(model, plan, method)[0]

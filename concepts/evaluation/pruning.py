@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 from concepts import tasks
 from concepts.attribution import embedding_leaf, relevance_of
 from concepts.baselines.common import log_probability, resolved, value
+from concepts.baselines.methods import ALL, GradientTimesInput, Random
 from concepts.evaluation import metrics
-from concepts.lrp.method import ATTNLRP, CP_LRP, AttnLRP
+from concepts.lrp.method import AttnLRP
 from concepts.models import Model
 from concepts.taps import Taps, visiting
 from concepts.tasks import Plan
-from db.errors import UnknownName
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Of all neurons (or heads) pruned."""
@@ -28,26 +29,28 @@ COLUMNS = {
     "most": "the same, most relevant pruned first, lower is better",
 }
 
-METHODS = ("random", "activation", "gxi", "cp-lrp", "attnlrp")
+
+@dataclass(frozen=True)
+class Activation:
+    """The magnitude of each neuron's activation."""
 
 
-def chosen(names: str) -> dict[str, Any]:
-    """Latent methods by name; ``all`` is all."""
-    wanted = METHODS if names == "all" else names.replace(" ", "").split(",")
-    unknown = next((name for name in wanted if name not in METHODS), None)
-    if unknown:
-        raise UnknownName("latent method", unknown, METHODS, f"Methods with latent scores are {', '.join(METHODS)}.")
-    return {name: name for name in wanted}
+Latent = AttnLRP | Random | Activation | GradientTimesInput
+
+METHODS: dict[str, Any] = {
+    name: {**ALL, "activation": Activation()}[name] for name in ("random", "activation", "gxi", "cp-lrp", "attnlrp")
+}
+"""Those that score neurons."""
 
 
-def ranking(model: Model, prompts: Sequence[Any], site: str, method: str, seed: int = 0) -> Tensor:
+def ranking(model: Model, prompts: Sequence[Any], site: str, method: Latent, seed: int = 0) -> Tensor:
     """(L, N) how much each neuron of ``ffn`` (or head, for ``head``) matters to the prompts' most probable answers.
 
-    Sums over tokens, and over prompts, of: AttnLRP or CP-LRP relevance, gradient x activation, or |activation|.
+    Sums over tokens, and over prompts, of: relevance, gradient x activation, or |activation|.
     """
     tap = "attn" if site == "head" else site
     total = torch.zeros(model.layers, model.width(tap), dtype=torch.float64)
-    if method == "random":
+    if isinstance(method, Random):
         return _by_head(torch.rand(total.shape, generator=torch.Generator().manual_seed(seed)), model, site)
     for prompt in prompts:
         plan = resolved(model, tasks.plan(model, [prompt]))
@@ -55,27 +58,24 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: str, seed: 
     return _by_head(total, model, site)
 
 
-def _latent(model: Model, plan: Plan, site: str, method: str) -> Tensor:
+def _latent(model: Model, plan: Plan, site: str, method: Latent) -> Tensor:
     """(L, T, N)"""
-    lrp: dict[str, AttnLRP] = {"attnlrp": ATTNLRP, "cp-lrp": CP_LRP}
-    if method in lrp:
-        return relevance_of(model, plan, lrp[method], (site,))[0].of(site)
+    if isinstance(method, AttnLRP):
+        return relevance_of(model, plan, method, (site,))[0].of(site)
     taps = Taps(model, (site,), plan.batch)
     with model.lock, torch.enable_grad(), embedding_leaf(model) as leaves, taps.reading():
         explained = value(model, plan)
-        if method == "gxi":
+        if isinstance(method, GradientTimesInput):
             torch.autograd.grad(explained.sum(), leaves)
     relevance, activation = taps.row(0)[site]
-    return activation.abs() if method == "activation" else relevance
+    return activation.abs() if isinstance(method, Activation) else relevance
 
 
 def _by_head(values: Tensor, model: Model, site: str) -> Tensor:
     return values.unflatten(-1, (model.heads, -1)).sum(-1) if site == "head" else values
 
 
-def measure(
-    model: Model, prompts: Sequence[Any], site: str, order: Tensor, on_share: Callable[[], None] = lambda: None
-) -> list[list[float]]:
+def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> list[list[float]]:
     """For each prompt the log-probability of its answer (that of the whole model) at each of `SHARES`.
 
     order: (L, N), the neurons with the smallest values are pruned (set to zero at every token) first.
@@ -96,29 +96,26 @@ def measure(
         with model.lock, torch.no_grad(), visiting(model, places, prune):
             for row, plan in enumerate(plans):
                 found[row].append(log_probability(model, plan)[0].item())
-        on_share()
     return found
 
 
-def samples(
-    model: Model, prompts: Sequence[Any], reference: Sequence[Any], methods: Mapping[str, Any], site: str,
-    seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Neurons ranked on `reference` prompts, pruned on others: a line for each prompt, as reports take them."""
-    lines: list[dict[str, Any]] = [{"prompt": list(prompt), "methods": {}} for prompt in prompts]
-    done, total = 0, 2 * len(SHARES) * len(methods)
+def curves(
+    model: Model, prompts: Sequence[Any], reference: Sequence[Any], method: Latent, site: str, seed: int = 0
+) -> dict[str, Any]:
+    """Neurons ranked by a method on `reference` prompts, pruned on others: `measure`, least relevant first and most."""
+    scores = ranking(model, reference, site, method, seed)
+    return {"least": measure(model, prompts, site, scores), "most": measure(model, prompts, site, -scores)}
 
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if on_progress:
-            on_progress(done, total)
 
-    for name in methods:
-        scores = ranking(model, reference, site, name, seed)
-        least, most = (measure(model, prompts, site, sign * scores, step) for sign in (1, -1))
-        for line, kept, lost in zip(lines, least, most, strict=True):
-            line["methods"][name] = {"curve_least": kept, "curve_most": lost, **numbers(kept, lost)}
+def samples(prompts: Sequence[Any], found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each prompt, as reports take them; found: name of a method -> its `curves`."""
+    lines = []
+    for row, prompt in enumerate(prompts):
+        methods = {}
+        for name, of in found.items():
+            least, most = of["least"][row], of["most"][row]
+            methods[name] = {"curve_least": least, "curve_most": most, **numbers(least, most)}
+        lines.append({"prompt": list(prompt), "methods": methods})
     return lines
 
 

@@ -49,7 +49,7 @@ def reviews(
 ) -> list[Question]:
     """Whether a review is positive; documents: titles that begin with "positive:" or "negative:", and texts, whose
     beginnings are asked about."""
-    tail = model.tokens_of("\nThe review above is either positive or negative. It is")
+    tail = model.continuation("\nThe review above is either positive or negative. It is")
     if not documents or longest <= len(tail):
         raise InputError(f"There are no reviews, or no room for them: give more than {len(tail)} --max-tokens.")
     chosen = random.Random(seed).sample(list(documents), min(samples, len(documents)))

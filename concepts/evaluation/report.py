@@ -18,19 +18,26 @@ from db.errors import InputError
 
 RESAMPLES = 10_000
 
+TEST = (
+    f"p (in table.csv): of the paired difference to the best method of the column, by {RESAMPLES:,} random changes of "
+    "sign; corrected for the methods of the column (Holm), not for several columns, nor for the best being chosen on "
+    "the same samples."
+)
+
 
 @dataclass(frozen=True)
 class Cell:
     """A method's number: mean over samples, its standard error, and whether it differs from the best."""
 
     mean: float
-    error: float
+    error: float | None
+    """None of a single sample."""
     p: float | None
-    """Two-sided, of a paired bootstrap against the best method of the column; None for the best itself."""
+    """Two-sided, against the best method of the column (`TEST`); None for the best itself."""
 
     def __str__(self) -> str:
-        mark = " *" if self.p is None else ""
-        return f"{self.mean:.3f} ± {self.error:.3f}{mark}"
+        error = "" if self.error is None else f" ± {self.error:.3f}"
+        return f"{self.mean:.3f}{error}{'' if self.p is not None else ' *'}"
 
 
 Table = dict[str, dict[str, Cell | None]]
@@ -41,37 +48,47 @@ def table(
     samples: Sequence[dict[str, Any]], columns: Mapping[str, str], methods: Sequence[str], seed: int = 0
 ) -> Table:
     """Of samples that have `methods`: name -> column -> number; a column whose text ends in "lower is better" is so."""
-    found: Table = {name: {} for name in methods}
+    found: Table = {name: dict.fromkeys(columns) for name in methods}
+    able = [name for name in methods if samples and all(name in sample["methods"] for sample in samples)]
+    if not able:
+        return found
     for column, about in columns.items():
-        values = {
-            name: np.array([sample["methods"][name][column] for sample in samples])
-            for name in methods
-            if samples and all(name in sample["methods"] for sample in samples)
-        }
-        sign = -1 if about.endswith("lower is better") else 1
-        best = max(values, key=lambda name: sign * values[name].mean(), default=None)
-        for name in methods:
-            found[name][column] = None if name not in values else cell(values[name], values[best], name == best, seed)  # type: ignore[index]
+        values = np.array([[sample["methods"][name][column] for sample in samples] for name in able])  # (M, S)
+        means = values.mean(1)
+        best = int((-means if about.endswith("lower is better") else means).argmax())
+        others = [row for row in range(len(able)) if row != best]
+        corrected = dict(zip(others, holm(paired_p(values[others] - values[best], seed)), strict=True))
+        for row, name in enumerate(able):
+            found[name][column] = Cell(float(means[row]), _error(values[row]), corrected.get(row))
     return found
 
 
-def cell(values: np.ndarray, best: np.ndarray, is_best: bool, seed: int) -> Cell:
-    count = len(values)
-    error = float(values.std(ddof=1) / count**0.5) if count > 1 else float("nan")
-    p = None if is_best else paired_bootstrap(values - best, seed)
-    return Cell(float(values.mean()), error, p)
+def _error(values: np.ndarray) -> float | None:
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
 
 
-def paired_bootstrap(differences: np.ndarray, seed: int = 0) -> float:
-    """Two-sided p that the mean difference is zero: how often resampled means lie on the other side, twice."""
-    generator = np.random.default_rng(seed)
-    rows = generator.integers(len(differences), size=(RESAMPLES, len(differences)))
-    means = differences[rows].mean(1)
-    return float(min(1.0, 2 * min((means >= 0).mean(), (means <= 0).mean())))
+def paired_p(differences: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(M,) of differences (M, S) of S samples: two-sided p that their mean is zero, by random changes of sign.
+
+    What was measured is one of the changes that are counted, so that p is never 0 (Phipson & Smyth 2010).
+    """
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, differences.shape[1]))
+    sums, measured = np.abs(signs @ differences.T), np.abs(differences.sum(1))
+    return (1 + (sums >= measured * (1 - 1e-9)).sum(0)) / (1 + RESAMPLES)
 
 
-def frame(found: Table) -> pandas.DataFrame:
-    rows = [
+def holm(p: np.ndarray) -> list[float]:
+    """Corrected for as many comparisons (Holm 1979): the smallest times n, the next times n - 1, none below its
+    predecessor."""
+    order = p.argsort()
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(np.minimum(1, p[order] * np.arange(len(p), 0, -1)))
+    return corrected.tolist()
+
+
+def rows(found: Table) -> list[dict[str, Any]]:
+    """JSON-ready; None where there is no number."""
+    return [
         {
             "method": name,
             **{
@@ -82,7 +99,6 @@ def frame(found: Table) -> pandas.DataFrame:
         }
         for name, cells in found.items()
     ]
-    return pandas.DataFrame(rows)
 
 
 def markdown(found: Table, columns: Mapping[str, str]) -> str:
@@ -110,8 +126,8 @@ def write(
         "unable": dict(unable),
     }
     result["samples"] = list(samples)
-    _text(place / "results.json", json.dumps(result, ensure_ascii=False))
-    frame(found).to_csv(place / "table.csv", index=False)
+    _text(place / "results.json", json.dumps(result, ensure_ascii=False, allow_nan=False))
+    pandas.DataFrame(rows(found)).to_csv(place / "table.csv", index=False)
     body = markdown(found, columns)
     _text(place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in said) + "\n")
     figures = draw(place, samples, found, columns, settings.get("shares", ()))
@@ -125,7 +141,7 @@ def legend(
     """What a table is of, what its columns are, and why methods are missing."""
     basis = f"{len(samples)} samples; mean ± standard error; * is the best of its column."
     reasons = [f"{name} cannot run: {why}" for name, why in unable.items()]
-    return [basis, *notes, *(f"{name}: {about}" for name, about in columns.items()), *reasons]
+    return [basis, TEST, *notes, *(f"{name}: {about}" for name, about in columns.items()), *reasons]
 
 
 def load(folder: str | Path) -> dict[str, Any]:
@@ -151,7 +167,7 @@ def draw(
     first = next(iter(columns))
     able = {name: cells[first] for name, cells in found.items() if cells[first] is not None}
     figure, axes = pyplot.subplots(figsize=(7, 0.4 * len(able) + 1.2))
-    axes.barh(list(able), [c.mean for c in able.values()], xerr=[c.error for c in able.values()], color="#4c72b0")  # type: ignore[union-attr]
+    axes.barh(list(able), [c.mean for c in able.values()], xerr=[c.error or 0 for c in able.values()], color="#4c72b0")  # type: ignore[union-attr]
     axes.invert_yaxis()
     axes.set_xlabel(f"{first}: {columns[first]}")
     paths = [_save(figure, place / "bars")]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from concepts.models import Model
-from db.errors import InputError
+from concepts.provenance import provenance
+from db.errors import InputError, NumericalError
+
+if TYPE_CHECKING:
+    from concepts.models import Model
 
 OnProgress = Callable[[int, int], None]
 
@@ -20,18 +23,16 @@ def run(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """`measure` of each item, kept as lines of `samples.jsonl`; those that are there already are not measured again.
 
-    Raises `InputError` where the folder holds an evaluation with other settings.
+    Killed at any moment, it keeps every finished line. Raises `InputError` where the folder holds an evaluation with
+    other settings, `NumericalError` for a measure that is NaN or infinite.
     """
     lines = prepare(folder, settings) / "samples.jsonl"
-    done = read(lines)
-    with lines.open("w", encoding="utf-8") as file:  # what was cut off in the middle of a line goes
-        for line in done:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    done = finished(lines)
     for number, item in enumerate(items):
         if number >= len(done):
             done.append(measure(item))
-            with lines.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
+            with lines.open("ab") as file:
+                file.write(_line(done[-1]))
         if on_progress:
             on_progress(number + 1, len(items))
     return done
@@ -43,31 +44,44 @@ def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
     try:
         place.mkdir(parents=True, exist_ok=True)
         file = place / "settings.json"
-        if file.exists() and file.read_text(encoding="utf-8") != said:
+        if not file.exists():
+            part = file.with_suffix(".part")  # so that the settings are there whole or not at all
+            part.write_text(said, encoding="utf-8")
+            part.replace(file)
+        elif file.read_text(encoding="utf-8") != said:
             raise InputError(f"{folder} holds an evaluation with other settings; choose another --out, or remove it.")
-        file.write_text(said, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}); choose another --out.") from None
     return place
 
 
-def read(lines: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON."""
-    found = []
-    for line in lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
+def finished(lines: Path) -> list[dict[str, Any]]:
+    """What a file of JSON lines holds; a last line that was cut off while it was written is cut from the file."""
+    if not lines.exists():
+        return []
+    text = lines.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        os.truncate(lines, whole)
+    try:
+        return [json.loads(line) for line in text[:whole].splitlines()]
+    except ValueError:
+        raise InputError(f"{lines} is damaged; choose another --out, or remove all from its broken line on.") from None
+
+
+def _line(measured: dict[str, Any]) -> bytes:
+    try:
+        said = json.dumps(measured, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise NumericalError("A sample's result is NaN or infinite; try --dtype float32.") from None
+    return said.encode() + b"\n"
 
 
 def facts(model: Model, kind: str, methods: dict[str, Any], **rest: Any) -> dict[str, Any]:
     """Settings that decide an evaluation's numbers."""
     return {
         "evaluation": kind,
-        "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": str(model.dtype)[6:]},
+        **provenance(model),
         "methods": {name: repr(method) for name, method in methods.items()},
-        "versions": {name: version(name) for name in ("icebear", "torch", "transformers")},
         **rest,
     }

@@ -70,18 +70,23 @@ class Sinks:
         return [sink.leaf for sink in self.found]
 
     def relevance(self, gradients: list[Tensor | None]) -> Tensor:
-        """(B, K, T) by layer (K is 1 for an embedding at the input); gradients of `leaves`, None where none came."""
+        """(B, 2, K, T) by layer (K is 1 for an embedding at the input): what the entries of a position (of cos and sin,
+        of an embedding, of a column of scores) got together, and what the positive ones of them got.
+
+        gradients: of `leaves`, None where none came.
+        """
         count, length = len(self.batch.ids), self.batch.spans[1].stop
         layers = self.model.layers if not self.model.family.position_embedding else 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        found = torch.zeros(count, layers, length, dtype=dtype, device=self.model.device)
+        found = torch.zeros(count, 2, layers, length, dtype=dtype, device=self.model.device)
         for sink, gradient in zip(self.found, gradients, strict=True):
             if gradient is None:
                 continue
             share = product(sink.leaf.detach().to(dtype), gradient.to(dtype), "positions")
-            share = share.transpose(sink.axis, -1).reshape(count, -1, share.shape[sink.axis]).sum(1)  # (B, positions)
+            share = share.transpose(sink.axis, -1).reshape(count, -1, share.shape[sink.axis])  # (B, entries, positions)
+            both = torch.stack((share.sum(1), share.clamp(min=0).sum(1)), 1)
             width = sink.columns.stop - sink.columns.start
-            found[:, sink.layer, sink.columns] += share[:, :width]
+            found[:, :, sink.layer, sink.columns] += both[..., :width]
         return found
 
 

@@ -1,0 +1,169 @@
+"""What a model does on fixed texts of ours: how far its neurons go, and what its norms divide by.
+
+The texts are part of icebear, so that a claim or a limit is the same on every machine; they are measured once a model
+(some seconds to minutes) and kept in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from concepts import norms
+from concepts.models import Batch, Model
+from concepts.taps import Taps
+from db.fetch import cache_folder
+
+TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
+"""162 lines: prose, facts, dialogue, code, numbers, eight languages; our own, and public domain."""
+LONGEST = 64
+"""Tokens of a text that are read."""
+BATCH = 4
+QUANTILES = (0.1, 0.5, 0.9)
+KEPT_FROM = 10_000_000
+"""Parameters; a smaller model is measured again each time, because that takes no longer than reading a file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Measured at all tokens but sinks."""
+
+    low: Tensor
+    """(L, F) the least activation of each FFN neuron, or 0 if all are above."""
+    high: Tensor
+    """(L, F) the largest one, or 0 if all are below."""
+    divisors: dict[str, tuple[float, float, float]]
+    """Path of a norm -> 10th, 50th and 90th percentile of what it divides by."""
+
+    def share(self, place: tuple[int, int], value: float) -> float | None:
+        """An activation of the FFN neuron (layer, index) as a multiple of the furthest that it was seen to go to that
+        side of zero: up to 1 is inside. None where it never went there."""
+        end = (self.high if value > 0 else self.low)[place].item()
+        return abs(value / end) if end else 0.0 if value == 0 else None
+
+
+_MEASURED: WeakKeyDictionary[Model, Calibration] = WeakKeyDictionary()
+
+
+def calibrate(model: Model) -> Calibration:
+    """Of a model of a known family. Inside `steer` it is that of the steered model, and not kept."""
+    if model in _MEASURED:
+        return _MEASURED[model]
+    if any(part._forward_hooks or part._forward_pre_hooks for part in model.net.modules()):
+        return _measured(model)
+    file = _file(model)
+    found = _read(file) if file else None
+    if found is None:
+        found = _measured(model)
+        if file:
+            _write(file, found)
+    _MEASURED[model] = found
+    return found
+
+
+def _measured(model: Model) -> Calibration:
+    logging.getLogger("icebear").info("Measuring %s on %d texts, once ...", model.name, len(TEXTS))
+    low, high = torch.zeros(2, model.layers, model.width("ffn"))
+    divided: dict[str, list[Tensor]] = {}
+    for batch in _batches(model):
+        taps = Taps(model, ("ffn",), batch)
+        seen: dict[str, tuple[int, Tensor]] = {}
+        with model.lock, torch.no_grad(), taps.reading(), _dividing(model, seen):
+            model.final_stream(batch)
+        kept = torch.zeros(len(batch.ids), batch.spans[1].stop, dtype=torch.bool, device=model.device)
+        for row in range(len(kept)):
+            kept[row, batch.columns(row)] = True
+            kept[row, [batch.columns(row)[place] for place in taps.sinks(row)]] = False
+        for layer in range(model.layers):
+            here = kept[:, taps.columns(layer)]
+            found = taps.activation["ffn"][:, layer, taps.columns(layer)][here].float().cpu()  # (tokens, F)
+            if len(found):
+                low[layer] = torch.minimum(low[layer], found.amin(0))
+                high[layer] = torch.maximum(high[layer], found.amax(0))
+        for path, (layer, values) in seen.items():
+            divided.setdefault(path, []).append(values[kept[:, taps.columns(layer)]].cpu())
+    quantiles = {path: torch.cat(parts).quantile(torch.tensor(QUANTILES)) for path, parts in divided.items()}
+    return Calibration(low, high, {path: tuple(found.tolist()) for path, found in quantiles.items()})  # type: ignore[misc]
+
+
+def _batches(model: Model) -> Iterator[Batch]:
+    """The texts; for a model without a tokenizer random tokens, for one that looks at images noise."""
+    generator = torch.Generator().manual_seed(0)
+    if model.task == "image":
+        config = model.net.config
+        size = (config.image_size,) * 2 if isinstance(config.image_size, int) else tuple(config.image_size)
+        yield model.encode(list(torch.randn(BATCH, config.num_channels, *size, generator=generator)))
+        return
+    if model.tokenizer is None:
+        shape = (4 * BATCH, min(LONGEST, model.context_length))
+        rows = torch.randint(model.answers, shape, generator=generator).tolist()
+    else:
+        rows = [ids for ids in (model.token_ids(text, LONGEST) for text in TEXTS) if len(ids) > 1]
+    rows.sort(key=len)
+    for start in range(0, len(rows), BATCH):
+        yield model.read(rows[start : start + BATCH])
+
+
+@contextmanager
+def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[None]:
+    """Keeps what the norms between a neuron and the unembedding divide by: path -> (layer, (B, T))."""
+
+    def before(path: str, layer: int, norm: Any, args: tuple) -> None:
+        seen[path] = layer, norms.divisor(norm, args[0])[..., 0]
+
+    sites = [site for site in ("ffn", "attn") if site in model.sites]
+    layers = range(model.layers)
+    places = {path: layer for layer in layers for site in sites for path in model.norms_behind(layer, site)}
+    with ExitStack() as undo:
+        for path, layer in places.items():
+            hook = partial(before, path, layer)
+            undo.callback(model.net.get_submodule(path).register_forward_pre_hook(hook).remove)
+        yield
+
+
+# --- kept in the cache ----------------------------------------------------------------------------------
+
+
+def _file(model: Model) -> Path | None:
+    if sum(parameter.numel() for parameter in model.net.parameters()) < KEPT_FROM:
+        return None
+    texts = hashlib.sha256("\n".join(TEXTS).encode()).hexdigest()[:8]
+    return cache_folder() / "calibration" / f"{model.fingerprint}-{str(model.dtype)[6:]}-{texts}.safetensors"
+
+
+def _read(file: Path) -> Calibration | None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(file)
+        low, high = found.pop("low"), found.pop("high")
+    except (OSError, SafetensorError, KeyError):
+        return None
+    return Calibration(low, high, {path: tuple(values.tolist()) for path, values in found.items()})  # type: ignore[misc]
+
+
+def _write(file: Path, found: Calibration) -> None:
+    """A cache that cannot be written costs time, no more."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        values = {path: torch.tensor(quantiles) for path, quantiles in found.divisors.items()}
+        save_file({"low": found.low, "high": found.high, **values}, part)
+        os.replace(part, file)
+    except (OSError, SafetensorError):
+        part.unlink(missing_ok=True)

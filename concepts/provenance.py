@@ -1,0 +1,34 @@
+"""Where a number comes from, in one shape for every output."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from concepts.models import Model
+
+PACKAGES = ("icebear", "torch", "transformers")
+
+
+def provenance(model: Model, **more: Any) -> dict[str, Any]:
+    """JSON-ready: the model, how its weights are kept, the versions of what computed, and what else decides a number
+    (method, seed, ...)."""
+    return {
+        "model": {
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "weights": model.weights,
+        },
+        "versions": {name: version(name) for name in PACKAGES},
+        **more,
+    }
+
+
+def said(told: dict[str, Any]) -> str:
+    """The same in a line, for the foot of a page."""
+    model, versions = told["model"], told["versions"]
+    return (
+        f"{model['name']} ({model['fingerprint']}), {model['dtype']}, {model['weights']}; "
+        f"{', '.join(f'{name} {number}' for name, number in versions.items())}"
+    )

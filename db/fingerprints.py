@@ -1,0 +1,19 @@
+"""Whether something was made for this model."""
+
+from __future__ import annotations
+
+import logging
+
+
+def fits(made_for: str, model: str, what: str) -> bool:
+    """Whether `what`, made for the fingerprint `made_for`, fits the model with the fingerprint `model`.
+
+    Version 250f754 and before knew the first half only, the signs of weights: then it fits, with a warning.
+    """
+    if made_for and model.startswith(f"{made_for}-"):
+        logging.getLogger("icebear").warning(
+            "%s was made by an earlier icebear, which knew a model by the signs of its weights only; if weights were "
+            "scaled or removed since, make it again.", what
+        )  # fmt: skip
+        return True
+    return made_for == model

@@ -1,0 +1,267 @@
+"""`icebear evaluate` as it is used: methods by name, strict JSON, killed and gone on, honest p and times."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from app.cli import main
+from concepts import selftest
+from concepts.baselines.methods import Random
+from concepts.evaluation import cost, pruning, report, runner
+from db.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+
+
+def strict(text):
+    """JSON as a parser that follows the standard reads it."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture
+def evaluate(tiny_folder, tmp_path, monkeypatch):
+    """`icebear evaluate ...` of the tiny model, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    texts = [f"The {word} lives near the cold river and eats what it finds there." for word in ("bear", "fox", "owl")]
+    Path("texts.txt").write_text("\n".join(texts))
+    Path("pairs.json").write_text(json.dumps([{"prompt": "The ice bear lives in", "to": " Rome"}]))
+    Path("facts.json").write_text(json.dumps({
+        name: {"answer": f" {name}", "prompts": ["The city of", f"{name} is the city"]} for name in ("Paris", "Rome")
+    }))  # fmt: skip
+
+    def run(*words):
+        result = CliRunner().invoke(main, ["evaluate", *words, "--model", tiny_folder, "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return run
+
+
+# --- methods by name ---
+
+
+def test_methods_written_out_are_told_apart_at_the_commas_outside_their_brackets(evaluate):
+    written = "AttnLRP(softmax='zplus', linear=Gamma(0.1))"
+    methods = f"random, {written},vit"
+    wanted = ["random", written, "vit"]
+    options = ("--methods", methods, "--samples", "2", "--out", "found", "--json")
+    found = strict(evaluate("groundtruth", *options))
+    assert [row["method"] for row in found["table"]] == wanted
+    assert found["settings"]["methods"][written] == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.1))"
+    pruned = ("--methods", f"random,{written}", "--samples", "1", "--corpus", "texts.txt", "--out", "p", "--json")
+    assert [row["method"] for row in strict(evaluate("pruning", *pruned))["table"]] == wanted[:2]
+
+
+# --- strict JSON ---
+
+SETTINGS = ("--methods", "random,gxi,alti", "--out", "found")
+VERBS = {
+    "faithfulness": ("--corpus", "texts.txt", "--samples", "2", *SETTINGS),
+    "faithfulness of one sample": ("--corpus", "texts.txt", "--samples", "1", *SETTINGS),
+    "groundtruth": ("--samples", "6", *SETTINGS),
+    "pruning": ("--corpus", "texts.txt", "--samples", "1", "--methods", "random,gxi", "--out", "found"),
+    "flips": ("--data", "pairs.json", "--out", "found"),
+    "knowledge": ("--data", "facts.json", "--top", "3"),
+    "cost": ("--methods", "gxi,alti", "--lengths", "8"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_an_evaluation_prints_and_writes_is_strict_json(verb, evaluate):
+    found = strict(evaluate(verb.split()[0], *VERBS[verb], "--json"))
+    assert found
+    written = {path.name: strict(path.read_text()) for path in Path().glob("found/*.json")}
+    assert ("found" in VERBS[verb]) == bool({"results.json", "flips.json"} & set(written))
+    for row in found.get("table", ()):
+        values = [value for key, value in row.items() if key.endswith(" mean")]
+        assert (None in values) == (row["method"] == "alti")
+
+
+# --- killed, and gone on ---
+
+CHILD = """
+import sys, time
+from concepts.evaluation.runner import run
+
+def measure(number):
+    time.sleep(0.0005)
+    return {"number": number, "text": "a line\\u2028 or two" + "x" * 8000}
+
+print("ready", flush=True)
+run(sys.argv[1], {"seed": 0}, range(500), measure)
+"""
+
+
+def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path):
+    """Also while it resumes; and it ends with the file of a run that nobody disturbed."""
+    generator = random.Random(0)
+    kept, kills = b"", 0
+    lines = tmp_path / "killed" / "samples.jsonl"
+    while True:
+        with subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path / "killed")], stdout=subprocess.PIPE, cwd=ROOT
+        ) as child:
+            child.stdout.readline()
+            time.sleep(generator.uniform(0, 0.06))
+            if child.poll() is not None:
+                break
+            child.send_signal(signal.SIGKILL)
+        kills += 1
+        text = lines.read_bytes() if lines.exists() else b""
+        assert text.startswith(kept)
+        kept = text[: text.rfind(b"\n") + 1]
+    assert child.returncode == 0
+    assert kills > 3
+    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "whole")], check=True, capture_output=True, cwd=ROOT)
+    assert lines.read_bytes() == (tmp_path / "whole" / "samples.jsonl").read_bytes()
+
+
+def test_a_pruning_goes_on_with_the_methods_that_are_done(evaluate, monkeypatch):
+    options = ("--methods", "random,activation,gxi", "--corpus", "texts.txt", "--samples", "1")
+    ranking = pruning.ranking
+    ranked = []
+
+    def counting(model, prompts, site, method, seed=0):
+        ranked.append(str(method))
+        if len(ranked) == 3:
+            raise KeyboardInterrupt
+        return ranking(model, prompts, site, method, seed)
+
+    monkeypatch.setattr(pruning, "ranking", counting)
+    with pytest.raises(AssertionError, match="Aborted"):
+        evaluate("pruning", *options, "--out", "broken")
+    evaluate("pruning", *options, "--out", "broken")
+    assert len(set(ranked[:2])) == 2
+    assert ranked[2:] == [ranked[2]] * 2
+    evaluate("pruning", *options, "--out", "whole")
+    assert Path("broken/table.csv").read_text() == Path("whole/table.csv").read_text()
+
+
+def test_a_damaged_folder_loses_nothing(tmp_path):
+    settings = {"seed": 0}
+    measure = lambda number: {"number": number}  # noqa: E731
+    runner.run(tmp_path, settings, range(3), measure)
+    lines = tmp_path / "samples.jsonl"
+    damaged = lines.read_text().replace('{"number": 1}', '{"number"')
+    lines.write_text(damaged)
+    with pytest.raises(InputError, match="is damaged"):
+        runner.run(tmp_path, settings, range(3), measure)
+    assert lines.read_text() == damaged
+
+
+# --- statistics ---
+
+
+def slow_p(differences):
+    """Every change of signs, one after the other."""
+    sums = [abs(np.dot(signs, differences)) for signs in product((-1, 1), repeat=len(differences))]
+    return np.mean([value >= abs(differences.sum()) - 1e-12 for value in sums])
+
+
+def test_p_is_that_of_every_change_of_signs_and_never_0():
+    generator = np.random.default_rng(0)
+    for differences in (np.ones(5), *generator.normal(0.5, 1, (4, 8))):
+        samples = [{"methods": {"best": {"x": 9.0}, "other": {"x": 9 - value}}} for value in differences]
+        found = report.table(samples, {"x": ""}, ["best", "other"])
+        other = found["other" if differences.sum() > 0 else "best"]["x"]
+        assert other.p == pytest.approx(slow_p(differences), abs=0.02)
+    samples = [{"methods": {"best": {"x": 9.0 + number}, "other": {"x": number}}} for number in range(60)]
+    assert report.table(samples, {"x": ""}, ["best", "other"])["other"]["x"].p > 0
+
+
+def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
+    """Holm: of n methods that are worse, the smallest p counts n times, the next n - 1 times, and none is below it."""
+    generator = np.random.default_rng(0)
+    worse = {f"m{number}": generator.normal(0.05 * number, 1, 40) for number in range(8)}
+    samples = [{"methods": {"best": {"x": 3.0}, **{name: {"x": 3 - values[row]} for name, values in worse.items()}}}
+               for row in range(40)]  # fmt: skip
+
+    def p(names):
+        found = report.table(samples, {"x": ""}, ["best", *names])
+        return {name: found[name]["x"].p for name in names}
+
+    able = [name for name in worse if worse[name].mean() > 0]
+    alone = {name: p([name])[name] for name in able}
+    expected, before = {}, 0.0
+    for rank, name in enumerate(sorted(able, key=alone.get)):
+        expected[name] = before = max(before, min(1, alone[name] * (len(able) - rank)))
+    assert p(able) == pytest.approx(expected)
+    assert len(able) > 2
+    said = " ".join(report.legend(samples, {"x": ""}, [], {}))
+    assert "Holm" in said
+    assert "chosen on the same samples" in said
+
+
+# --- times ---
+
+
+class Accelerator:
+    """A GPU that works after it was told to, and a clock that both share."""
+
+    def __init__(self, monkeypatch):
+        self.clock, self.pending, self.held = 0.0, 0.0, 5_000_000
+        monkeypatch.setattr(time, "perf_counter", self.now)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        for home in (torch.cuda, torch.accelerator):
+            monkeypatch.setattr(home, "synchronize", self.wait)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *device: None)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *device: self.held)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *device: self.held + 7_000_000)
+
+    def now(self):
+        self.clock += 1e-6
+        return self.clock
+
+    def launches(self, seconds):
+        def work(*_):
+            self.pending += seconds
+
+        return work
+
+    def wait(self, *_):
+        self.clock += self.pending
+        self.pending = 0.0
+
+
+def test_cost_on_a_gpu_is_of_the_whole_work_and_of_memory_above_before(monkeypatch):
+    """Faked."""
+    gpu = Accelerator(monkeypatch)
+    monkeypatch.setattr(cost, "tasks", SimpleNamespace(plan=lambda *_: None))
+    monkeypatch.setattr(cost, "resolved", lambda *_: None)
+    monkeypatch.setattr(cost, "_forward", gpu.launches(2))
+    monkeypatch.setattr(cost, "token_scores", gpu.launches(6))
+    net = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
+    (row,) = cost.table(SimpleNamespace(net=net, device=torch.device("cuda")), {"m": None}, [8], rounds=2)
+    assert row["seconds"] == pytest.approx(6, rel=1e-4)
+    assert row["forward passes"] == pytest.approx(3, rel=1e-4)
+    assert row["peak MB"] == pytest.approx(7)
+
+
+def test_memory_of_a_model_on_the_cpu_is_not_the_gpus(monkeypatch, llama):
+    """Faked."""
+    Accelerator(monkeypatch).held = 10**15
+    (row,) = cost.table(llama, {"random": Random()}, [8], rounds=1)
+    assert row["peak MB"] < 10**6
+
+
+def test_the_self_test_waits_for_its_device(monkeypatch, llama):
+    """Both passes of its ratio."""
+    timed = []
+    monkeypatch.setattr(selftest, "seconds", lambda work, *device: timed.append(device) or 1.0)
+    selftest.selftest(llama, [7, 3, 12])
+    assert timed == [(llama.device,)] * 6

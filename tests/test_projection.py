@@ -1,0 +1,139 @@
+"""The number beside a neuron's words is what adding one unit of activation does (FINDINGS A1)."""
+
+import pytest
+import torch
+from conftest import ICE_BEAR, IDS, Letters, random_model
+from families import dense
+
+from concepts import Model, Neuron, attribute, project
+from concepts import calibration as texts
+from concepts.calibration import calibrate
+from concepts.norms import divisor
+from concepts.vocabulary import typical, w2_row
+from steering import steer
+
+HELD_OUT = [  # no calibration text has them
+    "The ice bear lives in the", "The capital of Germany is", "My favourite food is", "In the morning she went to the",
+    "The opposite of hot is", "The dog chased the", "Shakespeare was a famous", "The largest planet is",
+    "He opened the", "Two plus two is", "The colour of the sky is", "They sailed across the", "The king of the",
+    "The doctor said that the", "A year has twelve", "She plays the", "Bread is made from", "The river flows into the",
+    "The film was directed by", "import numpy as",
+]  # fmt: skip
+
+
+def test_one_unit_changes_the_logits_by_what_project_says(smol):
+    """40 neurons of the last layer, 20 prompts: the median ratio of what happens and what is said is near 1."""
+    generator = torch.Generator().manual_seed(0)
+    neurons = [Neuron(29, "ffn", i) for i in torch.randperm(1536, generator=generator)[:40].tolist()]
+    said = [project(smol, neuron, 3).promoted for neuron in neurons]
+    seen = {}
+    hook = smol.net.model.norm.register_forward_pre_hook(lambda module, args: seen.update(x=args[0]))
+    rows = torch.stack([smol.net.model.layers[29].mlp.down_proj.weight[:, n.index] for n in neurons])  # (40, D)
+    ratios = []
+    for prompt in HELD_OUT:
+        plain = smol.next_logits(prompt)
+        with torch.no_grad():  # the last layer's neurons at the last token reach nothing but the final norm
+            moved = smol.net.lm_head(smol.net.model.norm(seen["x"][0, -1] + rows))
+        for row, promoted in enumerate(said):
+            ratios += [((moved[row] - plain)[word.id] / word.logit).item() for word in promoted]
+        if prompt == ICE_BEAR:
+            with steer(smol, [f"{neurons[3]}+1@last"]):
+                assert torch.allclose(smol.next_logits(prompt), moved[3], atol=1e-3)
+    hook.remove()
+    assert 0.8 < torch.tensor(ratios).median() < 1.25
+    low, high = typical(smol, 29)
+    assert ((torch.tensor(ratios) > 0.8 * low) & (torch.tensor(ratios) < 1.25 * high)).float().mean() > 0.8
+
+
+def test_canada_at_the_ice_bear(smol):
+    neuron = Neuron.parse("L29.ffn.860")
+    word = project(smol, neuron, 1).promoted[0]
+    plain = smol.next_logits(ICE_BEAR)
+    with steer(smol, [f"{neuron}+1@last"]):
+        added = (smol.next_logits(ICE_BEAR) - plain)[word.id].item()
+    assert (word.text, word.logit) == (" Canada", pytest.approx(added, rel=0.25))
+
+
+FAMILIES = {name: config for name, config in dense().items() if name != "gemma2"}  # whose logits are capped by a tanh
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_direct_path_is_what_the_rules_see(name):
+    """With the final divisor of one token in place of the median, logits are gradients under Eq. 19 in every family:
+    centred where the norm centres, sandwich norms passed."""
+    model = Model(random_model(FAMILIES[name], "eager", torch.float32).net, name=name)
+    seen = {}
+    last, final = model.layers - 1, model.net.get_submodule(model.family.final_norm)
+    behind = {path: model.net.get_submodule(path) for path in model.norms_behind(last)}
+    hooks = [
+        norm.register_forward_pre_hook(lambda module, args, path=path: seen.update({path: divisor(module, args[0])}))
+        for path, norm in behind.items()
+    ]
+    found = attribute(model, IDS, target=5, sites=("ffn",))
+    for hook in hooks:
+        hook.remove()
+    assert final is behind[model.family.final_norm]
+    neuron = int(found.activation("ffn")[last, -1].abs().argmax())
+    row = w2_row(model, Neuron(last, "ffn", neuron))
+    for path in behind:
+        row = row * calibrate(model).divisors[path][1] / seen[path][0, -1]
+    logit = (row @ model.net.get_output_embeddings().weight[5]).item()
+    gradient = found.ffn[last, -1, neuron] / found.activation("ffn")[last, -1, neuron]
+    assert logit == pytest.approx(gradient.item(), rel=1e-3, abs=1e-6)
+
+
+def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
+    """Against a loop over texts, one at a time; the first token, a sink, left out."""
+    low, high, divisors = torch.zeros(3, 20), torch.zeros(3, 20), []
+    for text in texts.TEXTS:
+        ids = model.token_ids(text, texts.LONGEST)
+        if len(ids) < 2:
+            continue
+        found = attribute(model, ids, sites=("ffn",))
+        kept = [place for place in range(len(ids)) if place not in found.sinks]
+        low = torch.minimum(low, found.activation("ffn")[:, kept].amin(1))
+        high = torch.maximum(high, found.activation("ffn")[:, kept].amax(1))
+        with torch.no_grad():
+            stream = model.net(torch.tensor([ids]), output_hidden_states=True)
+        x = []
+        hook = model.net.model.norm.register_forward_pre_hook(lambda module, args, x=x: x.append(args[0][0]))
+        with torch.no_grad():
+            model.net(torch.tensor([ids]))
+        hook.remove()
+        divisors.append(x[0][kept].pow(2).mean(1).add(model.net.config.rms_norm_eps).sqrt())
+        assert stream.logits.isfinite().all()
+    found = calibrate(model)
+    assert torch.allclose(found.low, low, atol=1e-5)
+    assert torch.allclose(found.high, high, atol=1e-5)
+    median = torch.cat(divisors).quantile(0.5).item()
+    assert found.divisors["model.norm"][1] == pytest.approx(median, rel=1e-4)
+
+
+def test_calibration_is_kept_in_the_cache_but_not_under_edits(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+    monkeypatch.setattr(texts, "KEPT_FROM", 0)
+    with steer(model, ["L0.ffn.0=50"]):
+        assert calibrate(model).high[0, 0] == 50
+    assert not list(tmp_path.rglob("*.safetensors"))
+    plain = calibrate(model)
+    assert plain.high[0, 0] < 50
+    (file,) = tmp_path.rglob("*.safetensors")
+    again = Model(model.net, Letters(), "another")
+    monkeypatch.setattr(texts, "_measured", None)  # it is read
+    assert torch.equal(calibrate(again).high, plain.high)
+    assert calibrate(again).divisors == plain.divisors
+    file.write_bytes(b"no tensors")
+    monkeypatch.undo()
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+    assert torch.equal(calibrate(Model(model.net, Letters(), "a third")).high, plain.high)
+
+
+def test_where_the_unembedding_gives_no_answers_there_are_words_without_logits():
+    from test_others import make
+
+    found = project(make("bert"), Neuron(1, "ffn", 3), 2)
+    assert (found.typical, found.promoted[0].logit) == (None, None)
+    assert "z" in found.about
+    t5 = make("t5")
+    assert project(t5, Neuron(0, "ffn", 3), 2).promoted[0].logit is None
+    assert project(t5, Neuron(t5.layers - 1, "ffn", 3), 2).promoted[0].logit > 0

@@ -1,0 +1,169 @@
+"""Threads that share a model: nobody waits for another's whole text, and nobody sees another's edits."""
+
+import signal
+import threading
+import time
+from contextlib import nullcontext
+
+import pytest
+import torch
+from conftest import LLAMA, Letters, random_model
+from transformers import LlamaConfig
+
+from concepts import Model, attribute
+from steering import Edit, Recipe, steer
+from steering.permanent import patch, patched
+
+PROMPT, OTHER = "The ice bear", "A camel lives"
+EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", 'L1.ffn.6=5@seen:"a"']
+OTHER_EDITS = ["L1.ffn.3=-9", "L2.ffn.5=4@generated"]
+
+
+class Writer(Letters):
+    pad_token_id = eos_token_id = None
+
+    def batch_decode(self, rows, skip_special_tokens):
+        return [" ".join(map(str, row.tolist())) for row in rows]
+
+
+def insides(net):
+    """The attributes of every module, its hooks and parameters among them."""
+    return [
+        {name: [*map(id, value), *map(id, value.values())] if isinstance(value, dict) else id(value)
+         for name, value in vars(module).items()}
+        for module in net.modules()
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def writer():
+    """A random model that writes on and on; after a test nothing is left in it, and nobody has its lock."""
+    made = random_model(LlamaConfig(**{**LLAMA.to_dict(), "max_position_embeddings": 300}), dtype=torch.float32)
+    made.net.generation_config.eos_token_id = None
+    model = Model(made.net, Writer(), "writer")
+    before, random = insides(model.net), torch.get_rng_state()
+    yield model
+    assert insides(model.net) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    at_once(lambda: model.predict(PROMPT))
+
+
+def at_once(*tasks):
+    """What functions, each in a thread, return or raise."""
+    found = [None] * len(tasks)
+
+    def run(number):
+        try:
+            found[number] = tasks[number]()
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return found
+
+
+def write(model, edits, count, on_token=None, **options):
+    with steer(model, edits) if edits else nullcontext():
+        return model.generate(PROMPT, count, on_token=on_token, **options)
+
+
+def as_lists(answer):
+    """Of `predict` or `attribute`."""
+    return answer if isinstance(answer, list) else [answer.tokens.tolist(), answer.ffn.tolist(), answer.attn.tolist()]
+
+
+@pytest.mark.parametrize("edits", [[], EDITS], ids=["plain", "steered"])
+@pytest.mark.parametrize("asked", [Model.predict, attribute], ids=lambda asked: asked.__name__)
+def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer, edits, asked):
+    """And answer and text are as they are alone."""
+    alone, text_alone = as_lists(asked(writer, OTHER)), write(writer, edits, 200)
+    written, begun, waits = [0], threading.Event(), []
+
+    def on_token(count):
+        written[0] = count
+        begun.set()
+        time.sleep(0.01)  # the tokens of real models take longer
+
+    def ask():
+        begun.wait()
+        while written[0] < 200:
+            before = written[0]
+            answer = asked(writer, OTHER)
+            waits.append(written[0] - before)
+            assert as_lists(answer) == alone
+
+    text, failure = at_once(lambda: write(writer, edits, 200, on_token), ask)
+    assert failure is None
+    assert text == text_alone
+    assert max(waits) <= 2
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_two_texts_are_written_in_turn_and_are_as_alone(writer, temperature, breaks):
+    """Also drawn ones, and where the one that began first ends first, or fails."""
+    options = {"temperature": temperature}
+    first_alone = write(writer, EDITS, 60, seed=1, **options)
+    second_alone = write(writer, OTHER_EDITS, 120, seed=2, **options)
+    assert first_alone.split()[:60] != second_alone.split()[:60]
+    order, begun = [], threading.Event()
+
+    def first(count):
+        order.append("first")
+        begun.set()
+        time.sleep(0.005)
+        if breaks and count == 50:
+            raise ZeroDivisionError
+
+    def other():
+        begun.wait()
+        return write(writer, OTHER_EDITS, 120, lambda count: order.append("second"), seed=2, **options)
+
+    found, second = at_once(lambda: write(writer, EDITS, 60, first, seed=1, **options), other)
+    assert isinstance(found, ZeroDivisionError) if breaks else found == first_alone
+    assert second == second_alone
+    assert order.index("second") < 10
+    assert order[-1] == "second"
+
+
+def test_what_cannot_be_taken_out_is_not_lent(writer):
+    """A patch changes weights for every thread: others wait until it is gone."""
+    alone = writer.predict(OTHER)
+    recipe = Recipe.for_model(writer, "strong", [Edit.parse("L1.ffn.3=90")])
+    begun = threading.Event()
+
+    def patched_text():
+        with patched(writer, patch(writer, recipe)), steer(writer, EDITS):
+            return write(writer, [], 30, lambda count: (begun.set(), time.sleep(0.005)))
+
+    def ask():
+        begun.wait()
+        return writer.predict(OTHER)
+
+    assert at_once(patched_text, ask)[1] == alone
+
+
+def test_ctrl_c_while_another_has_its_turn(writer):
+    """It comes when the turn is back, so that the model is left as it was found."""
+    clean, main, seen = insides(writer.net), threading.main_thread().ident, []
+
+    def other():
+        with writer.lock:
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.2)
+            seen.append(insides(writer.net))
+
+    def on_token(count):
+        if count == 3:
+            threading.Thread(target=other).start()
+            while not writer.lock._waiting:
+                time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        write(writer, EDITS, 20, on_token)
+    assert seen == [clean]
