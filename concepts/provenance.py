@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from concepts.models import Model
+if TYPE_CHECKING:
+    from concepts.models import Model
 
 PACKAGES = ("icebear", "torch", "transformers")
 
