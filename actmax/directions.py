@@ -38,7 +38,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
         store.set_w2_norms(np.concatenate(list(norms)).tolist())
         store.set_typical([typical(model, layer) for layer in range(model.layers)])
     if not store.count("tokens"):
-        store.set_tokens(model.text(token) for token in range(model.net.config.vocab_size))
+        store.set_tokens(model.text(token) for token in range(model.config.vocab_size))
 
 
 def gated(model: Model) -> bool:
@@ -65,7 +65,7 @@ def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor
         for layer in range(model.layers):
             rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
             if rows is None:
-                rows = torch.zeros(model.width(site), model.net.config.hidden_size, device=model.device)
+                rows = torch.zeros(model.width(site), model.config.hidden_size, device=model.device)
             yield rows.cpu().numpy()
 
 

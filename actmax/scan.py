@@ -95,7 +95,8 @@ def scan_shard(
         key=lambda row: (len(row[1]), sentences[row[0]].id),
     )
     reader = _Reader(model, settings, len(rows), threshold)
-    vectors = torch.zeros(len(sentences), model.net.config.hidden_size, dtype=torch.float16)
+    width = getattr(model.config, "word_embed_proj_dim", model.config.hidden_size)  # OPT-350m's last map narrows it
+    vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
     size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
@@ -164,7 +165,7 @@ class _Reader:
             with torch.no_grad():
                 return self.model.final_stream(batch)
         with torch.enable_grad(), relevance_rules(self.model.net), embedding_leaf(self.model):
-            output = self.model.net(**self.model.inputs(batch), output_hidden_states=True)
+            output = self.model.forward(batch, output_hidden_states=True)
             predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
             if predicted.dim() == 2:  # padding predicts too, but nothing that counts is before it
                 predicted = predicted * (batch.decoder or batch).mask

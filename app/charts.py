@@ -58,9 +58,11 @@ def _map(rows: list[dict[str, Any]], x: alt.X, across: str, title: str) -> alt.C
 
 
 def paired_bars(plain: list[dict[str, Any]], steered: list[dict[str, Any]]) -> alt.Chart:
-    """The probabilities of the next token, without and with edits."""
+    """The probabilities of the next token, without and with edits; of a model that predicts a number that number."""
+    value = "logit" if any(token["probability"] is None for token in plain) else "probability"
+    scale = alt.Scale() if value == "logit" else alt.Scale(domain=[0, 1])
     rows = [
-        {"token": repr(token["text"]), "probability": token["probability"], "text": name}
+        {"token": repr(token["text"]), value: token[value], "text": name}
         for name, tokens in (("plain", plain), ("steered", steered))
         for token in tokens
     ]
@@ -71,12 +73,12 @@ def paired_bars(plain: list[dict[str, Any]], steered: list[dict[str, Any]]) -> a
         .encode(
             y=alt.Y("token:N", sort=order, title=None, axis=alt.Axis(labelOverlap=False)),
             yOffset=alt.YOffset("text:N", sort=["plain", "steered"]),
-            x=alt.X("probability:Q", scale=alt.Scale(domain=[0, 1])),
+            x=alt.X(f"{value}:Q", scale=scale),
             color=alt.Color(
                 "text:N", scale=alt.Scale(domain=["plain", "steered"], range=["#8a8a8a", BLUE]),
                 legend=alt.Legend(orient="bottom", title=None),
             ),
-            tooltip=["token", "text", alt.Tooltip("probability:Q", format=".4f")],
+            tooltip=["token", "text", alt.Tooltip(f"{value}:Q", format=".4f")],
         )
         .properties(height=34 * len(order) + 100)  # the page takes axis, legend and title out of it
     )  # fmt: skip

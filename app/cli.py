@@ -24,7 +24,7 @@ from app.options import (
     write_page,
 )
 from app.store_verbs import VERBS as STORE_VERBS
-from db.errors import IcebearError
+from db.errors import IcebearError, out_of_memory
 
 EXAMPLE_RECIPE = Path(__file__).parent / "recipes" / "ice-bear-to-desert.json"
 
@@ -38,8 +38,11 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except IcebearError as error:
-            click.echo(f"icebear: {error}", err=True)
+        except Exception as error:
+            known = error if isinstance(error, IcebearError) else out_of_memory(error)
+            if known is None:
+                raise
+            click.echo(f"icebear: {known}", err=True)
             sys.exit(1)
 
 

@@ -71,7 +71,7 @@ def explanation(relevance: Relevance) -> Group:
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast:
         head.append(f" rather than {relevance.contrast.text!r}")
-    predicted = ", ".join(f"{token.text!r} {token.probability:.2f}" for token in relevance.predictions[:5])
+    predicted = ", ".join(f"{token.text!r} {token.number}" for token in relevance.predictions[:5])
     return Group(
         Text(f"Predicted: {predicted}"),
         Text.assemble(head, Text(f"?  ({relevance.method!r})", "dim")),
@@ -132,6 +132,8 @@ def side_by_side(found: dict[str, Any]) -> Group:
 
 
 def _bars(tokens: list[dict[str, Any]]) -> str:
+    if any(token["probability"] is None for token in tokens):  # a number is predicted
+        return "\n".join(f"{token['text']!r:<14} {token['logit']:+.3f}" for token in tokens)
     return "\n".join(
         f"{token['text']!r:<14} {token['probability']:.3f} {'█' * round(20 * token['probability'])}" for token in tokens
     )
@@ -259,7 +261,7 @@ def knowledge_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def predictions(tokens: Sequence[TokenScore]) -> str:
-    return ", ".join(f"{token.text!r} {token.probability:.2f}" for token in tokens)
+    return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
 
 
 def card(found: Card) -> Group:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from concepts import experts, tasks
-from concepts.families import FAMILIES, Family
+from concepts.families import FAMILIES, Family, family_of
 from concepts.fingerprint import fingerprint
 from db.errors import InputError, ModelError
 from db.records import SITES, Neuron
@@ -23,6 +23,10 @@ class Architecture:
     """How they are kept, in words; `load_model` says where they were de-quantised."""
 
     def __init__(self, net: Any, name: str = "") -> None:
+        if any(type(module).__module__.startswith("peft.") for module in net.modules()):
+            raise ModelError(
+                "The model has an adapter beside its weights; merge it first (net = net.merge_and_unload())."
+            )
         self.net = net.eval().requires_grad_(False)
         self.name = name or net.config._name_or_path or type(net).__name__
 
@@ -36,15 +40,21 @@ class Architecture:
     def dtype(self) -> torch.dtype:
         return self.net.dtype
 
+    @property
+    def config(self) -> Any:
+        """The configuration of what reads text, also of a model that looks at images besides."""
+        return self.net.config.get_text_config()
+
     @cached_property
     def family(self) -> Family:
-        kind = self.net.config.model_type
-        if kind not in FAMILIES:
+        found = family_of(self.net.config)
+        if found is None:
             raise ModelError(
-                f"icebear does not know where {kind!r} models keep their neurons, only what their tokens' relevance is "
-                f"(sites=()); it knows {', '.join(FAMILIES)}. docs/new-family.md adds one in a dozen lines."
+                f"icebear does not know where {self.net.config.model_type!r} models keep their neurons, only what "
+                f"their tokens' relevance is (sites=()); it knows {', '.join(FAMILIES)}. docs/new-family.md adds one "
+                "in a dozen lines."
             )
-        return FAMILIES[kind]
+        return found
 
     @cached_property
     def task(self) -> str:
@@ -62,7 +72,7 @@ class Architecture:
 
     @cached_property
     def context_length(self) -> int:
-        return getattr(self.net.config, "max_position_embeddings", None) or 1 << 30
+        return getattr(self.config, "max_position_embeddings", None) or 1 << 30
 
     @property
     def labels(self) -> dict[int, str]:
@@ -72,14 +82,14 @@ class Architecture:
     @property
     def answers(self) -> int:
         """The number of tokens, or labels, that it chooses from."""
-        return len(self.labels) or self.net.config.vocab_size
+        return len(self.labels) or self.config.vocab_size
 
     # --- its parts ------------------------------------------------------------------------------------
 
     @property
     def has_family(self) -> bool:
         """Whether it is known where the neurons are; the relevance of tokens needs no more than the operations."""
-        return self.net.config.model_type in FAMILIES
+        return family_of(self.net.config) is not None
 
     @cached_property
     def stacks(self) -> list[tuple[Family, list[nn.Module]]]:
@@ -106,6 +116,12 @@ class Architecture:
         return max(lists, key=len, default=[])
 
     @property
+    def unembedding_in(self) -> nn.Module | None:
+        """The linear map between the final norm and the unembedding, where there is one."""
+        path = self.family.unembedding_in if self.has_family else ""
+        return dict(self.net.named_modules()).get(path) if path else None
+
+    @property
     def embeddings(self) -> list[nn.Module]:
         """The modules that give tokens their embeddings: of the only stack, or of encoder and decoder."""
         parts = [self.net.get_encoder(), self.net.get_decoder()] if self.task == "seq2seq" else [self.net]
@@ -117,7 +133,7 @@ class Architecture:
 
     @property
     def heads(self) -> int:
-        return getattr(self.net.config, "num_attention_heads", 1)
+        return getattr(self.config, "num_attention_heads", 1)
 
     @property
     def head_dim(self) -> int:

@@ -17,7 +17,8 @@ from concepts.baselines.methods import HOW, Baseline, named
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
-from concepts.models import Model, Prompt
+from concepts.models import Model
+from concepts.prompts import Prompt, prompts_of
 from concepts.provenance import provenance
 from concepts.relevance import Conservation, Relevance
 from concepts.taps import Taps
@@ -61,10 +62,7 @@ def attribute(
 
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
     """
-    single = not isinstance(prompt, (list, tuple)) or (len(prompt) > 0 and isinstance(prompt[0], int))
-    prompts: list[Any] = [prompt] if single else list(prompt)
-    if not prompts:
-        raise InputError("There is no prompt to explain; give at least one.")
+    prompts, single = prompts_of(prompt)
     method = named(method) if isinstance(method, str) else method
     if sites is None:
         sites = ("ffn", "attn") if model.has_family and isinstance(method, AttnLRP) else ()

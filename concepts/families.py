@@ -6,7 +6,7 @@ A family is found by the model type in its configuration; nothing is guessed for
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Family:
     """All of q, then k, then v; or, for each key-value head, its query heads, its key and its value."""
     final_norm: str = "model.norm"
     """The norm before the unembedding, or empty."""
+    unembedding_in: str = ""
+    """A linear map between the two, of models that have it, or empty."""
     ffn_norm: str = ""
     """A norm between W2 and the residual stream (sandwich norms), or on the stream right behind it (post-norm), or
     empty."""
@@ -114,8 +116,16 @@ OPT = replace(
     ffn_in="fc1",
     attn_out="self_attn.out_proj",
     final_norm="model.decoder.final_layer_norm",
+    unembedding_in="model.decoder.project_out",
     position_inputs=(),
     position_embedding="model.decoder.embed_positions",
+)
+OPT_350M = replace(
+    OPT,
+    name="opt, norms behind",
+    final_norm="",
+    ffn_norm="final_layer_norm",
+    attn_norm="self_attn_layer_norm",
 )
 PHI = replace(
     LLAMA,
@@ -205,6 +215,7 @@ FAMILIES: dict[str, Family] = {
     "stablelm": replace(LLAMA, name="stablelm"),
     "gemma2": replace(GEMMA3, name="gemma2"),
     "gemma3_text": GEMMA3,
+    "gemma3": replace(GEMMA3, layers="model.language_model.layers", final_norm="model.language_model.norm"),
     "gpt2": GPT2,
     "phi": PHI,
     "gpt_neox": NEOX,
@@ -225,3 +236,9 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """By `config.model_type`."""
+
+
+def family_of(config: Any) -> Family | None:
+    """The family of a transformers configuration, None if it is unknown."""
+    family = FAMILIES.get(config.model_type)
+    return OPT_350M if family is OPT and not config.do_layer_norm_before else family

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from concepts.models import Model
 from concepts.presets import PRESETS, fetch
 from concepts.tasks import AUTO_CLASSES, task_of
-from db.errors import InputError, ModelError, UnknownName
+from db.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 
 
 def load_model(
@@ -55,7 +57,8 @@ def load_model(
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options)
         elif (Path(source) / "adapter_config.json").is_file():
             net = _load_adapter(Path(source), kind, attention, options)
-            tokenizer = AutoTokenizer.from_pretrained(net.config._name_or_path, **options)
+            own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
+            tokenizer = AutoTokenizer.from_pretrained(source if own else net.config._name_or_path, **options)
         else:
             auto = _auto_class(source, options)
             net = auto.from_pretrained(
@@ -65,11 +68,12 @@ def load_model(
                 processor = AutoImageProcessor.from_pretrained(source, **options)
             else:
                 tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise _loading_error(name, error) from None
+        net = net.to(place)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise _loading_error(name, error) from error
     finally:
         logging.set_verbosity(loud)
-    return Model(net.to(place), tokenizer, name, processor)
+    return Model(net, tokenizer, name, processor)
 
 
 def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:
@@ -106,15 +110,14 @@ def _load_adapter(folder: Path, dtype: torch.dtype, attention: str | None, optio
 
 
 def _hub_reachable() -> bool:
-    """Whether the hub's name resolves: without a network its client would retry for half a minute."""
-    import socket
-    from urllib.parse import urlsplit
-
-    from huggingface_hub.constants import ENDPOINT
+    """Whether the hub answers one request of its own client, which knows of proxies and of HF_HUB_OFFLINE: without a
+    network it would retry each file for half a minute."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
 
     try:
-        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
-    except OSError:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # of which library depends on the client's version
         return False
     return True
 
@@ -132,16 +135,36 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _loading_error(name: str, error: Exception) -> Exception:
-    if os.path.exists(name) or name in PRESETS:
-        reason = str(error).strip().splitlines()[0][:200]
-        return ModelError(f"{name} could not be loaded ({reason}); check that it is a complete transformers model.")
-    return UnknownName(
-        "model",
-        name,
-        PRESETS,
-        "It is no preset, folder or .gguf file, and no model hub that has it could be reached; "
-        "`icebear models` lists the presets.",
+def _loading_error(name: str, error: Exception) -> IcebearError:
+    """What was wrong, and the way out."""
+    from huggingface_hub import errors
+
+    def says(*kinds: type) -> bool:
+        return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
+
+    reason = " ".join(str(error).split())[:200].rstrip(". ")
+    where = "It is no preset, folder or .gguf file, and {}; `icebear models` lists the presets."
+    if full := out_of_memory(error):
+        return full
+    if says(errors.GatedRepoError):
+        return ModelError(
+            f"{name} is gated: accept its terms on https://huggingface.co/{name} and log in with `hf auth login`."
+        )
+    if says(errors.RepositoryNotFoundError, errors.HFValidationError):
+        shown = "the model hub has none of that name (or shows it only after `hf auth login`)"
+        return UnknownName("model", name, PRESETS, where.format(shown))
+    if says(errors.LocalEntryNotFoundError):
+        return UnknownName("model", name, PRESETS, where.format("no model hub that has it could be reached"))
+    if says(SafetensorError):
+        return ModelError(f"A file of {name} is damaged or cut short ({reason}); fetch it again.")
+    if "model.safetensors" in reason:
+        return ModelError(
+            f"{name} has no weights as .safetensors, the format that cannot run code; save them anew with "
+            "save_pretrained."
+        )
+    return ModelError(
+        f"{name} could not be loaded ({reason}); check that it is a complete model, and that transformers "
+        f"{version('transformers')} knows its kind."
     )
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import GenerationConfig
 
 from concepts import images, tasks
 from concepts.architecture import Architecture
+from concepts.prompts import Prompt, joined, numbers, prompts_of, readable
 from concepts.turns import Turns, draws
 from db.errors import InputError, ModelError, UnknownName
 from db.records import TokenScore
-
-Prompt = Any
-"""A text, or the token ids themselves; for an image classifier the path of an image, an image, or its pixels."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Batch:
 class Model(Architecture):
     """A transformers model, its tokenizer, and where its neurons are.
 
+    net: it is put into eval mode, and its parameters are frozen, for good; an adapter must be merged into it.
     `lock` is held while rules, taps or edits are in the model, so that threads may share it; a generation lends it to
     those who wait, after each token.
     """
@@ -90,23 +91,32 @@ class Model(Architecture):
 
     def _padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
         longest = max(len(row) for row in rows)
-        ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.long)
+        ids = torch.full((len(rows), longest), self._padding(rows))
+        mask = torch.zeros_like(ids)
         for row, values in enumerate(rows):
             place = slice(0, len(values)) if padding_side == "right" else slice(longest - len(values), longest)
             ids[row, place] = torch.tensor(values)
             mask[row, place] = 1
         return Batch(ids.to(self.device), mask.to(self.device), tuple(map(len, rows)))
 
+    def _padding(self, rows: Sequence[Sequence[int]]) -> int:
+        """The id that the model was made to be padded with; where it has none, one that no row ends with."""
+        own = getattr(self.config, "pad_token_id", None)
+        if own is not None and 0 <= own < self.config.vocab_size:
+            return own
+        last = {row[-1] for row in rows}
+        return next(token for token in range(len(last) + 1) if token not in last)
+
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             if not prompt.strip():
                 raise InputError("The prompt is empty; give it some text.")
-            ids = self._tokenizer()(prompt)["input_ids"]
+            ids = self._encoded(prompt)
         else:
-            ids = list(prompt)
+            ids = numbers(prompt)
             if not ids:
                 raise InputError("The prompt is empty; give it at least one token id.")
-            vocabulary = self.net.config.vocab_size
+            vocabulary = self.config.vocab_size
             if not all(0 <= token < vocabulary for token in ids):
                 raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
         if len(ids) > self.context_length:
@@ -140,7 +150,7 @@ class Model(Architecture):
 
     def tokens_of(self, text: str) -> list[int]:
         """The tokens of a part of a text, without special ones."""
-        return self._tokenizer()(text, add_special_tokens=False)["input_ids"]
+        return self._tokenizer()(readable(text), add_special_tokens=False)["input_ids"]
 
     def continuation(self, text: str, behind: Prompt | None = None) -> list[int]:
         """The tokens of `text` where it goes on from a prompt: both are read together, and what is new is taken.
@@ -185,19 +195,18 @@ class Model(Architecture):
 
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """The tokens of a text as the model reads it, special ones included: the first `limit`, if there are more."""
-        ids = self._tokenizer()(text)["input_ids"]
+        ids = self._encoded(text)
         return ids[: min(limit or len(ids), self.context_length)]
+
+    def _encoded(self, text: str) -> list[int]:
+        """With special tokens."""
+        return self._tokenizer()(readable(text))["input_ids"]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """The text of each token; a character of several tokens is whole in its last one, the others are empty."""
         found = [self.text(token) for token in ids]
         if any("\ufffd" in piece for piece in found):
-            before = ""
-            for place in range(len(found)):
-                after = self._tokenizer().decode(ids[: place + 1])
-                whole = not after.endswith("\ufffd") or place + 1 == len(found)
-                found[place] = after[len(before) :] if whole else ""
-                before = after if whole else before
+            found = joined(ids, self._tokenizer().decode)
         return tuple(found)
 
     def special_ids(self) -> set[int]:
@@ -229,21 +238,41 @@ class Model(Architecture):
         with self.lock:
             return tasks.logits(self, plan.batch, list(plan.positions[0][:1]))[0, 0].float()
 
-    def probability(self, prompt: Prompt, answer: str | int, role: str = "target") -> float:
-        """Of one answer."""
-        return self.next_logits(prompt).softmax(-1)[self.answer_id(answer, role, prompt)].item()
+    def probability(self, prompt: Prompt, answer: str | int, role: str = "target") -> float | None:
+        """Of one answer; None for a model that predicts a number."""
+        return self.token_score(self.next_logits(prompt), self.answer_id(answer, role, prompt)).probability
+
+    def log_probabilities(self, logits: Tensor) -> Tensor | None:
+        """Of all answers, by logits (..., V): a softmax, but sigmoids of labels that do not exclude each other; None
+        for a regression, which has no probabilities."""
+        kind = getattr(self.net.config, "problem_type", None) if self.task in ("sequence", "image") else ""
+        if kind == "multi_label_classification":
+            return logsigmoid(logits)
+        if kind == "regression" or (kind is None and len(self.labels) == 1):
+            return None
+        return logits.log_softmax(-1)
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""
-        best = logits.topk(min(k, len(logits)))
-        shares = (best.values - logits.logsumexp(0)).exp()
-        rows = zip(best.indices.tolist(), best.values.tolist(), shares.tolist(), strict=True)
-        return [TokenScore(token, self.answer(token), logit, share) for token, logit, share in rows]
+        return self._scores(logits, logits.topk(min(k, len(logits))).indices)
 
     def token_score(self, logits: Tensor, token: int) -> TokenScore:
         """One token's logit, and its probability under all `logits` (V,)."""
-        probability = (logits[token] - logits.logsumexp(0)).exp().item()
-        return TokenScore(token, self.answer(token), logits[token].item(), probability)
+        return self._scores(logits, torch.tensor([token], device=logits.device))[0]
+
+    def _scores(self, logits: Tensor, tokens: Tensor) -> list[TokenScore]:
+        found = self.log_probabilities(logits)
+        shares = [None] * len(tokens) if found is None else found[tokens].exp().tolist()
+        rows = zip(tokens.tolist(), logits[tokens].tolist(), shares, strict=True)
+        return [TokenScore(token, self.answer(token), logit, share) for token, logit, share in rows]
+
+    def forward(self, batch: Batch, **options: Any) -> Any:
+        """What the network gives for a batch."""
+        if self.task != "sequence":
+            return self.net(**self.inputs(batch), **options)
+        padding = self._padding([batch.row_ids(row) for row in range(len(batch.lengths))])
+        with _replaced(self.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
+            return self.net(**self.inputs(batch), **options)
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         if batch.pixels is not None:
@@ -269,7 +298,7 @@ class Model(Architecture):
 
     def generate(
         self,
-        prompt: str | Sequence[str],
+        prompt: Prompt | Sequence[Prompt],
         max_new_tokens: int = 40,
         temperature: float = 0.0,
         seed: int = 0,
@@ -278,13 +307,15 @@ class Model(Architecture):
     ) -> Any:
         """The text that follows the prompt (a list of texts for a list of prompts).
 
-        temperature: 0 always takes the most probable token; above, tokens are drawn with `seed`.
+        temperature: 0 always takes the most probable token; above, tokens are drawn by their probabilities with `seed`.
         on_token: called with the number of new tokens after each; what it raises ends the generation.
-        options: what transformers' `generate` takes (num_beams, use_cache, ...).
+        options: what transformers' `generate` takes (num_beams, repetition_penalty, use_cache, ...); what the model's
+            own generation_config sets of these does not count.
         """
         if not self.generates:
             raise InputError(f"{self.name} does not generate text; look at what it predicts (`Model.predict`).")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        prompts, single = prompts_of(prompt)
+        tokenizer = self._tokenizer()
         batch = self.encode(prompts, padding_side="left")
         length = batch.ids.shape[1] if self.task == "causal" else 1  # a decoder begins with its start token
         room = self.context_length - length
@@ -296,19 +327,23 @@ class Model(Architecture):
             raise InputError(f"The temperature must be 0 or more, not {temperature}.")
         options = {"do_sample": temperature > 0, "pad_token_id": self._pad_id(), **options}
         if temperature > 0:
-            options["temperature"] = temperature
+            options = {"temperature": float(temperature), "top_k": 0, **options}
+        beginning = ExitStack()  # the net has its own configuration back before somebody else may generate
 
         def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            beginning.close()
             if on_token:
                 on_token(ids.shape[1] - length)
             self.lock.give_way()
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
         options["stopping_criteria"] = [*options.get("stopping_criteria", ()), watch]
-        with self.lock.lending(draws(self.device, seed) if temperature > 0 else nullcontext), torch.no_grad():
+        drawing = draws(self.device, seed) if temperature > 0 else nullcontext
+        with self.lock.lending(drawing), torch.no_grad(), beginning:
+            beginning.enter_context(_replaced(self.net, "generation_config", self._only_ids()))
             output = self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
-        texts = self._tokenizer().batch_decode(output[:, length:], skip_special_tokens=True)
-        return texts[0] if isinstance(prompt, str) and len(texts) == 1 else texts
+        texts = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
+        return texts[0] if single and len(texts) == 1 else texts
 
     @property
     def mask_id(self) -> int:
@@ -325,3 +360,18 @@ class Model(Architecture):
             if token is not None:
                 return token
         return 0
+
+    def _only_ids(self) -> GenerationConfig:
+        """The model's generation_config without the penalties, limits and forced tokens that `generate` would use."""
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        return GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)

@@ -69,9 +69,7 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
         f"<td>{ranked.relevance:+.4f}</td></tr>"
         for ranked in (relevance.top(k) if relevance.sites else [])
     )
-    predictions = ", ".join(
-        f"{escape(repr(token.text))} {token.probability:.2f}" for token in relevance.predictions[:5]
-    )
+    predictions = ", ".join(f"{escape(repr(token.text))} {token.number}" for token in relevance.predictions[:5])
     table = (
         "<table><thead><tr><th>neuron</th><th>activation</th><th>relevance</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>"

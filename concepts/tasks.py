@@ -93,8 +93,10 @@ def plan(
     positions: list[tuple[int, ...]]
     batch = model.encode(prompts)
     rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
-    if task in ("sequence", "image"):
+    if task == "image":
         positions = [(0,)] * len(prompts)
+    elif task == "sequence":
+        positions = [(_read_at(model, ids),) for ids in rows]
     elif task == "token":
         positions = [_labelled(model, ids, place) for ids, place in zip(rows, places, strict=True)]
     elif task == "masked":
@@ -143,6 +145,15 @@ def _masks(model: Model, ids: list[int], answer: tuple[int, ...] | None) -> tupl
     return places
 
 
+def _read_at(model: Model, ids: list[int]) -> int:
+    """Where a text's label is read: encoders have a token for it in front, decoders (whose map to the labels is called
+    `score`) take the last one that is not padding."""
+    if not hasattr(model.net, "score"):
+        return 0
+    padding = model.config.pad_token_id
+    return max((place for place, token in enumerate(ids) if token != padding), default=0)
+
+
 def _labelled(model: Model, ids: list[int], at: int | None) -> tuple[int, ...]:
     """`at`; by default the token that most probably has another label than the first one (``O`` or the like)."""
     if at is None:
@@ -163,9 +174,13 @@ def logits(model: Model, batch: Batch, positions: list[int]) -> Tensor:
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
     if "logits_to_keep" in parameters:
         options["logits_to_keep"] = torch.tensor(positions, device=model.device)
-        return model.net(**model.inputs(batch), **options).logits
-    found = model.net(**model.inputs(batch), **options).logits
-    return found[:, None] if found.dim() == 2 else found[:, positions]
+        return model.forward(batch, **options).logits
+    return at(model.forward(batch, **options).logits, positions)
+
+
+def at(logits: Tensor, positions: list[int]) -> Tensor:
+    """(B, P, V) of logits (B, T, V), or of those of labels (B, V), which are the same at each position."""
+    return logits[:, None].expand(-1, len(positions), -1) if logits.dim() == 2 else logits[:, positions]
 
 
 def explained(plan: Plan, scores: Tensor, needed: list[int]) -> tuple[list[tuple[int, ...]], Tensor]:

@@ -124,4 +124,5 @@ def unembedding(model: Model) -> Tensor:
         output = next(module for name, module in model.net.named_children() if name.endswith("classifier"))
     words: Any = model.embeddings[0] if output is None else output
     scale = model.net.config.d_model**-0.5 if getattr(model.net.config, "scale_decoder_outputs", False) else 1  # T5
-    return words.weight.detach().float() * scale
+    rows = words.weight.detach().float() * scale
+    return rows @ model.matrix(model.unembedding_in) if model.unembedding_in else rows

@@ -14,6 +14,7 @@ IcebearError
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -56,3 +57,12 @@ class UnknownName(IcebearError):
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"{name!r} is not a known {kind}.{hint} {then}")
+
+
+def out_of_memory(error: BaseException) -> IcebearError | None:
+    """What to do about a full memory, of whichever device and library; None for another error."""
+    if not (isinstance(error, MemoryError) or re.search("(out of|not enough|allocate) memory", str(error))):
+        return None
+    return InputError(
+        "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu, or a smaller model."
+    )

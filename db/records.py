@@ -55,12 +55,18 @@ class Ranked:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A vocabulary token with its logit and probability (or z-score) under a named reading."""
+    """A token of the vocabulary, or a label, with its logit and probability."""
 
     id: int
     text: str
     logit: float
-    probability: float
+    probability: float | None
+    """None where a model predicts a number: the logit itself."""
+
+    @property
+    def number(self) -> str:
+        """The probability, or the predicted number, for people."""
+        return f"{self.logit:+.2f}" if self.probability is None else f"{self.probability:.2f}"
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,9 @@ def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, Pre
         "gpt_neox": GPTNeoXConfig(**neox),
         "gpt_neox, serial": GPTNeoXConfig(**neox, use_parallel_residual=False),
         "opt": OPTConfig(**learned, ffn_dim=20 * scale, word_embed_proj_dim=24 * scale),
+        "opt, norms behind": OPTConfig(
+            **learned, ffn_dim=20 * scale, word_embed_proj_dim=16 * scale, do_layer_norm_before=False
+        ),
         "bloom": BloomConfig(**base, hidden_size=24 * scale, n_layer=layers, n_head=4),
         "falcon": FalconConfig(**falcon, multi_query=True),
         "falcon, grouped": FalconConfig(**falcon, new_decoder_architecture=True, num_kv_heads=2),

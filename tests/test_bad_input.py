@@ -3,17 +3,21 @@
 import collections
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import types
 
 import filelock
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
 from app.cli import EXAMPLE_RECIPE, main
-from concepts import conversion, load_model, presets
+from concepts import attribute, conversion, load_model, presets
 from concepts.presets import PRESETS
 from db import fetch
 from db.errors import DownloadError, InputError, ModelError
@@ -38,6 +42,71 @@ def test_prompts():
     fails("attribute", "  ", message="The prompt is empty")
     fails("attribute", "word " * 8200, message="reads at most 8192; shorten it")
     fails("steer", "word " * 8190, "--edit", "L1.ffn.2*0", message="leaves room for")
+
+
+CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (CHAT, "Chat messages are not read yet; make token ids of them first, with tokenizer.apply_chat_template"),
+        (CHAT[0], "Chat messages are not read yet"),
+        ([CHAT, CHAT], "Chat messages are not read yet"),
+        ("ice \udcff bear", "Character 4 of the text is a stray byte; give the text in UTF-8"),
+        (["ice", "bear \udcff"], "Character 5 of the text is a stray byte"),
+        (torch.tensor([[1, 2, 3]]), "A prompt is a text or a flat list of token ids, which this Tensor is not"),
+        ([[1.5, 2.0]], "flat list of token ids, which this list is not"),
+        (b"ice", "which this bytes is not"),
+        (7, "which this int is not"),
+        (None, "which this NoneType is not"),
+        ([], "There is no prompt; give at least one"),
+        ([[]], "at least one token id"),
+        (np.array([3, 50]), "Token ids of letters are 0 to 49"),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_what_is_no_prompt_is_one_sentence_wherever_it_is_given(model, prompt, message):
+    for given in (lambda: attribute(model, prompt), lambda: model.generate(prompt, 3)):
+        with pytest.raises(InputError, match=re.escape(message)):
+            given()
+
+
+def test_an_array_or_a_tensor_of_ids_is_a_prompt(model):
+    ids = [7, 3, 12]
+    expected = attribute(model, ids).tokens
+    for given in (np.array(ids), torch.tensor(ids), list(np.array(ids)), tuple(ids)):
+        assert torch.equal(attribute(model, given).tokens, expected)
+        assert model.predict(given) == model.predict(ids)
+    assert len(attribute(model, [np.array(ids), ids])) == 2
+
+
+def test_a_stray_byte_in_a_terminal():
+    for more in ([], ["--target", " bear"], ["--contrast", "\udcff"]):
+        fails("attribute", "ice \udcff bear", *more, message="of the text is a stray byte")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of ..."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: ..."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: not enough memory: ..."),
+        RuntimeError("MPS backend out of memory (MPS allocated: 17.96 GB, other allocations: 560.96 MB)"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_memory_has_a_way_out(monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr("app.cli.load", lambda **_: types.SimpleNamespace(task="causal", name="large"))
+    monkeypatch.setattr("concepts.attribution.attribute", full)
+    message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
+    fails("attribute", PROMPT, message=message)
+    monkeypatch.setattr("app.cli.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
+    assert isinstance(RUN.invoke(main, ["attribute", PROMPT]).exception, ZeroDivisionError)
 
 
 def test_targets():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import IDS, Double, Letters, random_model
 from families import dense, mixtures
+from transformers import Gemma3Config
 
 from actmax import build_index, read_corpus
 from actmax.directions import gated
@@ -11,9 +12,9 @@ from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from concepts.families import FAMILIES
 from concepts.selftest import selftest
 from concepts.taps import visiting
-from concepts.vocabulary import w1, w2
+from concepts.vocabulary import unembedding, w1, w2
 from db import open_store
-from db.errors import ModelError
+from db.errors import InputError, ModelError
 from steering import steer
 
 CONFIGS, EXPERTS = dense(), mixtures()  # torch has no float64 for grouped matrix products
@@ -46,7 +47,7 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     assert abs(conserved.rest) < tolerance * max(1, abs(conserved.target))
     assert conserved.biases == pytest.approx(0, abs=tolerance)
     assert conserved.softmax == 0
-    assert (abs(conserved.positions) > 1e-3) == (name in ("gpt2", "opt"))  # the learned ones
+    assert (abs(conserved.positions) > 1e-3) == (name.startswith(("gpt2", "opt")))  # the learned ones
 
 
 # transformers' Falcon with ALiBi gives other logits in eager (it adds the slopes twice) than in SDPA.
@@ -160,6 +161,41 @@ def test_which_ffns_are_gated():
     single = {"gpt2", "gptj", "phi", "gpt_neox", "gpt_neox, serial", "opt", "bloom"}
     single |= {"falcon", "falcon, grouped", "falcon, alibi"}
     assert {name for name in [*CONFIGS, *EXPERTS] if not gated(make(name))} == single
+
+
+def test_the_unembedding_includes_the_map_before_it():
+    """OPT-350m's embeddings are narrower than its residual stream."""
+    model = make("opt, norms behind")
+    streams = []
+    hook = model.layer_modules[-1].register_forward_hook(lambda module, args, out: streams.append(out[0]))
+    with Double(), torch.no_grad():
+        logits = model.net(torch.tensor([IDS]), use_cache=False).logits[0]
+    hook.remove()
+    assert torch.allclose(streams[0] @ unembedding(model).double().T, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text_model():
+    """Gemma 3 from 4B on, whose configuration and layers of text are one level down."""
+    text = make("gemma3")
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 8, "patch_size": 4}  # fmt: skip
+    config = Gemma3Config(
+        text_config=CONFIGS["gemma3"].to_dict(), vision_config=vision, mm_tokens_per_image=4, image_token_index=48,
+        boi_token_index=46, eoi_token_index=47,
+    )  # fmt: skip
+    both = random_model(config, "eager")
+    both.net.model.language_model.load_state_dict(text.net.model.state_dict())
+    both.net.lm_head.load_state_dict(text.net.lm_head.state_dict())
+    assert (both.answers, both.heads, both.context_length) == (text.answers, text.heads, text.context_length)
+    assert both.fingerprint != text.fingerprint
+    with Double():
+        one, other = (attribute(model, [IDS, IDS[:3]], method=PA_LRP, sites=SITES)[1] for model in (text, both))
+        with pytest.raises(InputError, match="Token ids of random gemma3 are 0 to 49"):
+            attribute(both, [50])
+    assert torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.positions, other.positions)
+    assert [(r.neuron, r.relevance) for r in one.top(9)] == [(r.neuron, r.relevance) for r in other.top(9)]
+    assert project(both, Neuron(1, "ffn", 3), 3).promoted == project(text, Neuron(1, "ffn", 3), 3).promoted
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])

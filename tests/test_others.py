@@ -1,22 +1,33 @@
 """Models that are not causal: masked ones, classifiers of texts, tokens and images, encoder-decoders."""
 
+import io
+import json
+
 import pytest
 import torch
 import transformers
-from conftest import IDS, Double, Letters
+from conftest import IDS, LLAMA, Double, Letters
 from families import others
+from rich.console import Console
 
 from actmax import annotate, build_index, read_corpus
 from actmax.directions import gated
+from app import charts
+from app.sidebyside import compare
+from app.terminal import explanation, side_by_side
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from concepts.selftest import selftest
 from concepts.taps import visiting
 from concepts.vocabulary import w1, w2
 from db import open_store
 from db.errors import InputError, ModelError, UnknownName
-from steering import steer
+from steering import Edit, steer
 
-CONFIGS = others()
+NAMES = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
+CONFIGS = {
+    **others(),
+    "llama, sequence": ("AutoModelForSequenceClassification", transformers.LlamaConfig(**LLAMA.to_dict() | NAMES)),
+}
 MASK = 49
 CASES = [(name, kind) for name in CONFIGS for kind in ("eager", "sdpa")]
 SITES = ("ffn", "attn", "q", "k", "v")
@@ -82,7 +93,8 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     assert abs(conserved.rest) < 1e-9
     assert conserved.biases == pytest.approx(0, abs=1e-9)
     assert conserved.softmax == 0
-    assert (abs(conserved.positions) > 1e-4) == (model.task != "seq2seq")  # a bias on scores gets nothing in CP-LRP
+    # A bias on scores, and a rotation of them, gets nothing in CP-LRP.
+    assert (abs(conserved.positions) > 1e-4) == (name != "llama, sequence" and model.task != "seq2seq")
     assert found.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
 
 
@@ -124,6 +136,28 @@ def test_batch_equals_single_and_everything_is_undone(name):
                 assert torch.allclose(alone.of(site), found.of(site), rtol=1e-6, atol=1e-9), site
             assert found.conservation().rest == pytest.approx(0, abs=1e-9)
     assert before == state()
+
+
+@pytest.mark.parametrize("padding", [0, 2, None, -1])
+def test_a_batch_of_a_decoder_classifier_equals_its_singles(padding):
+    """Also where a prompt ends in what others are padded with: the label is read before it."""
+    model = make("llama, sequence")
+    model.net.config.pad_token_id = padding
+    prompts = [[5, 9, 2], [4, 0], [3, 2, 2, 0, 0], IDS]
+    with Double():
+        together = attribute(model, prompts, "ice")
+        for ids, found in zip(prompts, together, strict=True):
+            alone = attribute(model, ids, "ice")
+            own = model.net(torch.tensor([ids])).logits[0]
+            read_at = max(place for place, token in enumerate(ids) if token != padding)
+            assert alone.target.logit == pytest.approx(own[1].item(), rel=1e-6)
+            assert found.target.logit == pytest.approx(own[1].item(), rel=1e-6)
+            assert torch.allclose(alone.tokens, found.tokens, rtol=1e-6, atol=1e-9)
+            assert torch.allclose(alone.ffn, found.ffn, rtol=1e-6, atol=1e-9)
+            assert found.top(3) == found.top(3, position=read_at)
+    rolled = attribute(model, prompts, "ice", method="rollout")
+    assert all(found.tokens.sum() > 0 for found in rolled)
+    assert model.net.config.pad_token_id == padding
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -285,6 +319,44 @@ def test_masks_labels_and_places():
         masked.generate("ice")
     with pytest.raises(InputError, match=r"'cross' is not a site of bert"):
         attribute(masked, [7, MASK], sites=("cross",))
+
+
+def labelled(**options):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**CONFIGS["bert, sequence"][1].to_dict() | options)
+    return Model(transformers.BertForSequenceClassification(config), Tokens(), "labelled")
+
+
+def test_labels_that_do_not_exclude_each_other_have_their_own_probabilities():
+    model = labelled(problem_type="multi_label_classification")
+    logits = model.net(torch.tensor([IDS])).logits[0]
+    found = model.predict(IDS)
+    assert {token.id: token.probability for token in found} == pytest.approx(dict(enumerate(logits.sigmoid().tolist())))
+    assert attribute(model, IDS, "ice").target.probability == pytest.approx(logits[1].sigmoid().item())
+    assert model.probability(IDS, "bear") == pytest.approx(logits[2].sigmoid().item())
+
+
+@pytest.mark.parametrize("options", [{"id2label": {0: "reward"}}, {"problem_type": "regression"}])
+def test_a_predicted_number_has_no_probability_anywhere(options):
+    model = labelled(**options)
+    model.net.classifier.bias.data += 3
+    found = attribute(model, IDS)
+    number = found.target.logit
+    assert json.loads(found.to_json())["target"]["probability"] is None
+    console = Console(file=io.StringIO(), width=100)
+    console.print(explanation(found))
+    steered = compare(model, "the ice bear", [Edit.parse("L1.ffn.3*0")], 5)
+    console.print(side_by_side(steered))
+    shown = console.file.getvalue()
+    assert f"{number:+.2f}" in shown.splitlines()[0]
+    assert "1.00" not in shown.splitlines()[0]
+    assert f"{number:+.2f}" in found.to_html()
+    chart = charts.paired_bars(steered["plain"]["next"], steered["steered"]["next"]).to_dict()
+    assert chart["encoding"]["x"]["field"] == "logit"
+    assert abs(found.conservation().rest) < 1e-4 * abs(number)
+    assert found.top(1)
+    with pytest.raises(InputError, match="predicts a number, not probabilities"):
+        attribute(model, IDS, method="atman")
 
 
 def test_a_model_that_predicts_nothing_is_refused():

@@ -145,6 +145,45 @@ def test_an_operation_that_nobody_listed_is_refused_by_name_and_place(llama, kin
         attribute(llama, IDS)
 
 
+@torch.jit.script
+def scripted_silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+@torch.jit.script
+def scripted_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # in the graph it looks like any other one
+    return x * y
+
+
+class Calling(torch.nn.Module):
+    def forward(self, x):
+        return scripted_silu(x)
+
+
+class ScriptedGate(Distance):
+    def forward(self, x):
+        return self.mlp.down_proj(scripted_product(self.mlp.act_fn(self.mlp.gate_proj(x)), self.mlp.up_proj(x)))
+
+
+@pytest.mark.parametrize(
+    ("path", "make", "place"),
+    [
+        ("mlp.act_fn", lambda old: Calling(), r"mlp\.act_fn \(Calling\)"),
+        ("mlp.act_fn", torch.jit.script, r"mlp \(LlamaMLP\)"),
+        ("mlp", ScriptedGate, r"mlp \(ScriptedGate\)"),
+    ],
+    ids=["function", "module", "product"],
+)
+def test_torchscript_is_refused_by_place_before_and_after_it_is_optimized(llama, path, make, place):
+    layer = llama.net.model.layers[1]
+    layer.set_submodule(path, make(layer.get_submodule(path)))
+    for _ in range(3):
+        with pytest.raises(MissingRule, match=rf"TorchScript or C\+\+\) in model\.layers\.1\.{place}.*torch's own"):
+            attribute(llama, IDS)
+    with pytest.warns(UserWarning, match="TorchScript"):
+        assert attribute(llama, IDS, strict=False).missing_rules
+
+
 def test_nan_is_named_by_its_layer(llama):
     with torch.no_grad():
         llama.net.model.layers[1].mlp.up_proj.weight[2, 3] = float("nan")

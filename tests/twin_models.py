@@ -169,9 +169,11 @@ def gpt(tape, net, ids):
     core = net.get_submodule(spec["core"])
     parallel = getattr(config, "use_parallel_residual", spec.get("parallel", False))
     leaf = h = tape.leaf(core.get_submodule(spec["embed"])(torch.tensor(ids)))
+    behind = not getattr(config, "do_layer_norm_before", True)  # OPT-350m
     if kind == "gpt2":
         h = learned(tape, h, core.wpe.weight[:T])
     if kind == "opt":
+        h = apply(tape, core.project_in, h) if core.project_in else h
         h = learned(tape, h, core.embed_positions.weight[2 : T + 2])
     if kind == "bloom":
         h = tape.layer_norm(h, core.word_embeddings_layernorm)
@@ -185,7 +187,7 @@ def gpt(tape, net, ids):
         first, second = spec["norms"]
         if hasattr(layer, "ln_attn"):
             first, second = "ln_attn", "ln_mlp"
-        n = tape.layer_norm(h, getattr(layer, first))
+        n = h if behind else tape.layer_norm(h, getattr(layer, first))
         if "{}" in spec["qkv"]:
             raw = [apply(tape, layer.get_submodule(spec["qkv"].format(name)), n) for name in "qkv"]
         else:
@@ -198,11 +200,16 @@ def gpt(tape, net, ids):
         o = apply(tape, layer.get_submodule(spec["o"]), heads)
         if not parallel:
             h = tape.add(h, o)
-        n = tape.layer_norm(h, getattr(layer, second))
+        h = tape.layer_norm(h, getattr(layer, first)) if behind else h
+        n = h if behind else tape.layer_norm(h, getattr(layer, second))
         up, down = (layer.get_submodule(path) for path in spec["fc"])
         written = apply(tape, down, tape.tag("ffn", number, tape.act(apply(tape, up, n), spec["f"])))
         h = tape.add(h, o, written) if parallel else tape.add(h, written)
-    final = tape.move(tape.layer_norm(h, core.get_submodule(spec["final"])), lambda n: n[-1])
+        h = tape.layer_norm(h, getattr(layer, second)) if behind else h
+    h = h if behind else tape.layer_norm(h, core.get_submodule(spec["final"]))
+    final = tape.move(h, lambda n: n[-1])
+    if getattr(core, "project_out", None):
+        final = apply(tape, core.project_out, final)
     head = net.get_output_embeddings()
     return [leaf], apply(tape, head, final)
 

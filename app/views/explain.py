@@ -73,7 +73,7 @@ def show() -> None:
 
 def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
     """The most probable tokens to click on, which fills the text field `key`."""
-    texts = {token.text: f"{token_label(token.text)} {token.probability:.2f}" for token in tokens}
+    texts = {token.text: f"{token_label(token.text)} {token.number}" for token in tokens}
     chosen = st.session_state.get(key) or st.query_params.get(key)
     picked = f"_{key}"
     st.session_state[picked] = chosen if chosen in texts else None

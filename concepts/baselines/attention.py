@@ -46,9 +46,8 @@ def _attention(model: Model, plan: Plan) -> tuple[list[Tensor], list[Tensor]]:
     if model.task == "seq2seq":
         raise InputError(f"The attention maps of {model.name}, an encoder-decoder, are not one chain of layers.")
     with model.lock, eager(model), torch.enable_grad(), embedding_leaf(model):
-        output = model.net(**model.inputs(plan.batch), output_attentions=True)
-        found = output.logits[:, None] if output.logits.dim() == 2 else output.logits[:, places(plan)]
-        _, explained = tasks.explained(plan, found, places(plan))
+        output = model.forward(plan.batch, output_attentions=True)
+        _, explained = tasks.explained(plan, tasks.at(output.logits, places(plan)), places(plan))
         gradients = torch.autograd.grad(explained.sum(), output.attentions)
     return [x.detach().float() for x in output.attentions], [g.float() for g in gradients]
 

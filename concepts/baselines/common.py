@@ -13,6 +13,7 @@ from torch import Tensor
 from concepts import tasks
 from concepts.models import Batch, Model
 from concepts.tasks import Plan
+from db.errors import InputError
 
 ROWS = 32
 """How many variants of a prompt go through the model at once."""
@@ -35,8 +36,10 @@ def value(model: Model, plan: Plan) -> Tensor:
 
 
 def log_probability(model: Model, plan: Plan) -> Tensor:
-    """(B,) of the answers explained, summed."""
-    found = scores(model, plan).float().log_softmax(-1)
+    """(B,) of the answers explained, summed. Raises `InputError` for a model that has no probabilities."""
+    found = model.log_probabilities(scores(model, plan).float())
+    if found is None:
+        raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
     return tasks.explained(replace(plan, contrasts=(None,) * len(plan.contrasts)), found, places(plan))[1]
 
 

@@ -31,7 +31,7 @@ def table(
     rows = []
     total = len(lengths) * len(methods)
     for length in lengths:
-        ids = torch.randint(model.net.config.vocab_size, (length,), generator=generator).tolist()
+        ids = torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
         plan = resolved(model, tasks.plan(model, [ids]))
         forward = statistics.median(_timed(model, partial(_forward, model, plan))[0] for _ in range(rounds + 1))
         for name, method in methods.items():

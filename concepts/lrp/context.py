@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from concepts.families import FAMILIES
+from concepts.families import family_of
 from concepts.lrp import rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.operations import RelevanceMode, is_activation
@@ -52,7 +54,7 @@ def relevance_rules(
     mode = RelevanceMode(net, method, ledger, strict)
     with ExitStack() as undo:
         undo.enter_context(_frozen(net))
-        family = FAMILIES.get(getattr(getattr(net, "config", None), "model_type", ""))
+        family = family_of(net.config) if hasattr(net, "config") else None
         own = family.activations if family else ()
         for module in net.modules():
             if isinstance(module, ACTIVATION_MODULES) or type(module).__name__ in own:
@@ -67,8 +69,11 @@ def _with_mode(mode: RelevanceMode, forward: Callable) -> Callable:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         with mode:
             output = forward(*args, **kwargs)
-        for name in _custom_functions(output):
-            mode.refuse(name, _locate(mode, name, forward, args, kwargs))
+        found = _foreign(mode, output)
+        if found:
+            places = _located(mode, forward, args, kwargs) or {_name(node): "the model itself" for node in found}
+            for name, path in places.items():
+                mode.refuse(name, path, "write it with torch's own operations")
         return output
 
     return wrapper
@@ -121,23 +126,32 @@ def _frozen(net: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-# A custom autograd.Function is the one operation that a TorchFunctionMode does not see: look for it in the graph.
+# What a TorchFunctionMode does not see (a custom autograd.Function, TorchScript, an extension in C++) is in the graph.
 
 
-def _custom_functions(output: Any) -> list[str]:
-    """The names of autograd Functions other than ours in the graph behind `output`."""
+def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
+    """The nodes behind `output` that no operation of the table made, nor one of our rules."""
     seen: set[Any] = set()
     stack = [value.grad_fn for value in _tensors(output) if value.grad_fn is not None]
-    found: dict[str, bool] = {}
+    found = []
     while stack:
         node = stack.pop()
         if node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ != rules.__name__:  # type: ignore[attr-defined]
-            found[node.name().removesuffix("Backward")] = True
+        if node._sequence_nr() in mode.unseen and not _is_ours(node):
+            found.append(node)
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return list(found)
+    return found
+
+
+def _is_ours(node: Any) -> bool:
+    return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ == rules.__name__  # type: ignore[attr-defined]
+
+
+def _name(node: Any) -> str:
+    name = re.sub(r"Backward\d*$", "", node.name()).rpartition("::")[2]
+    return name if isinstance(node, BackwardCFunction) else f"{name} (of TorchScript or C++)"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -151,23 +165,24 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _locate(mode: RelevanceMode, name: str, forward: Callable, args: tuple, kwargs: dict) -> str:
-    """Run again, only to say which module holds the custom function `name`."""
-    places: list[str] = []
-    handles = [
-        module.register_forward_hook(
-            lambda m, i, o, path=path: (
-                places.append(f"{path or 'the model itself'} ({type(m).__name__})")
-                if name in _custom_functions(o)
-                else None
-            )
-        )
-        for path, module in mode.net.named_modules()
-    ]
-    try:
+def _located(mode: RelevanceMode, forward: Callable, args: tuple, kwargs: dict) -> dict[str, str]:
+    """Run again, only to say in which module each foreign function is (first); not those of the model's own forward."""
+    places: dict[str, str] = {}
+    begun: dict[str, int] = {}
+
+    def begin(path: str, module: nn.Module, args: Any) -> None:
+        begun[path] = _get_sequence_nr()
+
+    def end(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        for node in _foreign(mode, output):
+            if node._sequence_nr() >= begun[path]:
+                places.setdefault(_name(node), f"{path} ({type(module).__name__})")
+
+    with ExitStack() as undo:
+        for path, module in mode.net.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # they take no hooks: the module around one is named
+                undo.callback(module.register_forward_pre_hook(functools.partial(begin, path)).remove)
+                undo.callback(module.register_forward_hook(functools.partial(end, path)).remove)
         with mode:
             forward(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return places[0] if places else "the model itself"
+    return places

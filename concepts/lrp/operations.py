@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
 
 from concepts.lrp import rules
@@ -280,12 +281,30 @@ class RelevanceMode(TorchFunctionMode):
         super().__init__()
         self.net, self.method, self.ledger, self.strict = net, method, ledger, strict
         self.missing: list[str] = []
+        self.unseen: set[int] = set()
+        """Numbers of nodes of the graph that were made between the operations seen: by code that torch does not show,
+        a custom autograd.Function, TorchScript or an extension."""
+        self._next_node = 0
+
+    def __enter__(self) -> RelevanceMode:
+        self.unseen.clear()
+        self._next_node = _get_sequence_nr()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.unseen.update(range(self._next_node, _get_sequence_nr()))
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        rule = TABLE.get(func)
-        if rule is keep_gradient:  # three calls of four
-            return func(*args, **kwargs)
+        node = _get_sequence_nr()
+        if node != self._next_node:
+            self.unseen.update(range(self._next_node, node))
+        kwargs, rule = kwargs or {}, TABLE.get(func)
+        y = func(*args, **kwargs) if rule is keep_gradient else self._ruled(rule, func, args, kwargs)
+        self._next_node = _get_sequence_nr()
+        return y
+
+    def _ruled(self, rule: Rule | None, func: Any, args: tuple, kwargs: dict) -> Any:
         if rule is not None:
             try:
                 return rule(self, func, args, kwargs)
@@ -296,11 +315,13 @@ class RelevanceMode(TorchFunctionMode):
             self.refuse(_operation_name(func), self.module_path())
         return y
 
-    def refuse(self, operation: str, path: str) -> None:
+    def refuse(
+        self, operation: str, path: str, remedy: str = "add it to the table in concepts/lrp/operations.py"
+    ) -> None:
         """Raise, or with strict=False record and warn, that `operation` in module `path` has no rule."""
         message = (
-            f"The operation {operation} in {path} has no relevance rule; add it to the table in "
-            "concepts/lrp/operations.py, or pass strict=False to take its plain gradient with a warning."
+            f"The operation {operation} in {path} has no relevance rule; {remedy}, or pass strict=False to take its "
+            "plain gradient with a warning."
         )
         if self.strict:
             raise MissingRule(message)

@@ -1,0 +1,184 @@
+"""Loading: each failure has its own true reason; the hub is faked by a server, the network by what it lacks."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from conftest import LLAMA, random_model
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from concepts import Model, attribute, load_model, loading
+from db.errors import IcebearError, ModelError
+
+IDS = [7, 3, 12]
+CONFIGS = {
+    "no/safetensors": {**LLAMA.to_dict(), "architectures": ["LlamaForCausalLM"]},
+    "odd/architecture": {"model_type": "zzz", "architectures": ["ZzzForCausalLM"]},
+}
+
+
+@contextmanager
+def serving(answer):
+    """(address, paths asked for) of a server; `answer(path)` gives a status, headers and a body."""
+    asked = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            status, headers, body = answer(self.path)
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+def hub(path):
+    """Answers as the hub's: two repositories that have a configuration only, and one that is gated."""
+    if "gated/" in path:
+        return 401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to this model is restricted."}, b""
+    for name, config in CONFIGS.items():
+        if path == f"/{name}/resolve/main/config.json":
+            return 200, {"ETag": '"1"', "X-Repo-Commit": "a" * 40}, json.dumps(config).encode()
+        if path == f"/api/models/{name}":
+            return 200, {}, json.dumps({"id": name, "siblings": []}).encode()
+        if name in path:
+            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+    return 404, {"X-Error-Code": "RepoNotFound"}, b""
+
+
+def test_the_hubs_refusals_keep_their_reason(tmp_path):
+    code = (
+        "import sys\nfrom concepts import load_model\nfrom db.errors import IcebearError\n"
+        "for name in sys.argv[1:]:\n    try: load_model(name)\n    except IcebearError as error: print(error)"
+    )
+    names = ["gated/model", "no/safetensors", "odd/architecture", "none/such", "not a/name"]
+    with serving(hub) as (address, _):
+        hub_options = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "DISABLE_SAFETENSORS_CONVERSION": "1"}
+        environment = {**os.environ, **hub_options, "NO_PROXY": "*"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *names], env=environment, capture_output=True, text=True, check=True
+        )
+    gated, pickled, odd, none, no_name = done.stdout.splitlines()
+    assert gated == (
+        "gated/model is gated: accept its terms on https://huggingface.co/gated/model and log in with `hf auth login`."
+    )
+    assert pickled.startswith("no/safetensors has no weights as .safetensors")
+    assert "odd/architecture could not be loaded" in odd
+    assert "model type `zzz`" in odd
+    for sentence in (none, no_name):
+        assert "the model hub has none of that name" in sentence
+        assert "reached" not in sentence
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    """The hub at a name that nobody here knows."""
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    close_session()  # it remembers proxies
+    yield monkeypatch
+    close_session()
+
+
+def test_a_proxy_may_know_the_hub_where_this_machine_does_not(nowhere):
+    assert not loading._hub_reachable()
+    with serving(lambda path: (404, {}, b"")) as (address, asked):
+        nowhere.setenv("http_proxy", address)
+        close_session()
+        assert loading._hub_reachable()
+        assert [path.rstrip("/") for path in asked] == ["http://hub.invalid"]
+        nowhere.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert not loading._hub_reachable()
+        assert len(asked) == 1
+
+
+def test_without_a_network_a_hub_id_is_refused_at_once(nowhere, tmp_path):
+    """Also where names resolve; the hub's client would wait and try again."""
+    waited = []
+    nowhere.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    nowhere.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    nowhere.setattr("time.sleep", waited.append)
+    with pytest.raises(IcebearError, match="no model hub that has it could be reached"):
+        load_model("some/model")
+    assert not waited
+
+
+def saved(folder):
+    random_model(LLAMA, dtype=torch.float32).net.save_pretrained(folder)
+    return folder
+
+
+def test_a_truncated_file_is_said_to_be_one(tmp_path):
+    weights = saved(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"A file of .* is damaged or cut short .*; fetch it again\."):
+        load_model(str(tmp_path))
+
+
+def test_a_full_memory_while_loading_has_a_way_out(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    saved(tmp_path)
+    words("ice").save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(IcebearError, match=r"The memory is full; try .* --dtype bfloat16"):
+        load_model(str(tmp_path))
+
+
+def words(*names):
+    vocabulary = {name: number for number, name in enumerate(["[UNK]", *names])}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_adapter_is_read_with_its_own_tokenizer_if_it_has_one(tmp_path, own):
+    from peft import LoraConfig, get_peft_model
+
+    base = saved(tmp_path / "base")
+    words("ice", "bear").save_pretrained(base)
+    adapted = get_peft_model(random_model(LLAMA).net, LoraConfig(target_modules=["down_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(tmp_path / "adapter")
+    if own:
+        words(*map(str, range(48)), "arctic").save_pretrained(tmp_path / "adapter")
+    loaded = load_model(str(tmp_path / "adapter"))
+    assert loaded.tokens_of("arctic") == ([49] if own else [0])
+
+
+def test_an_adapter_beside_the_weights_is_refused_and_merged_it_is_right():
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    net = random_model(LLAMA, dtype=torch.float32).net
+    adapted = get_peft_model(net, LoraConfig(target_modules=["down_proj", "q_proj"], init_lora_weights=False)).eval()
+    with torch.no_grad():
+        logits = adapted(torch.tensor([IDS])).logits[0, -1]
+    for given in (adapted, adapted.get_base_model()):
+        with pytest.raises(ModelError, match=r"an adapter beside its weights; merge it first .*merge_and_unload"):
+            Model(given)
+    found = attribute(Model(adapted.merge_and_unload()), IDS)
+    assert found.target.logit == pytest.approx(logits.max().item(), rel=1e-4)

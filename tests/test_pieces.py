@@ -1,0 +1,75 @@
+"""The text of each token, where characters are split between tokens."""
+
+import random
+
+import pytest
+from conftest import LLAMA, random_model
+from transformers import AutoTokenizer
+
+from concepts import Model
+from concepts.presets import PRESETS, fetch
+
+SIGNS = {
+    "latin": "abc DEF .,é",
+    "emoji": "😀🐻‍❄️👩🏽‍🚀🏳️‍🌈",
+    "marks": "éạ̈ǹẅ̰",
+    "scripts": "北極熊ледяной медведь דוב ทะเล ᚠᛇᚻ𐍈𒀭",
+    "stray": "�\u200d\u0301\x00\n\t",
+}
+
+
+class Counting:
+    """The real tokenizer, counting the tokens that it decodes."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.decoded = tokenizer, 0
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, *args, **options):
+        return self.tokenizer(*args, **options)
+
+    def decode(self, ids):
+        self.decoded += len(ids)
+        return self.tokenizer.decode(ids)
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = AutoTokenizer.from_pretrained(fetch(PRESETS["smollm2-135m"]))
+    return Model(random_model(LLAMA).net, Counting(tokenizer), "counting")
+
+
+def twin(model, ids):
+    """Every beginning decoded anew: what is new in it since the last one that ended in a whole character."""
+    found = [model.text(token) for token in ids]
+    if not any("\ufffd" in piece for piece in found):
+        return tuple(found)
+    before = ""
+    for place in range(len(ids)):
+        after = model.tokenizer.decode(ids[: place + 1])
+        whole = not after.endswith("\ufffd") or place + 1 == len(ids)
+        found[place] = after[len(before) :] if whole else ""
+        before = after if whole else before
+    return tuple(found)
+
+
+def test_pieces_equal_every_beginning_decoded_anew(model):
+    """Also of texts cut in the middle of a character, at either end, and of tokens in no order."""
+    for seed in range(150):
+        choice = random.Random(seed)
+        signs = "".join(SIGNS[kind] for kind in choice.sample(list(SIGNS), choice.randint(1, 4)))
+        ids = model.tokenizer("".join(choice.choices(signs, k=choice.randint(1, 60))))["input_ids"]
+        cuts = ids[choice.randrange(len(ids)) :], ids[: choice.randrange(len(ids)) + 1]
+        for case in (ids, *cuts, choice.sample(ids, len(ids)), choice.choices(range(model.tokenizer.vocab_size), k=40)):
+            assert model.pieces(case) == twin(model, case), (seed, case)
+
+
+@pytest.mark.parametrize("text", ["the ice bear 🐻 ", "🐻‍❄️", "ทะเล", "�"])
+def test_the_work_grows_with_the_tokens_not_with_their_square(model, text):
+    for times in (100, 400):
+        ids = model.tokenizer(text * times)["input_ids"]
+        model.tokenizer.decoded = 0
+        model.pieces(ids)
+        assert model.tokenizer.decoded < 20 * len(ids)
