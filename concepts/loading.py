@@ -73,7 +73,12 @@ def load_model(
         raise _loading_error(name, error) from error
     finally:
         logging.set_verbosity(loud)
-    return Model(net, tokenizer, name, processor)
+    model = Model(net, tokenizer, name, processor)
+    if name in PRESETS:
+        model.weights = f"{PRESETS[name].bits}-bit weights, de-quantised"
+    elif str(name).endswith(".gguf"):
+        model.weights = "weights of a GGUF file, de-quantised"
+    return model
 
 
 def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:

@@ -26,6 +26,8 @@ class Preset:
     """Bytes."""
     room: int
     """Bytes of disk needed while it is converted."""
+    bits: int = 4
+    """Of the weights before they were de-quantised."""
     terms: str = ""
     """The address of terms of use that the user must accept first."""
 
@@ -72,6 +74,7 @@ PRESETS = {
             sha256="62707b1cf84c6ecba4bff7fd22075f8cb83d6de4a40936c20912c45b05564f83",
             download=69_000_000,
             room=1_000_000_000,
+            bits=8,
         ),
         Preset(
             "grammar-distilbert",
@@ -82,6 +85,7 @@ PRESETS = {
             sha256="6f7c9e11ee933cb202f133af3294ab227bc4166c71250c1bbe4d5f0217f93a34",
             download=42_000_000,
             room=800_000_000,
+            bits=8,
         ),
     )
 }

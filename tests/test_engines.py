@@ -17,7 +17,7 @@ from concepts.relevance import Relevance
 from db import open_store
 from db.errors import InputError, StoreError
 from steering import Edit
-from steering.flipping import _about, _explained, _start
+from steering.flipping import _about, _slopes, _start
 
 K = 5
 
@@ -185,12 +185,12 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
 
 def test_what_needs_extremes_of_the_activation_takes_no_index_by_relevance(model, corpus, tmp_path):
     state = _start(model, "the ice bear", 7, None)
-    edit, explained = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last"), _explained(state, {})
+    edit, slopes = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last"), _slopes(state, {})
     told = {}
     for by in ("activation", "relevance"):
         with open_store(tmp_path / f"{by}.db") as store:
             build_index(model, corpus, store, k=K, by=by)
-            told[by] = len(_about(state, edit, explained, store)["examples"])
+            told[by] = len(_about(state, edit, slopes, store)["examples"])
     assert told == {"activation": 3, "relevance": 0}
     with (
         open_store(tmp_path / "relevance.db") as store,
