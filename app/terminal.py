@@ -165,6 +165,7 @@ def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
         ("edit", "left"), ("was", "right"), ("of its range", "right"), ("relevance", "right"),
         ("promotes at +", "left"), ("at -", "left"), *examples, title=Text(found.name),
     )  # fmt: skip
+    table.columns[0].no_wrap = True
     for edit in found:
         row = about.get(str(edit.neuron), {})
         cells = [

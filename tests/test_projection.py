@@ -5,20 +5,13 @@ import torch
 from conftest import ICE_BEAR, IDS, Letters, random_model
 from families import dense
 
+from benchmarks.projection import PROMPTS
 from concepts import Model, Neuron, attribute, project
 from concepts import calibration as texts
 from concepts.calibration import calibrate
 from concepts.norms import divisor
 from concepts.vocabulary import typical, w2_row
 from steering import steer
-
-HELD_OUT = [  # no calibration text has them
-    "The ice bear lives in the", "The capital of Germany is", "My favourite food is", "In the morning she went to the",
-    "The opposite of hot is", "The dog chased the", "Shakespeare was a famous", "The largest planet is",
-    "He opened the", "Two plus two is", "The colour of the sky is", "They sailed across the", "The king of the",
-    "The doctor said that the", "A year has twelve", "She plays the", "Bread is made from", "The river flows into the",
-    "The film was directed by", "import numpy as",
-]  # fmt: skip
 
 
 def test_one_unit_changes_the_logits_by_what_project_says(smol):
@@ -30,7 +23,7 @@ def test_one_unit_changes_the_logits_by_what_project_says(smol):
     hook = smol.net.model.norm.register_forward_pre_hook(lambda module, args: seen.update(x=args[0]))
     rows = torch.stack([smol.net.model.layers[29].mlp.down_proj.weight[:, n.index] for n in neurons])  # (40, D)
     ratios = []
-    for prompt in HELD_OUT:
+    for prompt in PROMPTS:  # no calibration text has them
         plain = smol.next_logits(prompt)
         with torch.no_grad():  # the last layer's neurons at the last token reach nothing but the final norm
             moved = smol.net.lm_head(smol.net.model.norm(seen["x"][0, -1] + rows))
