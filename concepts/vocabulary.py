@@ -19,8 +19,8 @@ def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:
 
     The logits are what one unit of activation adds on the direct path, past the layers in between, where the norms on
     the way divide as they do at a typical token (`concepts.calibration`); None where the unembedding does not give the
-    model's answers (classifiers of text, encoders, masked models, whose heads have a layer of their own) and in
-    mixtures, where a router weighs each neuron.
+    model's answers (classifiers of text, encoders, masked models, whose heads have a layer of their own), in
+    mixtures, where a router weighs each neuron, and where the norms are behind each layer and none is final (OPT-350m).
     Source: Geva et al. 2022 (value vectors in vocabulary space).
     """
     return project_many(model, [neuron], k)[0]

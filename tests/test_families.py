@@ -154,7 +154,7 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
     assert w1(model, "ffn", last).shape == w2(model, "ffn", last).shape
     if not model.family.ffn_norm:
         assert torch.allclose(streams[2] - streams[0], row.expand(len(IDS), -1), atol=1e-5)
-    assert project(model, neuron, 5).promoted[0].logit >= project(model, neuron, 5).promoted[1].logit
+    assert project(model, neuron, 5).promoted[0].z >= project(model, neuron, 5).promoted[1].z
 
 
 def test_which_ffns_are_gated():
