@@ -14,7 +14,7 @@ import logging  # noqa: E402
 import streamlit as st  # noqa: E402
 
 from app.state import VIEWS, model_name, plain, store_path, typed  # noqa: E402
-from db.errors import IcebearError  # noqa: E402
+from db.errors import IcebearError, out_of_memory  # noqa: E402
 
 STYLE = """<style>
 .stMainBlockContainer{padding-top:4.5rem;max-width:72rem}
@@ -40,7 +40,8 @@ def main() -> None:
         st.error(plain(str(error)))
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view)
-        st.error(plain(f"That failed ({type(error).__name__}: {error}); change what you asked for and try again."))
+        said = f"That failed ({type(error).__name__}: {error}); change what you asked for and try again."
+        st.error(plain(str(out_of_memory(error) or said)))
 
 
 main()

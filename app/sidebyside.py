@@ -27,9 +27,9 @@ def compare(
             on_token(done + count)
 
     def side(also: list[int]) -> dict[str, Any]:
+        text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if model.generates else None
         following = model.predict(prompt, 5, also)
-        generate = model.generates  # else what is predicted is all there is to see
-        text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if generate else following[0].text
+        text = following[0].text if text is None else text  # what is predicted is all there is to see
         return {"first_token": following[0].text, "text": text, "next": [vars(token) for token in following]}
 
     plain = side([])

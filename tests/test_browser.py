@@ -7,6 +7,7 @@ import pytest
 from serving import CHROMIUM, browser, open_view, serving, settled
 
 from actmax import annotate, build_index, read_corpus
+from app.cli import EXAMPLE_RECIPE
 from concepts import Neuron
 from db import open_store
 from steering import Recipe
@@ -70,7 +71,7 @@ def test_a_journey(chromium, address):
     page.locator("mark").first.wait_for(timeout=120_000)
     assert "The ice bear lives in the desert" in settled(page).locator("[data-testid=stMain]").inner_text()
     edits = page.get_by_role("textbox", name="Edits, one a line").input_value()
-    assert edits.count("\n") == 4  # five neurons
+    assert edits.splitlines() == list(map(str, Recipe.load(EXAMPLE_RECIPE)))
     page.reload()
     page.wait_for_timeout(1500)
     assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value() == edits

@@ -102,6 +102,7 @@ class FakeRay(types.ModuleType):
 def test_a_ray_that_the_user_had_started_is_used_and_left_running(model, corpus, tmp_path, monkeypatch, started):
     ray = FakeRay(started)
     monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # its workers are this process
     with open_store(tmp_path / "local.db") as here, open_store(tmp_path / "ray.db") as there:
         build_index(model, corpus, here, k=K)
         build_index(model, corpus, there, k=K, engine=on_ray(2))

@@ -221,7 +221,7 @@ def test_flips_of_other_families():
     for name in ("gpt2", "opt"):
         model = Model(random_model(dense()[name], "eager", torch.float32).net, Letters(), name)
         wanted = model.predict("the ice bear", 4)[3].id
-        recipe = flip(model, "the ice bear", wanted)
+        recipe = flip(model, "the ice bear", wanted, beyond=True)
         with steer(model, recipe):
             assert model.predict("the ice bear", 1)[0].id == wanted
 
@@ -271,7 +271,7 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
 
 def test_what_is_generated_is_priced_behind_the_places(letters):
     """Against teacher forcing one text at a time; an edit that names a position of its own prompt acts at the last."""
-    neutral = Neutral(letters, NEUTRAL[:2])
+    neutral = Neutral(letters, ["Good night to you all.", "The bus is late."])
     edits = [Edit(Neuron(1, "ffn", 3), "set", 4.0, where="generated")]
     total = []
     for ids in neutral.places:

@@ -36,7 +36,7 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
         with pytest.raises(StoreError, match="built with by 'activation', not 'relevance'"):
             build_index(model, corpus, store, k=K, by="relevance")
         other = Model(random_model(LLAMA, dtype=torch.float32, seed=3).net, Letters(), "letters")
-        with pytest.raises(StoreError, match="built with fingerprint"):
+        with pytest.raises(StoreError, match="built with another model"):
             build_index(other, corpus, store, k=K)
         with pytest.raises(StoreError, match="does not have L9"):
             store.examples(Neuron(9, "ffn", 0))
