@@ -50,9 +50,6 @@ class Group(click.Group):
 @click.version_option(package_name="icebear")
 def main() -> None:
     """Find the neurons a language model used, see what they mean, and turn them."""
-    from app.roots import check_roots
-
-    check_roots()
 
 
 @main.command()

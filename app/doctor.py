@@ -8,11 +8,11 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from app.roots import roots
 from concepts.models import Model
 from db.errors import IcebearError
 from db.fetch import cache_folder
 from db.store import open_store
+from icebear.rooms import roots
 
 
 def examine(load: Callable[[], Model], store_path: str | None = None) -> dict[str, Any]:

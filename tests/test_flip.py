@@ -231,7 +231,7 @@ def test_flips_of_other_families():
 
 def test_the_price(smol, desert):
     held = ["The town lies at the mouth of a river."]
-    cost = price(smol, desert, NEUTRAL, held, budget=0.001)
+    cost = price(smol, desert, NEUTRAL[:3], held, budget=0.001)
     assert cost.perplexity_everywhere > cost.perplexity > 1
     assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
     assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
@@ -246,7 +246,7 @@ def test_the_price(smol, desert):
     nothing = price(smol, empty, NEUTRAL[:3], held)
     assert (nothing.kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
     assert (nothing.old, nothing.new, nothing.over_budget) == (None, None, False)
-    assert nothing.perplexity == cost.perplexity != price(smol, empty, NEUTRAL[:3]).perplexity
+    assert nothing.perplexity == cost.perplexity != price(smol, empty, NEUTRAL[:1]).perplexity
     with pytest.raises(InputError, match="shorter than two tokens"):
         price(smol, desert, ["a"])
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
@@ -258,15 +258,15 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
     assert (len(places), len(set(map(tuple, places)))) == (48, 48)
     texts = [smol.token_ids(text) for text in NEUTRAL]
     assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
-    cost = price(smol, desert)
+    kl = Neutral(smol).divergence(list(desert))
     found = []
     for ids in places:
         plain = smol.next_logits(ids).log_softmax(-1)
         with steer(smol, desert):
             edited = smol.next_logits(ids).log_softmax(-1)
         found.append((plain.exp() * (plain - edited)).sum().item())
-    assert cost.kl == pytest.approx(sum(found) / 48, rel=1e-3)
-    assert (cost.kl > 0.01, cost.where) == (True, "at the last token of 48 neutral places")
+    assert kl == pytest.approx(sum(found) / 48, rel=1e-3)
+    assert kl > 0.01
 
 
 def test_what_is_generated_is_priced_behind_the_places(letters):

@@ -1,6 +1,7 @@
 """The house: imports go down only, importing is quick, the wheel has five packages."""
 
 import ast
+import os
 import subprocess
 import sys
 import zipfile
@@ -8,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from app import roots
-from db.errors import IcebearError
+import icebear
+from icebear import rooms
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
-    "db": set(),
-    "concepts": {"db"},
-    "actmax": {"concepts", "db"},
-    "steering": {"concepts", "db"},
-    "app": {"actmax", "steering", "concepts", "db"},
+    "icebear": set(),
+    "db": {"icebear"},
+    "concepts": {"db", "icebear"},
+    "actmax": {"concepts", "db", "icebear"},
+    "steering": {"concepts", "db", "icebear"},
+    "app": {"actmax", "steering", "concepts", "db", "icebear"},
 }
+DOORS = {"icebear/__init__.py", "icebear/command.py"}
+"""They name what is above them, and import it when it is asked for."""
 
 
 def imports(path):
@@ -32,6 +36,8 @@ def imports(path):
 @pytest.mark.parametrize("package", ALLOWED)
 def test_imports_go_down_only(package):
     for path in (ROOT / package).rglob("*.py"):
+        if str(path.relative_to(ROOT)) in DOORS:
+            continue
         above = set(imports(path)) & set(ALLOWED) - ALLOWED[package] - {package}
         assert not above, f"{path} imports {above}"
 
@@ -55,11 +61,23 @@ def test_files_stay_readable():
 
 def test_importing_is_quick():
     code = (
-        "import sys, concepts, steering, db, actmax, app.cli\n"
-        "from concepts import ATTNLRP, Neuron\nfrom steering import Edit, Recipe\n"
+        "import sys, icebear\n"
+        "assert not {'concepts', 'db', 'app'} & set(sys.modules), 'icebear imports its rooms'\n"
+        "import concepts, steering, db, actmax, app.cli\n"
+        "from icebear import ATTNLRP, Neuron, Edit, Recipe\n"
         "assert not {'torch', 'transformers', 'pandas', 'rich'} & set(sys.modules), 'a heavy import'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_every_public_name_is_there_and_typed():
+    tree = ast.parse((ROOT / "icebear" / "__init__.py").read_text())
+    typed = {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert set(icebear.__all__) <= typed
+    for name in icebear.__all__:
+        assert getattr(icebear, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = icebear.nonsense
 
 
 def test_help_takes_little_time():
@@ -70,7 +88,7 @@ def test_help_takes_little_time():
     assert float(output.split("CPU")[1]) < 0.5  # the promise of the issue; measured 0.1
 
 
-def test_the_wheel_has_the_five_packages_and_the_recipe(tmp_path):
+def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT],
         check=True,
@@ -79,11 +97,22 @@ def test_the_wheel_has_the_five_packages_and_the_recipe(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == set(ALLOWED)
-    assert "app/recipes/ice-bear-to-desert.json" in names
+    assert {"app/recipes/ice-bear-to-desert.json", "concepts/calibration.txt", "icebear/py.typed"} <= set(names)
 
 
-def test_an_intruder_is_named(monkeypatch):
-    found = {**roots.roots(), "db": "/somewhere/else"}
-    monkeypatch.setattr(roots, "roots", lambda: found)
-    with pytest.raises(IcebearError, match="db from /somewhere/else"):
-        roots.check_roots()
+@pytest.mark.parametrize("intruder", ["db.py", "app/__init__.py"])
+def test_an_intruder_is_named(tmp_path, intruder):
+    """By ``import icebear`` and by the command, in one sentence, before it can break anything."""
+    (tmp_path / intruder).parent.mkdir(exist_ok=True)
+    (tmp_path / intruder).write_text("raise SystemExit('the intruder runs')")
+    command = "import sys; sys.argv[0] = '/bin/icebear'; from icebear.command import main; main()"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    said = f"icebear is in {ROOT}, but Python finds {intruder.split('/')[0].removesuffix('.py')} from {tmp_path};"
+    for code, begin in (("import icebear", "ImportError: "), (command, "icebear: ")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT.parent
+        )
+        *traceback, last = done.stderr.strip().splitlines()
+        assert (done.returncode, last.startswith(begin + said)) == (1, True), done.stderr
+        assert bool(traceback) is (code != command)
+    assert rooms.intruders() == ""
