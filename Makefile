@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo app pictures test lint
+.PHONY: install demo app pictures test random lint
 
 install: .venv/installed
 
@@ -29,3 +29,8 @@ lint: install
 
 test: lint
 	$(BIN)/pytest
+
+# The tests that draw, with another seed each time.
+random: install
+	ICEBEAR_TEST_SEED=$$(shuf -i 1-999999 -n 1) $(BIN)/pytest tests/test_index.py tests/test_topk.py tests/test_ranking.py \
+	tests/test_rules.py tests/test_steering.py tests/test_evaluation.py tests/test_pieces.py tests/test_store.py

@@ -6,7 +6,6 @@ import csv
 import hashlib
 import itertools
 import json
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -200,7 +199,7 @@ def _jsonl(path: Path, column: str) -> Iterator[Document]:
 
 
 def _csv(path: Path, column: str) -> Iterator[Document]:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(2**31 - 1)  # a C long, which has 32 bits on Windows
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 1):
             yield _row(row, column, f"{path.name}:{number}", path)

@@ -181,8 +181,9 @@ class _Reader:
         counted[:, 0] = 0
         weights = counted.flatten()  # a product with it is the sum over what counts
         scratch = torch.empty_like(flat)
-        self.sums[0, columns] += (weights @ flat).double().cpu()
-        self.sums[1, columns] += (weights @ torch.mul(flat, flat, out=scratch)).double().cpu()
+        # Apple's GPUs have no float64.
+        self.sums[0, columns] += (weights @ flat).cpu().double()
+        self.sums[1, columns] += (weights @ torch.mul(flat, flat, out=scratch)).cpu().double()
         self.empty.positive[columns] += (weights @ torch.gt(flat, 0, out=scratch)).long().cpu()
         seeded = x[range(len(x)), self.seeded_tokens[span].long()].cpu()  # (B, N)
         self.seeded[span, columns] = seeded

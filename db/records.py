@@ -9,7 +9,7 @@ from typing import Any
 from db.errors import InputError
 
 SITES = ("ffn", "attn", "q", "k", "v", "cross", "router")
-"""Where neurons are read (DESIGN section 3); `cross`, attention to the encoder, is only in decoders that have one, and
+"""Where neurons are read; `cross`, attention to the encoder, is only in decoders that have one, and
 `router`, the weights of experts, only in mixtures."""
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")

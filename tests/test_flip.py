@@ -1,7 +1,6 @@
 """Flips: found, verified, priced; evaluated; knowledge neurons; the commands."""
 
 import json
-import random
 import re
 import subprocess
 import sys
@@ -197,12 +196,9 @@ def test_other_models_are_refused():
         flip(make("bert"), [*IDS, 49], 3)
 
 
-def test_margins_are_those_of_the_steered_model(letters):
+def test_margins_are_those_of_the_steered_model(letters, generator):
     model = letters
     state = _start(model, "the ice bear", 7, None)
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    generator = random.Random(seed)
     proposals = [
         {(generator.randrange(3), generator.randrange(20)): generator.uniform(-5, 5) for _ in range(count)}
         for count in (0, 1, 3)

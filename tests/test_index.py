@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -247,12 +246,9 @@ with open_store({store!r}) as store:
 """
 
 
-def test_killed_at_random_moments(model, corpus, tmp_path):
+def test_killed_at_random_moments(model, corpus, tmp_path, generator):
     code = KILLED.format(tests=os.path.dirname(__file__), store=str(tmp_path / "k.db"), corpus=str(tmp_path / "c.txt"))
     command = [sys.executable, "-c", code]
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    generator = random.Random(seed)
     for _ in range(3):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         process.stdout.readline()

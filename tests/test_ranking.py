@@ -1,7 +1,6 @@
 """Ranking against a brute-force sort, and what a Relevance turns into."""
 
 import json
-import random
 from itertools import product
 
 import pytest
@@ -40,11 +39,8 @@ def test_top_equals_a_sort(llama, site, polarity, sign):
     assert everything == brute(found, site, polarity, range(last + 1), sign)[:7]
 
 
-def test_ties_go_to_the_smaller_id(llama):
+def test_ties_go_to_the_smaller_id(llama, generator):
     found = attribute(llama, IDS)
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    generator = random.Random(seed)
     flat = found.ffn.view(-1)
     for place in range(len(flat)):
         flat[place] = generator.choice([-1.0, 0.0, 2.0])

@@ -1,7 +1,7 @@
 """Merging tables: associative, commutative, and equal to one sort of everything."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actmax.topk import EMPTY, top_k
@@ -39,7 +39,6 @@ def test_top_k_is_a_sort(row_list, k):
     assert all(row[:2] == (-torch.inf, EMPTY) for row in found[len(expected) :])
 
 
-@settings(deadline=None)
 @given(rows, st.integers(0, 30), st.integers(0, 30), st.integers(1, 8))
 def test_merging_is_associative_and_commutative(row_list, i, j, k):
     i, j = sorted((i, j))

@@ -1,4 +1,4 @@
-"""The table: torch operation -> relevance rule (AttnLRP, Achtibat et al. 2024; DESIGN section 4.1).
+"""The table: torch operation -> relevance rule (AttnLRP, Achtibat et al. 2024).
 
 `RelevanceMode` sees every torch operation of an unmodified forward pass and looks it up in `TABLE`.
 An operation that carries an activation (a tensor that requires a gradient: parameters are frozen) and
