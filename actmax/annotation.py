@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models import Model
 from concepts.neuron_attribution import attribute_neurons
-from db.errors import StoreError
-from db.records import Example, Neuron
 from db.store import Store
+from icebear.errors import StoreError
+from icebear.records import Example, Neuron
 
 BATCH = 16
 LAYERS = 5

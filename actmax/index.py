@@ -22,9 +22,9 @@ from actmax.scan import Settings, empty_table, neuron_count, shards
 from actmax.topk import FIXED_POINT, Table, merge
 from concepts.models import Model
 from concepts.provenance import provenance
-from db.errors import InputError
-from db.records import Sentence
 from db.store import Store
+from icebear.errors import InputError
+from icebear.records import Sentence
 
 SHARD = 256
 """Sentences in a shard. Batches are formed inside one, so this is part of what an index is made of."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from actmax.topk import HISTOGRAM_EDGES
 from concepts.provenance import said
 from concepts.render import NEGATIVE, POSITIVE, marked, page
-from db.records import Example, NeuronStatistics, Projection, Promotion
+from icebear.records import Example, NeuronStatistics, Projection, Promotion
 
 if TYPE_CHECKING:
     from actmax.card import Card

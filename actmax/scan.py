@@ -15,8 +15,8 @@ from concepts.attribution import embedding_leaf
 from concepts.lrp.context import relevance_rules
 from concepts.models import Batch, Model
 from concepts.taps import visiting
-from db.errors import InputError
-from db.records import SITES, Sentence
+from icebear.errors import InputError
+from icebear.records import SITES, Sentence
 
 BATCH = 32
 BY = ("activation", "relevance")

@@ -24,7 +24,7 @@ from app.options import (
     write_page,
 )
 from app.store_verbs import VERBS as STORE_VERBS
-from db.errors import IcebearError, out_of_memory
+from icebear.errors import IcebearError, out_of_memory
 
 EXAMPLE_RECIPE = Path(__file__).parent / "recipes" / "ice-bear-to-desert.json"
 
@@ -76,7 +76,7 @@ def models(as_json: bool) -> None:
     """
     from concepts.families import FAMILIES
     from concepts.presets import PRESETS
-    from db.fetch import cache_folder, cached
+    from icebear.cache import cache_folder, cached
 
     presets = [
         {"name": p.name, "about": p.about, "download_mb": p.download // 1_000_000, "cached": cached(p.folder)}
@@ -186,7 +186,7 @@ def rank(
 
 
 def _position(text: str) -> Any:
-    from db.errors import InputError
+    from icebear.errors import InputError
 
     if text in ("last", "all"):
         return text
@@ -211,7 +211,7 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
     from app.terminal import projection
     from concepts.provenance import provenance
     from concepts.vocabulary import project as run
-    from db.records import Neuron
+    from icebear.records import Neuron
 
     wanted = Neuron.parse(neuron)
     model = load(**options)

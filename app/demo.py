@@ -12,9 +12,9 @@ from app.terminal import card, explanation, projection, ranking, recipe_table, s
 from concepts.attribution import attribute
 from concepts.loading import load_model
 from concepts.vocabulary import project_many
-from db.fetch import cache_folder
-from db.records import Neuron
 from db.store import open_store
+from icebear.cache import cache_folder
+from icebear.records import Neuron
 from steering.flipping import flip
 from steering.price import price
 

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from concepts.models import Model
-from db.errors import IcebearError
-from db.fetch import cache_folder
 from db.store import open_store
+from icebear.cache import cache_folder
+from icebear.errors import IcebearError
 from icebear.rooms import roots
 
 

@@ -44,8 +44,8 @@ def flip(
     """
     from actmax.corpus import held_out
     from app.terminal import recipe_table
-    from db.errors import DownloadError
     from db.store import open_store
+    from icebear.errors import DownloadError
     from steering.flipping import flip as run
     from steering.price import NEUTRAL, price, token_rows
 
@@ -81,7 +81,7 @@ def flip(
 def _lines(path: str) -> list[str]:
     from pathlib import Path
 
-    from db.errors import InputError
+    from icebear.errors import InputError
 
     try:
         return [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -181,7 +181,7 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
-    from db.errors import RecipeError
+    from icebear.errors import RecipeError
     from steering.permanent import difference, new_biases, save_patch
     from steering.permanent import patch as run
     from steering.recipe import Recipe

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from db.errors import InputError
+from icebear.errors import InputError
 
 OPTIONS = (
     "--server.address=localhost",

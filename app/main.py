@@ -14,7 +14,7 @@ import logging  # noqa: E402
 import streamlit as st  # noqa: E402
 
 from app.state import VIEWS, model_name, plain, store_path, typed  # noqa: E402
-from db.errors import IcebearError, out_of_memory  # noqa: E402
+from icebear.errors import IcebearError, out_of_memory  # noqa: E402
 
 STYLE = """<style>
 .stMainBlockContainer{padding-top:4.5rem;max-width:72rem}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from db.errors import InputError, NumericalError
+from icebear.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
     from rich.console import Console

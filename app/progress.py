@@ -12,8 +12,8 @@ from actmax import index
 from actmax.annotation import annotate
 from actmax.corpus import Corpus
 from concepts.models import Model
-from db.records import Neuron
 from db.store import Store, open_store
+from icebear.records import Neuron
 
 
 def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> None:

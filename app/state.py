@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from concepts.render import visible
-from db.errors import IcebearError, StoreError
-from db.records import Neuron
 from db.store import Store, open_store
+from icebear.errors import IcebearError, StoreError
+from icebear.records import Neuron
 
 if TYPE_CHECKING:
     from concepts.models import Model

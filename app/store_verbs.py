@@ -85,8 +85,8 @@ def neuron(
     from actmax.card import describe
     from app.progress import annotating
     from app.terminal import card
-    from db.records import Neuron
     from db.store import open_store
+    from icebear.records import Neuron
 
     wanted = Neuron.parse(neuron)
     with open_store(store_path, create=False) as store:
@@ -145,8 +145,8 @@ def annotate(neurons: tuple[str, ...], prompt: str | None, top: int, k: int, sto
     """
     from app.progress import annotating
     from concepts.attribution import attribute as run
-    from db.records import Neuron
     from db.store import open_store
+    from icebear.records import Neuron
 
     if bool(neurons) == bool(prompt):
         raise click.UsageError("Give either NEURONS or --prompt.")
@@ -172,8 +172,8 @@ def label(neuron: str, text: str, store_path: str) -> None:
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db
     """
-    from db.records import Neuron
     from db.store import open_store
+    from icebear.records import Neuron
 
     with open_store(store_path, create=False) as store:
         store.set_label(Neuron.parse(neuron), text)

@@ -15,13 +15,13 @@ from rich.text import Text
 
 from actmax.page import NEAREST, RELMAX
 from concepts.render import color, ink, shares, visible
-from db.errors import RecipeError
+from icebear.errors import RecipeError
 from steering.price import PLACES
 
 if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.relevance import Relevance
-    from db.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
+    from icebear.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
     from steering.recipe import Recipe
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from concepts import load_model
 from concepts.selftest import gradient_times_input, seconds
-from db.errors import InputError
+from icebear.errors import InputError
 from steering import flip
 
 if __name__ == "__main__":

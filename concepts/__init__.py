@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from concepts.lrp.method import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, ZPlus
-from db.records import Neuron
+from icebear.records import Neuron
 
 if TYPE_CHECKING:
     from concepts.attribution import attribute

@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 from concepts import experts, tasks
 from concepts.families import FAMILIES, Family, family_of
 from concepts.fingerprint import fingerprint
-from db.errors import InputError, ModelError
-from db.records import SITES, Neuron
+from icebear.errors import InputError, ModelError
+from icebear.records import SITES, Neuron
 
 
 class Architecture:

@@ -23,7 +23,7 @@ from concepts.provenance import provenance
 from concepts.relevance import Conservation, Relevance
 from concepts.taps import Taps
 from concepts.tasks import Plan, Token
-from db.errors import InputError, NumericalError
+from icebear.errors import InputError, NumericalError
 
 
 @overload

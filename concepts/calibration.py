@@ -23,7 +23,7 @@ from torch import Tensor
 from concepts import norms
 from concepts.models import Batch, Model
 from concepts.taps import Taps
-from db.fetch import cache_folder
+from icebear.cache import cache_folder
 
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
 """162 lines: prose, facts, dialogue, code, numbers, eight languages; our own, and public domain."""

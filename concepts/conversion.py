@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from db.errors import ModelError
+from icebear.errors import ModelError
 
 
 def from_gguf(parts: Sequence[Path], folder: Path, name: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from concepts.render import NEGATIVE, POSITIVE
-from db.errors import InputError
+from icebear.errors import InputError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

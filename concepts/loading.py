@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from concepts.models import Model
 from concepts.presets import PRESETS, fetch
 from concepts.tasks import AUTO_CLASSES, task_of
-from db.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
+from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 
 
 def load_model(

@@ -17,8 +17,8 @@ from concepts import images, tasks
 from concepts.architecture import Architecture
 from concepts.prompts import Prompt, joined, numbers, prompts_of, readable
 from concepts.turns import Turns, draws
-from db.errors import InputError, ModelError, UnknownName
-from db.records import TokenScore
+from icebear.errors import InputError, ModelError, UnknownName
+from icebear.records import TokenScore
 
 
 @dataclass(frozen=True)

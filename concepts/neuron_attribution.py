@@ -16,7 +16,7 @@ from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models import Model, Prompt
 from concepts.relevance import Conservation
 from concepts.taps import visiting
-from db.records import Neuron
+from icebear.records import Neuron
 
 
 @dataclass(frozen=True, eq=False)

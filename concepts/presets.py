@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from db.errors import DownloadError, InputError
-from db.fetch import cache_folder, cached, ensure, extract_from_wheels, sha256
+from icebear.cache import cache_folder, cached, ensure, extract_from_wheels, sha256
+from icebear.errors import DownloadError, InputError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from db.errors import InputError
+from icebear.errors import InputError
 
 Prompt = Any
 """A text, or the token ids themselves (a list, an array, a tensor); for an image classifier the path of an image, an

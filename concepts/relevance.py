@@ -12,8 +12,8 @@ from torch import Tensor
 
 from concepts.baselines.methods import Baseline, Reading
 from concepts.lrp.method import AttnLRP
-from db.errors import InputError, UnknownName
-from db.records import Neuron, Ranked, TokenScore
+from icebear.errors import InputError, UnknownName
+from icebear.records import Neuron, Ranked, TokenScore
 
 if TYPE_CHECKING:
     import pandas

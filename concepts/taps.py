@@ -14,7 +14,7 @@ from torch import Tensor
 from concepts import experts, images
 from concepts.lrp.context import wrapped
 from concepts.models import Batch, Model
-from db.errors import NumericalError
+from icebear.errors import NumericalError
 
 SINK_RATIO = 4
 """A sink's residual stream exceeds the median position's this many times, in most layers. Massive activations

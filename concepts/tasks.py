@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from db.errors import InputError, ModelError
+from icebear.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from concepts.models import Batch, Model

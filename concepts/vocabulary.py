@@ -10,8 +10,8 @@ from torch import Tensor
 from concepts import experts, norms
 from concepts.calibration import calibrate
 from concepts.models import Model
-from db.errors import InputError
-from db.records import Neuron, Projection, Promotion
+from icebear.errors import InputError
+from icebear.records import Neuron, Projection, Promotion
 
 
 def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:

@@ -1,11 +1,11 @@
-"""Records, errors and storage. Nothing in here imports torch."""
+"""The store: SQLite and FAISS, and search in it. Nothing in here imports torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from db.errors import IcebearError
-from db.records import Neuron, Ranked
+from icebear.errors import IcebearError
+from icebear.records import Neuron, Ranked
 
 if TYPE_CHECKING:
     from db.store import Store, open_store

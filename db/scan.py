@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from db.errors import StoreError
-from db.fingerprints import fits
-from db.records import Sentence
 from db.sqlite import SqliteFile
 from db.vectors import NAMES
+from icebear.errors import StoreError
+from icebear.fingerprints import fits
+from icebear.records import Sentence
 
 RESULTS = ("shards", "sentences", "sentence_vectors", "neurons", "examples", "samples")
 """The tables that a finished scan fixes, to the bit."""

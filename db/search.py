@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from db import vectors
-from db.errors import InputError, UnknownName
-from db.records import Hit, Neuron, Projection, Promotion
+from icebear.errors import InputError, UnknownName
+from icebear.records import Hit, Neuron, Projection, Promotion
 
 if TYPE_CHECKING:
     from db.store import Store

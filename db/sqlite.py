@@ -10,8 +10,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
-from db.errors import StoreError
 from db.schema import MIGRATIONS
+from icebear.errors import StoreError
 
 BUSY_SECONDS = 10.0
 """How long to wait for another writer."""

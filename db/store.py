@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from db.errors import InputError, StoreError
-from db.fingerprints import fits
-from db.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
 from db.scan import ScanFile
+from icebear.errors import InputError, StoreError
+from icebear.fingerprints import fits
+from icebear.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from db.errors import StoreError
+from icebear.errors import StoreError
 
 NAMES = ("w2", "w1", "examples", "tokens")
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from concepts import images
 from concepts.models import Model
 from concepts.taps import visiting
-from db.errors import InputError
-from db.records import Neuron
+from icebear.errors import InputError
+from icebear.records import Neuron
 from steering.edits import Edit, acts_at
 from steering.recipe import Recipe
 

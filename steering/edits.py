@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from db.errors import InputError
-from db.records import Neuron
+from icebear.errors import InputError
+from icebear.records import Neuron
 
 SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
 PLACES = ("all", "prompt", "last", "generated")

@@ -20,8 +20,8 @@ from concepts.calibration import calibrate
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models import Model
 from concepts.vocabulary import project
-from db.errors import InputError
-from db.records import Neuron
+from icebear.errors import InputError
+from icebear.records import Neuron
 from steering.apply import steer
 from steering.edits import Edit
 from steering.last_token import Edits, LastToken, Place

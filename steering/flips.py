@@ -11,7 +11,7 @@ from typing import Any
 
 from concepts.evaluation import runner
 from concepts.models import Model
-from db.errors import IcebearError, InputError, RecipeError
+from icebear.errors import IcebearError, InputError, RecipeError
 from steering.apply import steer
 from steering.edits import Edit
 from steering.flipping import CHOOSERS, flip

@@ -16,8 +16,8 @@ from concepts import tasks
 from concepts.attribution import attribute
 from concepts.baselines.common import log_probability
 from concepts.models import Model
-from db.errors import InputError
-from db.records import Neuron
+from icebear.errors import InputError
+from icebear.records import Neuron
 from steering.apply import steer
 from steering.edits import Edit
 

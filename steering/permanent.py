@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from concepts.models import Model
-from db.errors import RecipeError
+from icebear.errors import RecipeError
 from steering.edits import Edit
 from steering.recipe import Recipe
 

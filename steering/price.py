@@ -14,7 +14,7 @@ from torch import Tensor
 from concepts import tasks
 from concepts.calibration import calibrate
 from concepts.models import Model
-from db.errors import InputError
+from icebear.errors import InputError
 from steering.apply import Statistic, steer
 from steering.edits import Edit
 from steering.recipe import Recipe

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from db.errors import InputError, RecipeError
-from db.fingerprints import fits
+from icebear.errors import InputError, RecipeError
+from icebear.fingerprints import fits
 from steering.edits import Edit
 
 if TYPE_CHECKING:

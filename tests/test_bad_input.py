@@ -19,8 +19,8 @@ from conftest import LLAMA, random_model
 from app.cli import EXAMPLE_RECIPE, main
 from concepts import attribute, conversion, load_model, presets
 from concepts.presets import PRESETS
-from db import fetch
-from db.errors import DownloadError, InputError, ModelError
+from icebear import cache
+from icebear.errors import DownloadError, InputError, ModelError
 
 RUN = CliRunner()
 PROMPT = "The ice bear lives in the"
@@ -182,7 +182,7 @@ def test_no_network_and_no_cache(tmp_path, monkeypatch):
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
     usage = collections.namedtuple("usage", "total used free")
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: usage(10, 10, 0))
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: usage(10, 10, 0))
     fails("rank", PROMPT, message="needs 1.0 GB of free disk")
 
 
@@ -192,7 +192,7 @@ def test_a_disk_that_fills_while_writing_leaves_nothing(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(DownloadError, match="ICEBEAR_CACHE"):
-        fetch.ensure(tmp_path / "thing", make, what="thing", room=1)
+        cache.ensure(tmp_path / "thing", make, what="thing", room=1)
     assert not list(tmp_path.glob("*thing*.part"))
     assert not (tmp_path / "thing").exists()
 
@@ -206,30 +206,30 @@ def test_who_waits_for_a_download_and_gives_up_leaves_it_alone(tmp_path, monkeyp
         with monkeypatch.context() as waiting:
             waiting.setattr(filelock.FileLock, "acquire", give_up)
             with pytest.raises(KeyboardInterrupt):
-                fetch.ensure(tmp_path / "thing", make, what="thing", room=1)
+                cache.ensure(tmp_path / "thing", make, what="thing", room=1)
         assert (folder / "half").exists()
 
-    assert (fetch.ensure(tmp_path / "thing", make, what="thing", room=1) / "half").read_text() == "half"
+    assert (cache.ensure(tmp_path / "thing", make, what="thing", room=1) / "half").read_text() == "half"
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_copied_cache_is_hashed_once(tmp_path, monkeypatch):
-    folder = fetch.ensure(tmp_path / "a", lambda folder: (folder / "x").write_text("x"), what="thing", room=1)
+    folder = cache.ensure(tmp_path / "a", lambda folder: (folder / "x").write_text("x"), what="thing", room=1)
     shutil.copytree(folder, tmp_path / "b", copy_function=shutil.copyfile)  # with the times of now
     os.utime(tmp_path / "b" / "x", (1, 1))
-    hashed, sha256 = [], fetch.sha256
-    monkeypatch.setattr(fetch, "sha256", lambda path: hashed.append(path) or sha256(path))
-    assert [fetch.cached(tmp_path / "b") for _ in range(3)] == [True] * 3
+    hashed, sha256 = [], cache.sha256
+    monkeypatch.setattr(cache, "sha256", lambda path: hashed.append(path) or sha256(path))
+    assert [cache.cached(tmp_path / "b") for _ in range(3)] == [True] * 3
     assert len(hashed) == 1
-    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [fetch.MANIFEST, "x"]
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [cache.MANIFEST, "x"]
     (tmp_path / "b" / "x").write_text("y")
-    assert not fetch.cached(tmp_path / "b")
+    assert not cache.cached(tmp_path / "b")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DownloadError, match="cannot be stored"):
-        fetch.ensure(tmp_path / "file" / "thing", lambda folder: None, what="thing", room=1)
+        cache.ensure(tmp_path / "file" / "thing", lambda folder: None, what="thing", room=1)
 
 
 def test_terms_must_be_accepted(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from concepts.baselines.methods import (
 from concepts.evaluation.methods import token_scores
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import PA_LRP
-from db.errors import InputError, UnknownName
+from icebear.errors import InputError, UnknownName
 
 MASK = 49
 

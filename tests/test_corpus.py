@@ -17,7 +17,7 @@ from app import store_verbs
 from app.cli import main
 from app.progress import indexing
 from db import open_store
-from db.errors import InputError
+from icebear.errors import InputError
 
 
 def test_files_of_every_kind(tmp_path):

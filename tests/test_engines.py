@@ -15,7 +15,7 @@ from app.terminal import card
 from concepts import Neuron, attribute
 from concepts.relevance import Relevance
 from db import open_store
-from db.errors import InputError, StoreError
+from icebear.errors import InputError, StoreError
 from steering import Edit
 from steering.flipping import _about, _slopes, _start
 

@@ -19,7 +19,7 @@ from app.cli import main
 from concepts import selftest
 from concepts.baselines.methods import Random
 from concepts.evaluation import cost, pruning, report, runner
-from db.errors import InputError
+from icebear.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 

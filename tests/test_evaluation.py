@@ -18,7 +18,7 @@ from concepts.baselines.common import resolved
 from concepts.baselines.methods import ALL, SEARCH, listed
 from concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
 from concepts.evaluation.questions import Question, choices, next_words, reviews
-from db.errors import InputError, NumericalError, UnknownName
+from icebear.errors import InputError, NumericalError, UnknownName
 
 RUN = CliRunner()
 

@@ -14,7 +14,7 @@ from concepts.selftest import selftest
 from concepts.taps import visiting
 from concepts.vocabulary import unembedding, w1, w2
 from db import open_store
-from db.errors import InputError, ModelError
+from icebear.errors import InputError, ModelError
 from steering import steer
 
 CONFIGS, EXPERTS = dense(), mixtures()  # torch has no float64 for grouped matrix products

@@ -11,7 +11,7 @@ from conftest import ICE_BEAR, LLAMA, random_model
 
 from concepts import Model
 from db import open_store
-from db.errors import RecipeError
+from icebear.errors import RecipeError
 from steering import Recipe, steer
 
 OLD = Path(__file__).parent / "data" / "250f754"
@@ -59,7 +59,7 @@ def test_a_store_of_version_250f754_opens(tmp_path, caplog):
         with caplog.at_level(logging.WARNING, "icebear"):
             store.check(model.fingerprint, model.name)
         assert "an earlier icebear" in caplog.text
-        from db.records import Neuron
+        from icebear.records import Neuron
 
         neuron = Neuron(2, "ffn", 4)
         assert store.examples(neuron, "+")[0].activation == pytest.approx(store.statistics(neuron).max)

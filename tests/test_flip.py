@@ -16,8 +16,8 @@ from test_others import make
 from app.cli import main
 from concepts import ATTNLRP, Model, Neuron, attribute
 from concepts.calibration import calibrate
-from db.errors import InputError
-from db.records import Example, Hit, Sentence
+from icebear.errors import InputError
+from icebear.records import Example, Hit, Sentence
 from steering import Edit, Recipe, flip, steer
 from steering.flipping import CHOOSERS, MARGIN, _Found, _proposals, _pruned, _search, _start, margins
 from steering.flips import Pair, flips, run, summary

@@ -26,8 +26,8 @@ from concepts import ATTNLRP, CP_LRP, Model, attribute
 from concepts.neuron_attribution import attribute_neurons
 from concepts.vocabulary import project
 from db import open_store
-from db.errors import InputError, StoreError
-from db.records import Neuron, Sentence
+from icebear.errors import InputError, StoreError
+from icebear.records import Neuron, Sentence
 
 K = 5
 

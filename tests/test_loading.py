@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from concepts import Model, attribute, load_model, loading
-from db.errors import IcebearError, ModelError
+from icebear.errors import IcebearError, ModelError
 
 IDS = [7, 3, 12]
 CONFIGS = {
@@ -70,7 +70,7 @@ def hub(path):
 
 def test_the_hubs_refusals_keep_their_reason(tmp_path):
     code = (
-        "import sys\nfrom concepts import load_model\nfrom db.errors import IcebearError\n"
+        "import sys\nfrom concepts import load_model\nfrom icebear.errors import IcebearError\n"
         "for name in sys.argv[1:]:\n    try: load_model(name)\n    except IcebearError as error: print(error)"
     )
     names = ["gated/model", "no/safetensors", "odd/architecture", "none/such", "not a/name"]

@@ -20,7 +20,7 @@ from concepts.selftest import selftest
 from concepts.taps import visiting
 from concepts.vocabulary import w1, w2
 from db import open_store
-from db.errors import InputError, ModelError, UnknownName
+from icebear.errors import InputError, ModelError, UnknownName
 from steering import Edit, steer
 
 NAMES = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}

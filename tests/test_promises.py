@@ -10,7 +10,7 @@ from torch import nn
 
 from concepts import ATTNLRP, CP_LRP, attribute
 from concepts.lrp.context import relevance_rules
-from db.errors import InputError, MissingRule, NumericalError
+from icebear.errors import InputError, MissingRule, NumericalError
 
 INPUT = torch.tensor([IDS])
 OTHERS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]]

@@ -9,8 +9,8 @@ from conftest import IDS
 
 from app.cli import main
 from concepts import attribute
-from db.errors import InputError
-from db.records import Neuron, Ranked
+from icebear.errors import InputError
+from icebear.records import Neuron, Ranked
 
 
 def brute(found, site, polarity, positions, sign):

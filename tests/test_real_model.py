@@ -7,8 +7,8 @@ import torch
 from conftest import ICE_BEAR
 
 from concepts import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
-from db.errors import DownloadError
-from db.fetch import cached
+from icebear.cache import cached
+from icebear.errors import DownloadError
 
 
 def test_the_ice_bear(smol):

@@ -10,7 +10,7 @@ from safetensors import safe_open
 import steering
 from app.cli import main
 from concepts import load_model
-from db.errors import RecipeError
+from icebear.errors import RecipeError
 from steering import Edit, Recipe, steer
 from steering.permanent import difference, patch, patched, save_patch
 

@@ -12,7 +12,7 @@ from twin import linear_shares
 from concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import METHODS
-from db.errors import InputError, UnknownName
+from icebear.errors import InputError, UnknownName
 
 RULES = [Epsilon(), Epsilon(0.5), Gamma(0.25), Gamma(3), ZPlus(), AlphaBeta(1), AlphaBeta(2)]
 

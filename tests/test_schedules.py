@@ -6,7 +6,7 @@ from conftest import ICE_BEAR, IDS, LLAMA, random_model
 from test_others import make
 
 from concepts.taps import visiting
-from db.errors import InputError
+from icebear.errors import InputError
 from steering import Edit, steer
 
 PROMPTS = [ICE_BEAR, "In winter the lakes of the far north"]

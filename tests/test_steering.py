@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.cli import EXAMPLE_RECIPE
 from concepts import Neuron, attribute
-from db.errors import InputError, RecipeError
+from icebear.errors import InputError, RecipeError
 from steering import Edit, Recipe, steer
 from steering.edits import acts_at
 

@@ -19,8 +19,8 @@ from app.terminal import card
 from concepts import Model
 from concepts.vocabulary import w1, w2_row
 from db import open_store, vectors
-from db.errors import InputError, StoreError, UnknownName
-from db.records import Neuron
+from icebear.errors import InputError, StoreError, UnknownName
+from icebear.records import Neuron
 
 K = 5
 

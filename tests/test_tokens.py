@@ -12,7 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 from app.cli import main
 from concepts import Model, attribute, load_model
 from concepts.evaluation import groundtruth
-from db.errors import InputError
+from icebear.errors import InputError
 from steering import flip
 from steering.flips import Pair, flips
 

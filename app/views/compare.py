@@ -10,7 +10,7 @@ from app.state import downloads, model_name, neuron_pills, plain, token_label, t
 from app.views.explain import PROMPT, explained
 from concepts.relevance import Relevance
 from concepts.render import heatmap
-from db.records import Neuron
+from icebear.records import Neuron
 
 
 def show() -> None:

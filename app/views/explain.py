@@ -14,7 +14,7 @@ from concepts.lrp.method import METHODS
 from concepts.relevance import Relevance
 from concepts.render import heatmap
 from concepts.vocabulary import project_many
-from db.records import TokenScore
+from icebear.records import TokenScore
 
 PROMPT = "The ice bear lives in the"
 ROOM = 1 << 30

@@ -10,8 +10,8 @@ from actmax import page
 from actmax.annotation import annotate
 from actmax.card import Card, describe
 from app.state import downloads, fitting, neuron_pills, plain, store, telling_trouble, to_steer, typed
-from db.records import Neuron
 from db.store import Store
+from icebear.records import Neuron
 
 EXAMPLES = 8
 

@@ -7,8 +7,8 @@ import streamlit as st
 
 from actmax.page import RELMAX
 from app.state import downloads, neuron_pills, plain, store, store_path, typed
-from db.records import Hit, Neuron
 from db.search import NEAR
+from icebear.records import Hit, Neuron
 
 HOW = ("words", "like a neuron", "statistics")
 

@@ -20,7 +20,7 @@ from concepts.models import Model
 from concepts.taps import visiting
 from concepts.tasks import Plan
 from concepts.vocabulary import unembedding
-from db.errors import InputError
+from icebear.errors import InputError
 
 
 @dataclass

@@ -13,7 +13,7 @@ from concepts.attribution import embedding_leaf
 from concepts.baselines.common import places
 from concepts.models import Model
 from concepts.tasks import Plan
-from db.errors import InputError
+from icebear.errors import InputError
 
 
 def rollout(model: Model, plan: Plan, method: object) -> list[Tensor]:

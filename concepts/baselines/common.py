@@ -13,7 +13,7 @@ from torch import Tensor
 from concepts import tasks
 from concepts.models import Batch, Model
 from concepts.tasks import Plan
-from db.errors import InputError
+from icebear.errors import InputError
 
 ROWS = 32
 """How many variants of a prompt go through the model at once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from concepts.lrp.method import METHODS, AttnLRP
-from db.errors import UnknownName
+from icebear.errors import UnknownName
 
 Reading = Literal["relu", "relu-d", "signed", "magnitude"]
 """Of PA-LRP's Eq. 11: `concepts.relevance.Relevance.summed_positions`."""

@@ -10,7 +10,7 @@ from concepts.baselines.methods import AtMan
 from concepts.models import Model
 from concepts.taps import visiting
 from concepts.tasks import Plan
-from db.errors import InputError
+from icebear.errors import InputError
 
 
 def occlusion(model: Model, plan: Plan, method: object) -> list[Tensor]:

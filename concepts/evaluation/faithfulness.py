@@ -16,7 +16,7 @@ from concepts.evaluation.methods import token_scores
 from concepts.evaluation.questions import Question
 from concepts.models import Model
 from concepts.tasks import Plan
-from db.errors import InputError
+from icebear.errors import InputError
 
 STEPS = 5
 """Removed are 0, 1/5, ... of the tokens, rounded, by setting their embeddings to zero."""

@@ -16,7 +16,7 @@ from concepts.baselines.common import scores
 from concepts.evaluation import metrics
 from concepts.evaluation.methods import token_scores
 from concepts.models import Model
-from db.errors import InputError
+from icebear.errors import InputError
 
 COLUMNS = {
     "pointing": "pointing game: the largest score is evidence, higher is better",

@@ -10,7 +10,7 @@ from concepts.baselines.methods import Baseline
 from concepts.lrp.method import AttnLRP
 from concepts.models import Model
 from concepts.tasks import Plan
-from db.errors import IcebearError
+from icebear.errors import IcebearError
 
 
 def token_scores(model: Model, plan: Plan, method: AttnLRP | Baseline) -> Tensor:

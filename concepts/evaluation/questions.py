@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from concepts.evaluation.groundtruth import homes
 from concepts.models import Model
-from db.errors import InputError
+from icebear.errors import InputError
 
 
 @dataclass(frozen=True)

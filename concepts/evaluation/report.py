@@ -14,7 +14,7 @@ import numpy as np
 import pandas
 
 from concepts.render import page
-from db.errors import InputError
+from icebear.errors import InputError
 
 RESAMPLES = 10_000
 

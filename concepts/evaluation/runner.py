@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from concepts.provenance import provenance
-from db.errors import InputError, NumericalError
+from icebear.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
     from concepts.models import Model

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from db.errors import InputError, UnknownName
+from icebear.errors import InputError, UnknownName
 
 
 def _at_least_zero(name: str, value: float) -> None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from concepts.lrp import rules
 from concepts.lrp.method import AttnLRP, Epsilon, LinearRule
-from db.errors import MissingRule
+from icebear.errors import MissingRule
 
 Rule = Callable[..., Any]
 

