@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from concepts import norms
-from concepts.models import Batch, Model
+from concepts.batch import Batch
+from concepts.models import Model
 from concepts.taps import Taps
 from icebear.cache import cache_folder
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from concepts.batch import Batch
 from concepts.render import NEGATIVE, POSITIVE
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from concepts.models import Batch, Model
+    from concepts.models import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +71,6 @@ def _resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
 
 def encode(model: Model, images: Sequence[Any]) -> Batch:
     """A batch of images: paths, PIL images, or pixels (C, H, W) as the model reads them."""
-    from concepts.models import Batch
-
     pixels = torch.stack([_pixels(model, image) for image in images]).to(model.device, model.dtype)
     count = len(names(model))
     ids = torch.zeros(len(images), count, dtype=torch.long, device=model.device)

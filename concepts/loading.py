@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from concepts.gguf import load_gguf
 from concepts.models import Model
 from concepts.presets import PRESETS, fetch
 from concepts.tasks import AUTO_CLASSES, task_of
@@ -88,19 +89,6 @@ def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:
     config = transformers.AutoConfig.from_pretrained(source, **options)
     saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
     return getattr(transformers, AUTO_CLASSES[task_of(saved, config.is_encoder_decoder)])
-
-
-def load_gguf(path: Path, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """A GGUF file's model with its weights de-quantised to `dtype`."""
-    from transformers import AutoModelForCausalLM
-
-    net = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=dtype, attn_implementation=attention
-    )
-    # The weights are plain by now, but transformers refuses to save what it still calls quantised.
-    net.hf_quantizer = None
-    del net.config.quantization_config
-    return net
 
 
 def _load_adapter(folder: Path, dtype: torch.dtype, attention: str | None, options: dict) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,38 +15,11 @@ from transformers import GenerationConfig
 
 from concepts import images, tasks
 from concepts.architecture import Architecture
+from concepts.batch import Batch
 from concepts.prompts import Prompt, joined, numbers, prompts_of, readable
 from concepts.turns import Turns, draws
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.records import TokenScore
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Prompts as token ids, padded on the right (or left, for generation)."""
-
-    ids: Tensor  # (B, T)
-    mask: Tensor  # (B, T), 1 where there is a token
-    lengths: tuple[int, ...]
-    decoder: Batch | None = None
-    """What the decoder of an encoder-decoder reads."""
-    pixels: Tensor | None = None  # (B, C, H, W), of images; each token is a patch then
-
-    @property
-    def spans(self) -> tuple[slice, slice]:
-        """The columns of the encoder (or only) stack and of the decoder, where all tokens are in one row."""
-        end = self.ids.shape[1]
-        return slice(0, end), slice(end, end + (self.decoder.ids.shape[1] if self.decoder else 0))
-
-    def columns(self, row: int) -> list[int]:
-        """Those that are tokens of this row, not padding."""
-        written = self.decoder.lengths[row] if self.decoder else 0
-        start = self.spans[1].start
-        return [*range(self.lengths[row]), *range(start, start + written)]
-
-    def row_ids(self, row: int) -> tuple[int, ...]:
-        ids = self.ids if self.decoder is None else torch.cat((self.ids, self.decoder.ids), 1)
-        return tuple(ids[row, self.columns(row)].tolist())
 
 
 class Model(Architecture):

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from concepts import experts, images
+from concepts.batch import Batch
 from concepts.lrp.context import wrapped
-from concepts.models import Batch, Model
+from concepts.models import Model
 from icebear.errors import NumericalError
 
 SINK_RATIO = 4

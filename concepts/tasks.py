@@ -13,7 +13,8 @@ from torch import Tensor
 from icebear.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from concepts.models import Batch, Model
+    from concepts.batch import Batch
+    from concepts.models import Model
 
 Token = str | int
 

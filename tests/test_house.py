@@ -42,6 +42,28 @@ def test_imports_go_down_only(package):
         assert not above, f"{path} imports {above}"
 
 
+def test_imports_have_no_circles():
+    """Inside the rooms too, and inside functions; what is only for types does not count."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for room in ALLOWED
+             for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py"}  # fmt: skip
+    below = {name: set(modules(path)) & set(files) - {name} for name, path in files.items()}
+    left = set(below)
+    while free := {name for name in left if not below[name] & left}:
+        left -= free
+    assert not left, f"these import one another: {sorted(left)}"
+
+
+def modules(path):
+    """What a file imports, as modules of ours."""
+    tree = ast.parse(path.read_text())
+    types = {id(part) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+             for part in ast.walk(node)}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in types:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
 def test_db_never_imports_torch_and_app_has_no_maths_or_sql():
     for room in ("icebear", "db"):
         assert not any("torch" in set(imports(path)) for path in (ROOT / room).rglob("*.py"))

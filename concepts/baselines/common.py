@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from concepts import tasks
-from concepts.models import Batch, Model
+from concepts.batch import Batch
+from concepts.models import Model
 from concepts.tasks import Plan
 from icebear.errors import InputError
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from concepts.lrp.rules import product
 
 if TYPE_CHECKING:
-    from concepts.models import Batch, Model
+    from concepts.batch import Batch
+    from concepts.models import Model
 
 ROWS = -2
 """The axis of token positions in cos and sin (B, T, d), and in an embedding (B, T, D)."""

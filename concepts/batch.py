@@ -1,0 +1,36 @@
+"""Prompts side by side, as the model takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts as token ids, padded on the right (or left, for generation)."""
+
+    ids: Tensor  # (B, T)
+    mask: Tensor  # (B, T), 1 where there is a token
+    lengths: tuple[int, ...]
+    decoder: Batch | None = None
+    """What the decoder of an encoder-decoder reads."""
+    pixels: Tensor | None = None  # (B, C, H, W), of images; each token is a patch then
+
+    @property
+    def spans(self) -> tuple[slice, slice]:
+        """The columns of the encoder (or only) stack and of the decoder, where all tokens are in one row."""
+        end = self.ids.shape[1]
+        return slice(0, end), slice(end, end + (self.decoder.ids.shape[1] if self.decoder else 0))
+
+    def columns(self, row: int) -> list[int]:
+        """Those that are tokens of this row, not padding."""
+        written = self.decoder.lengths[row] if self.decoder else 0
+        start = self.spans[1].start
+        return [*range(self.lengths[row]), *range(start, start + written)]
+
+    def row_ids(self, row: int) -> tuple[int, ...]:
+        ids = self.ids if self.decoder is None else torch.cat((self.ids, self.decoder.ids), 1)
+        return tuple(ids[row, self.columns(row)].tolist())
