@@ -58,7 +58,7 @@ _MEASURED: WeakKeyDictionary[Model, Calibration] = WeakKeyDictionary()
 
 
 def calibrate(model: Model) -> Calibration:
-    """Of a model of a known family. Inside `steer` it is that of the steered model, and not kept."""
+    """Of a model of a known family. What is measured inside `steer` is that of the steered model, and not kept."""
     if model in _MEASURED:
         return _MEASURED[model]
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.net.modules()):

@@ -184,8 +184,8 @@ def _search(
             break
         reached = margins(state, proposals)
         best, rows = int(reached.argmax()), rows + len(proposals)
-        if reached[best] <= found.margin + 1e-4:
-            break
+        if reached[best] <= found.margin + 1e-4:  # in vain, but spent
+            return replace(found, rounds=(*found.rounds, (rows, found.margin)))
         found = _Found(proposals[best], reached[best].item(), (*found.rounds, (rows, reached[best].item())))
         if on_progress:
             on_progress(len(found.edits), max_neurons)

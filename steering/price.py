@@ -225,7 +225,7 @@ def _log_probabilities(
     model: Model, edits: Iterable[Edit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
 ) -> Tensor:
     """(B, P, V) of the next tokens of texts of one length, whose first tokens are the prompt."""
-    with steer(model, edits, prompt_tokens=prompt_tokens), model.lock:
+    with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
         logits = tasks.logits(model, model.encode(rows), positions)
     return logits.float().log_softmax(-1).cpu()
 

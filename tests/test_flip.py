@@ -352,6 +352,15 @@ def test_controls_have_the_same_budget_and_reach(letters):
     assert torch.equal(draws[2], CHOOSERS["chance 2"](state, {})[0])
 
 
+def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
+    state = _start(letters, "the ice bear", 7, "a source prompt")
+    tried = len(_proposals(state, {}, CHOOSERS["distance"](state, {}), []))
+    monkeypatch.setattr("steering.flipping.margins", lambda state, proposals: torch.full((len(proposals),), -9.0))
+    first = _search(_Found({}, -1.0), [], 10, CHOOSERS["distance"], None, state)
+    assert (first.edits, first.rounds) == ({}, ((tried, -1.0),))
+    assert _Found({}, 2.0, ((10, 2.0),)).after(first).rounds == ((tried, -1.0), (tried + 10, 2.0))
+
+
 def test_flips_are_judged_by_ids(letters):
     """Not by texts: a token that is spelt in another way than it is read back counts (FINDINGS A5)."""
     first = letters.predict("the ice bear", 1)[0]
