@@ -30,15 +30,14 @@ def fingerprint(net: nn.Module, told: str) -> str:
         matrix = values.flatten(1) if values.dim() > 1 else values[None]
         for rows in (matrix, matrix.T):
             chosen = sorted(random.Random(name).sample(range(len(rows)), min(SAMPLED, len(rows))))
-            for row in chosen:
-                sizes.update(_bytes(torch.frexp(_some(rows[row]).bfloat16().float().cpu()).exponent))
+            sizes.update(_bytes(torch.frexp(_some(rows[chosen]).bfloat16().float().cpu()).exponent))
             sizes.update(f" {int((~rows.bool().any(1)).sum())}".encode())
     return f"{signs.hexdigest()[:16]}-{sizes.hexdigest()[:16]}"
 
 
 def _some(values: Tensor) -> Tensor:
-    """At most about `VALUES` of them (N,), evenly."""
-    return values[:: max(1, len(values) // VALUES)]
+    """At most about `VALUES` of each row (..., N), evenly."""
+    return values[..., :: max(1, values.shape[-1] // VALUES)]
 
 
 def _bytes(values: Tensor) -> Any:
