@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models import Model
+from concepts.models.model import Model
 from concepts.neuron_attribution import attribute_neurons
 from db.store import Store
 from icebear.errors import StoreError

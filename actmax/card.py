@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actmax.page import card_fragment, card_page
-from concepts.models import Model
+from concepts.models.model import Model
 from concepts.vocabulary import project
 from db.store import Store
 from icebear.records import Example, Hit, Neuron, NeuronStatistics, Projection

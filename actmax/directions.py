@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from concepts.models import Model
+from concepts.models.model import Model
 from concepts.vocabulary import typical, unembedding, w1, written
 from db import vectors
 from db.store import Store

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actmax.scan import Settings, scan_shard
 from actmax.topk import Table
-from concepts.models import Model
+from concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import Sentence
 

@@ -20,8 +20,8 @@ from actmax.directions import ensure_vectors, gated
 from actmax.engines import Engine, local
 from actmax.scan import Settings, empty_table, neuron_count, shards
 from actmax.topk import FIXED_POINT, Table, merge
-from concepts.models import Model
-from concepts.provenance import provenance
+from concepts.models.model import Model
+from concepts.models.provenance import provenance
 from db.store import Store
 from icebear.errors import InputError
 from icebear.records import Sentence

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from actmax.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
 from concepts.attribution import embedding_leaf
-from concepts.batch import Batch
 from concepts.lrp.context import relevance_rules
-from concepts.models import Model
-from concepts.taps import visiting
+from concepts.models.batch import Batch
+from concepts.models.model import Model
+from concepts.passes.taps import visiting
 from icebear.errors import InputError
 from icebear.records import SITES, Sentence
 

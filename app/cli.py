@@ -74,8 +74,8 @@ def models(as_json: bool) -> None:
     Example:
       icebear models
     """
-    from concepts.families import FAMILIES
-    from concepts.presets import PRESETS
+    from concepts.models.families import FAMILIES
+    from concepts.models.presets import PRESETS
     from icebear.cache import cache_folder, cached
 
     presets = [
@@ -209,7 +209,7 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
       icebear project L29.ffn.860 --top 5
     """
     from app.terminal import projection
-    from concepts.provenance import provenance
+    from concepts.models.provenance import provenance
     from concepts.vocabulary import project as run
     from icebear.records import Neuron
 

@@ -10,7 +10,7 @@ from app.progress import annotating, indexing
 from app.sidebyside import compare
 from app.terminal import card, explanation, projection, ranking, recipe_table, side_by_side
 from concepts.attribution import attribute
-from concepts.loading import load_model
+from concepts.models.loading import load_model
 from concepts.vocabulary import project_many
 from db.store import open_store
 from icebear.cache import cache_folder

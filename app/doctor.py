@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from concepts.models import Model
+from concepts.models.model import Model
 from db.store import open_store
 from icebear.cache import cache_folder
 from icebear.errors import IcebearError

@@ -12,7 +12,7 @@ from app.options import json_option, load, model_options, print_json, stdout
 
 if TYPE_CHECKING:
     from concepts.evaluation.questions import Question
-    from concepts.models import Model
+    from concepts.models.model import Model
 
 
 CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": ""}
@@ -200,7 +200,7 @@ def flips(
     from pathlib import Path
 
     from app.terminal import flips_summary, flips_table
-    from concepts.provenance import provenance
+    from concepts.models.provenance import provenance
     from steering import flips as evaluation
     from steering.flipping import CHOOSERS
 
@@ -247,7 +247,7 @@ def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) 
       icebear evaluate knowledge --data facts.json
     """
     from app.terminal import knowledge_table
-    from concepts.provenance import provenance
+    from concepts.models.provenance import provenance
     from steering import knowledge as evaluation
 
     facts = evaluation.read(data)
@@ -276,7 +276,7 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
     from app.terminal import cost_table
     from concepts.baselines.methods import listed
     from concepts.evaluation import cost as evaluation
-    from concepts.provenance import provenance
+    from concepts.models.provenance import provenance
 
     wanted = listed(methods)
     try:
@@ -297,8 +297,8 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
 
 def _able(model: Model, prompt: Any, methods: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Methods that can run on the model, and why others cannot."""
-    from concepts import tasks
     from concepts.evaluation.methods import why_not
+    from concepts.models import tasks
 
     plan = tasks.plan(model, [prompt])
     reasons = {name: why_not(model, plan, method) for name, method in methods.items()}

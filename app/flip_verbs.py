@@ -130,7 +130,7 @@ def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
     """
-    from concepts.provenance import provenance
+    from concepts.models.provenance import provenance
     from steering.flips import first_tokens
     from steering.recipe import Recipe
 

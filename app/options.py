@@ -14,7 +14,7 @@ from icebear.errors import InputError, NumericalError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from concepts.models import Model
+    from concepts.models.model import Model
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
@@ -48,7 +48,7 @@ def explain_options(command: Callable) -> Callable:
 
 
 def load(model_name: str, device: str, dtype: str | None, accept_terms: bool) -> Model:
-    from concepts.loading import load_model
+    from concepts.models.loading import load_model
 
     return load_model(model_name, device=device, dtype=dtype, accept_terms=accept_terms)
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from actmax import index
 from actmax.annotation import annotate
 from actmax.corpus import Corpus
-from concepts.models import Model
+from concepts.models.model import Model
 from db.store import Store, open_store
 from icebear.records import Neuron
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from concepts.models import Model
-from concepts.provenance import provenance
+from concepts.models.model import Model
+from concepts.models.provenance import provenance
 from steering.apply import Statistic, steer
 from steering.recipe import Recipe
 

@@ -17,7 +17,7 @@ from icebear.errors import IcebearError, StoreError
 from icebear.records import Neuron
 
 if TYPE_CHECKING:
-    from concepts.models import Model
+    from concepts.models.model import Model
 
 VIEWS = ("explain", "neuron", "search", "steer", "compare", "report")
 
@@ -32,7 +32,7 @@ def store_path() -> Path:
 
 @st.cache_resource(show_spinner="Loading the model, once for all visitors ...")
 def _load(name: str, device: str, dtype: str | None, accept_terms: bool) -> Model:
-    from concepts.loading import load_model
+    from concepts.models.loading import load_model
 
     return load_model(name, device=device, dtype=dtype, accept_terms=accept_terms)
 

@@ -13,8 +13,8 @@ from icebear.records import Neuron
 
 if TYPE_CHECKING:
     from concepts.attribution import attribute
-    from concepts.loading import load_model
-    from concepts.models import Model
+    from concepts.models.loading import load_model
+    from concepts.models.model import Model
     from concepts.relevance import Relevance
     from concepts.vocabulary import project
 
@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Model": "concepts.models",
-    "load_model": "concepts.loading",
+    "Model": "concepts.models.model",
+    "load_model": "concepts.models.loading",
     "Relevance": "concepts.relevance",
     "attribute": "concepts.attribution",
     "project": "concepts.vocabulary",

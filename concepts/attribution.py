@@ -10,19 +10,19 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from concepts import images, tasks
 from concepts.baselines.common import places, resolved
 from concepts.baselines.common import scores as baseline_scores
 from concepts.baselines.methods import HOW, Baseline, named
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
-from concepts.models import Model
-from concepts.prompts import Prompt, prompts_of
-from concepts.provenance import provenance
+from concepts.models import images, tasks
+from concepts.models.model import Model
+from concepts.models.prompts import Prompt, prompts_of
+from concepts.models.provenance import provenance
+from concepts.models.tasks import Plan, Token
+from concepts.passes.taps import Taps
 from concepts.relevance import Conservation, Relevance
-from concepts.taps import Taps
-from concepts.tasks import Plan, Token
 from icebear.errors import InputError, NumericalError
 
 

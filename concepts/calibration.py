@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from concepts import norms
-from concepts.batch import Batch
-from concepts.models import Model
-from concepts.taps import Taps
+from concepts.models import norms
+from concepts.models.batch import Batch
+from concepts.models.model import Model
+from concepts.passes.taps import Taps
 from icebear.cache import cache_folder
 
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()

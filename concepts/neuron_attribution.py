@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from concepts import tasks
 from concepts.attribution import embedding_leaf, new_ledger
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models import Model, Prompt
+from concepts.models import tasks
+from concepts.models.model import Model, Prompt
+from concepts.passes.taps import visiting
 from concepts.relevance import Conservation
-from concepts.taps import visiting
 from icebear.records import Neuron
 
 

@@ -18,7 +18,7 @@ from icebear.records import Neuron, Ranked, TokenScore
 if TYPE_CHECKING:
     import pandas
 
-    from concepts.images import ImageMap
+    from concepts.models.images import ImageMap
 
 Position = int | Literal["last", "all"]
 
@@ -76,7 +76,7 @@ class Relevance:
     head_count: int
     conserved: Conservation
     made_with: dict[str, Any] = field(repr=False)
-    """See `concepts.provenance`."""
+    """See `concepts.models.provenance`."""
     explained_at: tuple[int, ...]
     """The positions where the prediction is made: the last token, the masks, [CLS]; of a continuation of several tokens
     one for each."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from concepts.provenance import said
+from concepts.models.provenance import said
 
 if TYPE_CHECKING:
     from concepts.relevance import Relevance

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from concepts import tasks
 from concepts.attribution import attribute, embedding_leaf
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import CP_LRP
-from concepts.models import Model, Prompt
+from concepts.models import tasks
+from concepts.models.model import Model, Prompt
 from concepts.relevance import Conservation
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

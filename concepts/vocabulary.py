@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts import experts, norms
 from concepts.calibration import calibrate
-from concepts.models import Model
+from concepts.models import experts, norms
+from concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import Neuron, Projection, Promotion
 

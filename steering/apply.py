@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts import images
-from concepts.models import Model
-from concepts.taps import visiting
+from concepts.models import images
+from concepts.models.model import Model
+from concepts.passes.taps import visiting
 from icebear.errors import InputError
 from icebear.records import Neuron
 from steering.edits import Edit, acts_at

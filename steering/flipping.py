@@ -18,7 +18,7 @@ from torch import Tensor
 
 from concepts.calibration import calibrate
 from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models import Model
+from concepts.models.model import Model
 from concepts.vocabulary import project
 from icebear.errors import InputError
 from icebear.records import Neuron

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from concepts.evaluation import runner
-from concepts.models import Model
+from concepts.models.model import Model
 from icebear.errors import IcebearError, InputError, RecipeError
 from steering.apply import steer
 from steering.edits import Edit

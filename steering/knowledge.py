@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from concepts import tasks
 from concepts.attribution import attribute
 from concepts.baselines.common import log_probability
-from concepts.models import Model
+from concepts.models import tasks
+from concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import Neuron
 from steering.apply import steer

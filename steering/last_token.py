@@ -13,8 +13,8 @@ from torch import Tensor
 from concepts.attribution import embedding_leaf
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import AttnLRP
-from concepts.models import Model
-from concepts.taps import visiting
+from concepts.models.model import Model
+from concepts.passes.taps import visiting
 
 Place = tuple[int, int]
 """Layer and index of an FFN neuron."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from concepts.models import Model
+from concepts.models.model import Model
 from icebear.errors import RecipeError
 from steering.edits import Edit
 from steering.recipe import Recipe

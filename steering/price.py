@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts import tasks
 from concepts.calibration import calibrate
-from concepts.models import Model
+from concepts.models import tasks
+from concepts.models.model import Model
 from icebear.errors import InputError
 from steering.apply import Statistic, steer
 from steering.edits import Edit

@@ -13,7 +13,7 @@ from icebear.fingerprints import fits
 from steering.edits import Edit
 
 if TYPE_CHECKING:
-    from concepts.models import Model
+    from concepts.models.model import Model
 
 FORMAT = 1
 OF_THE_WHOLE = ("price", "after")
@@ -38,7 +38,7 @@ class Recipe:
 
     @classmethod
     def for_model(cls, model: Model, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
-        from concepts.provenance import provenance as made_with
+        from concepts.models.provenance import provenance as made_with
 
         told = {**provenance, "made_with": made_with(model)}
         return cls(name, tuple(edits), model.name, model.fingerprint, told)

@@ -20,9 +20,10 @@ from app import state
 from app.sidebyside import compare
 from app.views import explain
 from app.views.steer import differences
-from concepts import attribute, loading
+from concepts import attribute
 from concepts.evaluation import report
-from concepts.families import FAMILIES
+from concepts.models import loading
+from concepts.models.families import FAMILIES
 from db import Neuron, open_store
 
 MAIN = "../app/main.py"

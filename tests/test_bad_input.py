@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
 from app.cli import EXAMPLE_RECIPE, main
-from concepts import attribute, conversion, load_model, presets
-from concepts.presets import PRESETS
+from concepts import attribute, load_model
+from concepts.models import conversion, presets
+from concepts.models.presets import PRESETS
 from icebear import cache
 from icebear.errors import DownloadError, InputError, ModelError
 

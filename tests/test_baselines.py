@@ -6,7 +6,7 @@ from conftest import IDS, LLAMA, random_model
 from families import dense, others
 from test_others import make
 
-from concepts import Model, attribute, tasks
+from concepts import Model, attribute
 from concepts.attribution import embedding_leaf, new_ledger
 from concepts.baselines.common import resolved
 from concepts.baselines.methods import (
@@ -30,6 +30,7 @@ from concepts.baselines.methods import (
 from concepts.evaluation.methods import token_scores
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import PA_LRP
+from concepts.models import tasks
 from icebear.errors import InputError, UnknownName
 
 MASK = 49

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from actmax import read_corpus
 from app.cli import main
-from concepts import Model, tasks
+from concepts import Model
 from concepts.baselines.common import resolved
 from concepts.baselines.methods import ALL, SEARCH, listed
 from concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
 from concepts.evaluation.questions import Question, choices, next_words, reviews
+from concepts.models import tasks
 from icebear.errors import InputError, NumericalError, UnknownName
 
 RUN = CliRunner()
@@ -315,7 +316,7 @@ def test_latent_rankings(model):
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
         plan = resolved(model, tasks.plan(model, [IDS]))
         from concepts.baselines.common import value
-        from concepts.taps import visiting
+        from concepts.passes.taps import visiting
 
         def scaled(factor):
             def visit(site, layer, x):

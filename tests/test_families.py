@@ -9,9 +9,9 @@ from transformers import Gemma3Config
 from actmax import build_index, read_corpus
 from actmax.directions import gated
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
-from concepts.families import FAMILIES
+from concepts.models.families import FAMILIES
+from concepts.passes.taps import visiting
 from concepts.selftest import selftest
-from concepts.taps import visiting
 from concepts.vocabulary import unembedding, w1, w2
 from db import open_store
 from icebear.errors import InputError, ModelError

@@ -16,7 +16,8 @@ from huggingface_hub.utils import close_session
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from concepts import Model, attribute, load_model, loading
+from concepts import Model, attribute, load_model
+from concepts.models import loading
 from icebear.errors import IcebearError, ModelError
 
 IDS = [7, 3, 12]

@@ -16,8 +16,8 @@ from app import charts
 from app.sidebyside import compare
 from app.terminal import explanation, side_by_side
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
+from concepts.passes.taps import visiting
 from concepts.selftest import selftest
-from concepts.taps import visiting
 from concepts.vocabulary import w1, w2
 from db import open_store
 from icebear.errors import InputError, ModelError, UnknownName

@@ -7,7 +7,7 @@ from conftest import LLAMA, random_model
 from transformers import AutoTokenizer
 
 from concepts import Model
-from concepts.presets import PRESETS, fetch
+from concepts.models.presets import PRESETS, fetch
 
 SIGNS = {
     "latin": "abc DEF .,é",

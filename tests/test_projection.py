@@ -9,7 +9,7 @@ from benchmarks.projection import PROMPTS
 from concepts import Model, Neuron, attribute, project
 from concepts import calibration as texts
 from concepts.calibration import calibrate
-from concepts.norms import divisor
+from concepts.models.norms import divisor
 from concepts.vocabulary import typical, w2_row
 from steering import steer
 

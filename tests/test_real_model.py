@@ -61,7 +61,7 @@ def test_an_attention_neurons_words_are_its_output_columns(smol):
 
 
 def test_gemma3_on_real_weights():
-    from concepts.presets import PRESETS
+    from concepts.models.presets import PRESETS
 
     wanted = os.environ.get("ICEBEAR_TEST_GEMMA")
     if not wanted and not cached(PRESETS["gemma3-270m"].folder):

@@ -14,11 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from concepts import norms
 from concepts.baselines.attention import eager
-from concepts.models import Model
-from concepts.taps import visiting
-from concepts.tasks import Plan
+from concepts.models import norms
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
+from concepts.passes.taps import visiting
 from concepts.vocabulary import unembedding
 from icebear.errors import InputError
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from concepts import tasks
 from concepts.attribution import embedding_leaf
 from concepts.baselines.common import places
-from concepts.models import Model
-from concepts.tasks import Plan
+from concepts.models import tasks
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
 from icebear.errors import InputError
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts import tasks
-from concepts.batch import Batch
-from concepts.models import Model
-from concepts.tasks import Plan
+from concepts.models import tasks
+from concepts.models.batch import Batch
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
 from icebear.errors import InputError
 
 ROWS = 32

@@ -13,8 +13,8 @@ from torch import Tensor
 from concepts.baselines.common import embeddings_changed, value
 from concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad, TokensAndPositions
 from concepts.lrp.method import PA_LRP
-from concepts.models import Model
-from concepts.tasks import Plan
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
 
 if TYPE_CHECKING:
     from concepts.relevance import Relevance

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from concepts.baselines.common import ROWS, log_probability, repeated, value, without
 from concepts.baselines.methods import AtMan
-from concepts.models import Model
-from concepts.taps import visiting
-from concepts.tasks import Plan
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
+from concepts.passes.taps import visiting
 from icebear.errors import InputError
 
 

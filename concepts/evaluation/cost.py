@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from concepts import tasks
 from concepts.baselines.common import resolved
 from concepts.evaluation.methods import token_scores
-from concepts.models import Model
+from concepts.models import tasks
+from concepts.models.model import Model
 from concepts.selftest import seconds
 
 WATTS = 65.0

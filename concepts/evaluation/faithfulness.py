@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts import tasks
 from concepts.baselines.common import places, resolved, scores, without
 from concepts.baselines.methods import SEARCH
 from concepts.evaluation import metrics
 from concepts.evaluation.methods import token_scores
 from concepts.evaluation.questions import Question
-from concepts.models import Model
-from concepts.tasks import Plan
+from concepts.models import tasks
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
 from icebear.errors import InputError
 
 STEPS = 5

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from concepts import tasks
 from concepts.baselines.common import scores
 from concepts.evaluation import metrics
 from concepts.evaluation.methods import token_scores
-from concepts.models import Model
+from concepts.models import tasks
+from concepts.models.model import Model
 from icebear.errors import InputError
 
 COLUMNS = {

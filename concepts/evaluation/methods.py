@@ -8,8 +8,8 @@ from concepts.attribution import baseline_tokens, relevance_of
 from concepts.baselines.common import resolved
 from concepts.baselines.methods import Baseline
 from concepts.lrp.method import AttnLRP
-from concepts.models import Model
-from concepts.tasks import Plan
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
 from icebear.errors import IcebearError
 
 

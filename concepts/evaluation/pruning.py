@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts import tasks
 from concepts.attribution import embedding_leaf, relevance_of
 from concepts.baselines.common import log_probability, resolved, value
 from concepts.baselines.methods import ALL, GradientTimesInput, Random
 from concepts.evaluation import metrics
 from concepts.lrp.method import AttnLRP
-from concepts.models import Model
-from concepts.taps import Taps, visiting
-from concepts.tasks import Plan
+from concepts.models import tasks
+from concepts.models.model import Model
+from concepts.models.tasks import Plan
+from concepts.passes.taps import Taps, visiting
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Of all neurons (or heads) pruned."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from concepts.evaluation.groundtruth import homes
-from concepts.models import Model
+from concepts.models.model import Model
 from icebear.errors import InputError
 
 

@@ -15,10 +15,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from concepts.families import family_of
 from concepts.lrp import rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.operations import RelevanceMode, is_activation
+from concepts.models.families import family_of
 
 _TORCH_ACTIVATIONS = (
     "SiLU GELU ReLU ReLU6 LeakyReLU ELU SELU CELU Mish Softplus Softsign Hardswish Hardsigmoid Hardtanh "

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from concepts.lrp.rules import product
 
 if TYPE_CHECKING:
-    from concepts.batch import Batch
-    from concepts.models import Model
+    from concepts.models.batch import Batch
+    from concepts.models.model import Model
 
 ROWS = -2
 """The axis of token positions in cos and sin (B, T, d), and in an embedding (B, T, D)."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from concepts import experts, tasks
-from concepts.families import FAMILIES, Family, family_of
-from concepts.fingerprint import fingerprint
+from concepts.models import experts, tasks
+from concepts.models.families import FAMILIES, Family, family_of
+from concepts.models.fingerprint import fingerprint
 from icebear.errors import InputError, ModelError
 from icebear.records import SITES, Neuron
 
@@ -58,7 +58,7 @@ class Architecture:
 
     @cached_property
     def task(self) -> str:
-        """What it predicts: a value of `concepts.tasks.TASKS`."""
+        """What it predicts: a value of `concepts.models.tasks.TASKS`."""
         return tasks.task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
 
     @property
@@ -67,7 +67,7 @@ class Architecture:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Which model it is, see `concepts.fingerprint`."""
+        """Which model it is, see `concepts.models.fingerprint`."""
         return fingerprint(self.net, f"{self.net.config.model_type} {self.answers}")
 
     @cached_property

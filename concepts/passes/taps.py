@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts import experts, images
-from concepts.batch import Batch
 from concepts.lrp.context import wrapped
-from concepts.models import Model
+from concepts.models import experts, images
+from concepts.models.batch import Batch
+from concepts.models.model import Model
 from icebear.errors import NumericalError
 
 SINK_RATIO = 4

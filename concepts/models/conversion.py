@@ -17,7 +17,7 @@ def from_gguf(parts: Sequence[Path], folder: Path, name: str) -> None:
     """A GGUF file in parts; in float32, which holds every de-quantised value exactly."""
     from transformers import AutoTokenizer
 
-    from concepts.gguf import load_gguf
+    from concepts.models.gguf import load_gguf
 
     net = load_gguf(parts[0], torch.float32)
     net.config._name_or_path = name

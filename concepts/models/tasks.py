@@ -13,8 +13,8 @@ from torch import Tensor
 from icebear.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from concepts.batch import Batch
-    from concepts.models import Model
+    from concepts.models.batch import Batch
+    from concepts.models.model import Model
 
 Token = str | int
 

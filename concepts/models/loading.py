@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from concepts.gguf import load_gguf
-from concepts.models import Model
-from concepts.presets import PRESETS, fetch
-from concepts.tasks import AUTO_CLASSES, task_of
+from concepts.models.gguf import load_gguf
+from concepts.models.model import Model
+from concepts.models.presets import PRESETS, fetch
+from concepts.models.tasks import AUTO_CLASSES, task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import GenerationConfig
 
-from concepts import images, tasks
-from concepts.architecture import Architecture
-from concepts.batch import Batch
-from concepts.prompts import Prompt, joined, numbers, prompts_of, readable
-from concepts.turns import Turns, draws
+from concepts.models import images, tasks
+from concepts.models.architecture import Architecture
+from concepts.models.batch import Batch
+from concepts.models.prompts import Prompt, joined, numbers, prompts_of, readable
+from concepts.models.turns import Turns, draws
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.records import TokenScore
 

@@ -1,0 +1,1 @@
+"""Models and what goes into them: loading, families, tokens and tasks."""
