@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from actmax.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
-from concepts.attribution import embedding_leaf
-from concepts.lrp.context import relevance_rules
+from concepts.lrp.method import ATTNLRP
 from concepts.models.batch import Batch
 from concepts.models.model import Model
-from concepts.passes.taps import visiting
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import run
+from concepts.passes.sites import visiting
 from icebear.errors import InputError
 from icebear.records import SITES, Sentence
 
@@ -165,13 +167,9 @@ class _Reader:
         if self.settings.by == "activation":
             with torch.no_grad():
                 return self.model.final_stream(batch)
-        with torch.enable_grad(), relevance_rules(self.model.net), embedding_leaf(self.model):
-            output = self.model.forward(batch, output_hidden_states=True)
-            predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
-            if predicted.dim() == 2:  # padding predicts too, but nothing that counts is before it
-                predicted = predicted * (batch.decoder or batch).mask
-            predicted.sum().backward()
-        return output.encoder_last_hidden_state if batch.decoder else output.hidden_states[-1]
+        target = _Predictions(batch)
+        run(self.model, target, [Inputs()], ATTNLRP)
+        return target.stream
 
     def _summarise(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
         """Statistics of the activations x (B, T, N) of one layer, with their extremes (2, B, N)."""
@@ -219,6 +217,27 @@ class _Reader:
             values, ids, tokens, self.empty.extremes, fixed[0], fixed[1], self.empty.positive, self.empty.histogram,
             self.token_count, keys[chosen], self.ids[chosen], self.seeded_tokens[chosen], self.seeded[chosen],
         )  # fmt: skip
+
+
+class _Predictions:
+    """Explains, for RelMax, the model's own top predictions at every token together."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.stream = torch.empty(0)
+        """(B, T, D) behind the last layer and its norm; of an encoder-decoder the encoder's."""
+
+    def reading(self, model: Model) -> nullcontext[None]:
+        return nullcontext()
+
+    def numbers(self, model: Model) -> Tensor:
+        output = model.forward(self.batch, output_hidden_states=True)
+        self.stream = output.encoder_last_hidden_state if self.batch.decoder else output.hidden_states[-1]
+        predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
+        if predicted.dim() == 1:
+            return predicted
+        # Padding predicts too, but nothing that counts is before it.
+        return (predicted * (self.batch.decoder or self.batch).mask).sum(-1)
 
 
 def counted_length(ids: Sequence[int], special: set[int]) -> int:

@@ -122,7 +122,7 @@ def attribute(
         raise click.UsageError("--png goes with --image.")
     chosen = method_named(method)
     model = load(**options)
-    if (model.task == "image") != bool(image):
+    if model.task.reads_text is bool(image):
         raise click.UsageError(f"{model.name} reads {'images: give --image' if not image else 'text: give a PROMPT'}.")
     what: Any = image or prompt
     relevance = run(
@@ -166,7 +166,7 @@ def rank(
 
     chosen = method_named(method)
     model = load(**options)
-    sites = {None: ("ffn", "attn"), "head": ("attn",)}.get(site, (site,))
+    sites = ("attn",) if site == "head" else (site,) if site else ("ffn", "attn")
     relevance = run(model, prompt, target, contrast, method=chosen, sites=sites, prefix=prefix, at=at)
     found = relevance.top(top, site, polarity, _position(position), include_sinks)  # type: ignore[arg-type]
     writers = [row.neuron for row in found if row.neuron.site in ("ffn", "attn", "cross")]

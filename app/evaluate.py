@@ -298,10 +298,10 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
 def _able(model: Model, prompt: Any, methods: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Methods that can run on the model, and why others cannot."""
     from concepts.evaluation.methods import why_not
-    from concepts.models import tasks
+    from concepts.models.plan import plan
 
-    plan = tasks.plan(model, [prompt])
-    reasons = {name: why_not(model, plan, method) for name, method in methods.items()}
+    asked = plan(model, [prompt])
+    reasons = {name: why_not(model, asked, method) for name, method in methods.items()}
     unable = {name: why for name, why in reasons.items() if why}
     return {name: method for name, method in methods.items() if name not in unable}, unable
 

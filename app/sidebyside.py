@@ -40,7 +40,7 @@ def compare(
     return {
         **provenance(model),
         "prompt": prompt,
-        "task": model.task,
+        "task": model.task.name,
         "recipe": edits.name if isinstance(edits, Recipe) else None,
         "edits": [str(edit) for edit in edits],
         "temperature": temperature,

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from concepts import attribute, load_model
-from concepts.attribution import embedding_leaf
+from concepts.passes.inputs import Inputs
 
 
 def tokens(model, count: int) -> list[int]:
@@ -33,10 +33,11 @@ def forward(model, ids):
 
 
 def gradient_x_input(model, ids):
-    with embedding_leaf(model) as leaf:
+    inputs = Inputs()
+    with torch.enable_grad(), inputs.reading(model):
         logits = model.net(torch.tensor([ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
-        (gradient,) = torch.autograd.grad(logits.max(), leaf)
-    return (gradient * leaf[0]).sum(-1)
+        (gradient,) = torch.autograd.grad(logits.max(), inputs.leaves)
+    return (gradient * inputs.leaves[0]).sum(-1)
 
 
 CASES = {

@@ -46,7 +46,7 @@ if __name__ == "__main__":
         cls = getattr(transformers, auto)
         create = cls.from_config if auto.startswith("Auto") else cls._from_config
         model = Model(create(config).float(), Masked(), name)
-        prompt = torch.randn(3, 16, 24) if model.task == "image" else ids
+        prompt = torch.randn(3, 16, 24) if model.task.name == "image" else ids
         works = [
             lambda: gradient_times_input(model, prompt),  # noqa: B023
             lambda: attribute(model, prompt, sites=()),  # noqa: B023

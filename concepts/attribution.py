@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from importlib import import_module
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import places, resolved
-from concepts.baselines.common import scores as baseline_scores
-from concepts.baselines.methods import HOW, Baseline, named
-from concepts.lrp.context import relevance_rules
+from concepts.baselines.methods import Baseline, named
+from concepts.baselines.scores import token_scores
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
-from concepts.models import images, tasks
+from concepts.models import images
 from concepts.models.model import Model
-from concepts.models.prompts import Prompt, prompts_of
+from concepts.models.plan import Plan, Token, plan
+from concepts.models.prompts import PromptLike, Prompts, prompts_of
 from concepts.models.provenance import provenance
-from concepts.models.tasks import Plan, Token
-from concepts.passes.taps import Taps
+from concepts.passes.inputs import Inputs
+from concepts.passes.neurons import AllNeurons
+from concepts.passes.run import Recorder, new_ledger, run
+from concepts.passes.stream import Stream
+from concepts.passes.targets import Logits
 from concepts.relevance import Conservation, Relevance
 from icebear.errors import InputError, NumericalError
 
+Recorded = Literal["all", "last"] | Sequence[int]
+
+
+class Options(TypedDict, total=False):
+    """Of `attribute`, which says what they mean."""
+
+    target_text: str | Sequence[str] | None
+    method: AttnLRP | Baseline | str
+    sites: Sequence[str] | None
+    prefix: str | Sequence[str] | None
+    at: int | Sequence[int] | None
+    record: Recorded
+    checkpoint: bool
+    strict: bool
+
 
 @overload
-def attribute(model: Model, prompt: str, *args: Any, **options: Any) -> Relevance: ...
-@overload
-def attribute(model: Model, prompt: Sequence[Any], *args: Any, **options: Any) -> Any: ...
 def attribute(
     model: Model,
-    prompt: Prompt | Sequence[Prompt],
+    prompt: PromptLike,
+    target: Token | None = None,
+    contrast: Token | None = None,
+    **options: Unpack[Options],
+) -> Relevance: ...
+@overload
+def attribute(
+    model: Model,
+    prompt: Prompts,
+    target: Token | Sequence[Token] | None = None,
+    contrast: Token | Sequence[Token] | None = None,
+    **options: Unpack[Options],
+) -> list[Relevance]: ...
+
+
+def attribute(
+    model: Model,
+    prompt: PromptLike | Prompts,
     target: Token | Sequence[Token] | None = None,
     contrast: Token | Sequence[Token] | None = None,
     *,
@@ -41,6 +70,7 @@ def attribute(
     sites: Sequence[str] | None = None,
     prefix: str | Sequence[str] | None = None,
     at: int | Sequence[int] | None = None,
+    record: Recorded = "all",
     checkpoint: bool = False,
     strict: bool = True,
 ) -> Relevance | list[Relevance]:
@@ -57,6 +87,8 @@ def attribute(
         default ``ffn`` and ``attn`` (none for a family that icebear does not know).
     prefix: what the decoder of an encoder-decoder has written before the target.
     at: the token whose label is explained, for a token classifier (default: the most conspicuous one).
+    record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
+        whole prompt of 2,000 tokens takes gigabytes in a large model.
     checkpoint: keep one residual stream a layer and recompute the rest, for long prompts.
     strict: raise `MissingRule` for an operation without a rule (False: warn, and list it in the result).
 
@@ -68,181 +100,123 @@ def attribute(
         sites = ("ffn", "attn") if model.has_family and isinstance(method, AttnLRP) else ()
     if sites and not isinstance(method, AttnLRP):
         raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
-    plan = tasks.plan(model, prompts, target, contrast, target_text, prefix, at)
-    results = relevance_of(model, plan, method, tuple(sites), checkpoint, strict)
+    asked = plan(model, prompts, target, contrast, target_text, prefix, at)
+    results = relevance_of(model, asked, method, tuple(sites), record, checkpoint, strict)
     return results[0] if single else results
 
 
 def relevance_of(
-    model: Model, plan: Plan, method: AttnLRP | Baseline, sites: tuple[str, ...] = (), checkpoint: bool = False,
+    model: Model,
+    plan: Plan,
+    method: AttnLRP | Baseline,
+    sites: Sequence[str] = (),
+    record: Recorded = "all",
+    checkpoint: bool = False,
     strict: bool = True,
-) -> list[Relevance]:  # fmt: skip
-    """`attribute` of what a plan says."""
-    if isinstance(method, AttnLRP):
-        with model.lock:
-            return _run(model, plan, method, sites, checkpoint, strict)
-    return _baseline(model, resolved(model, plan), method)
-
-
-# --- the passes -----------------------------------------------------------------------------------------
-
-
-def _run(
-    model: Model, plan: Plan, method: AttnLRP, sites: tuple[str, ...], checkpoint: bool, strict: bool
 ) -> list[Relevance]:
+    """`attribute` of what a plan says."""
+    if not isinstance(method, AttnLRP):
+        return _of_tokens_only(model, plan.resolved(model), method)
     batch = plan.batch
+    kept_at = [_kept_at(plan, row, record) for row in range(len(batch.ids))]
+    columns = (
+        None
+        if record == "all"
+        else [[batch.columns(row)[position] for position in positions] for row, positions in enumerate(kept_at)]
+    )
+    target, inputs, stream, sinks = Logits(plan), Inputs(), Stream(model, batch), Sinks(model, batch)
+    neurons = AllNeurons(model, batch, sites, columns)
     ledger = new_ledger(model, len(batch.ids))
-    taps = Taps(model, sites, batch)
-    sinks = Sinks(model, batch)
-    layers = model.layer_modules if checkpoint else ()
-    with (
-        torch.enable_grad(),
-        relevance_rules(model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers) as mode,
-        embedding_leaf(model) as leaves,
-        sinks.collecting() if method.positions else nullcontext(),
-        taps.reading(),
-    ):
-        needed = places(plan)
-        logits = tasks.logits(model, batch, needed)  # (B, P, V)
-        targets, explained = tasks.explained(plan, logits, needed)
-        taps.check_forward()
-        del leaves[1 + bool(batch.decoder) :]  # of a pass that was repeated to find a missing rule
-        inputs = [*leaves, *sinks.leaves]
-        gradients = torch.autograd.grad(explained.sum(), inputs, allow_unused=bool(sinks.found))
-        taps.finish()
-    dtype = ledger["softmax"].dtype
-    values = [leaf.detach().to(dtype) * g.to(dtype) for leaf, g in zip(leaves, gradients, strict=False)]
-    positions = sinks.relevance(list(gradients[len(leaves) :])) if method.positions else None
-    return [
-        _result(
-            model, plan, row, targets[row], explained, logits[row, needed.index(plan.positions[row][0])],
-            [value[row] for value in values], None if positions is None else positions[row], taps, ledger, method, mode,
-        )
-        for row in range(len(batch.ids))
-    ]  # fmt: skip
-
-
-def baseline_tokens(model: Model, plan: Plan, method: Baseline) -> list[Tensor]:
-    """(T,) for each prompt of a plan whose targets are known: what a baseline scores its tokens."""
-    module, _, name = HOW[type(method)].partition(".")
-    return getattr(import_module(f"concepts.baselines.{module}"), name)(model, plan, method)
-
-
-def _baseline(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
-    """The same for a method that only scores tokens; what its scores lack to the number explained is `rest`."""
-    scores = baseline_tokens(model, plan, method)
-    with model.lock, torch.no_grad():
-        logits = baseline_scores(model, plan)  # (B, P, V)
-    needed = places(plan)
-    _, explained = tasks.explained(plan, logits, needed)
+    recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
+    numbers, missing = run(model, target, recorders, method, ledger=ledger, strict=strict, checkpoint=checkpoint)
+    values = inputs.relevance()
     found = []
-    for row, tokens in enumerate(scores):
-        here = logits[row, needed.index(plan.positions[row][0])].float()
-        targets, contrast, ids = plan.targets[row] or (), plan.contrasts[row], plan.batch.row_ids(row)
-        total = tokens.sum().item()
+    for row in range(len(batch.ids)):
+        kept = {name: entry[row].item() for name, entry in ledger.items()}
+        parts = [value[row] for value in values]
+        tokens, image = _tokens(model, plan, row, parts)
+        signed, positive = sinks.relevance[row][..., batch.columns(row)].cpu() if method.positions else (None, None)
+        if signed is not None:
+            kept["positions"] += signed.sum().item()
         found.append(
             Relevance(
-                tokens=tokens.float().cpu(),
-                token_ids=ids,
-                token_strings=model.pieces(ids),
-                explained_at=plan.explained_at(row),
-                read=plan.batch.lengths[row],
-                target=model.token_score(here, targets[0]) if len(targets) == 1 else None,
-                target_text="".join(model.answer(token) for token in targets),
-                contrast=None if contrast is None else model.token_score(here, contrast),
-                predictions=tuple(model.top_tokens(here, 10)),
-                method=method,
-                sites={},
-                sinks=(0,),
-                head_count=model.heads,
-                conserved=Conservation(explained[row].item(), total, 0.0, 0.0, 0.0),
-                made_with=provenance(model),
+                **_said(model, plan, row, target.targets[row], target.logits, method),
+                tokens=tokens,
+                token_strings=images.names(model) if image else model.pieces(batch.row_ids(row)),
+                positions=signed,
+                positive_positions=positive,
+                sites=neurons.row(row),
+                recorded=kept_at[row],
+                sinks=stream.sinks(row),
+                conserved=Conservation(target=numbers[row].item(), tokens=tokens.sum().item(), **kept),
+                image=image,
+                missing_rules=missing,
             )
         )
     return found
 
 
-def new_ledger(model: Model, count: int) -> dict[str, Tensor]:
-    """Zeros (B,) for what the rules keep, by name, in float32 (float64 for a float64 model)."""
-    dtype = torch.promote_types(model.dtype, torch.float32)
-    return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
+def _kept_at(plan: Plan, row: int, record: Recorded) -> tuple[int, ...]:
+    """The positions whose neurons are kept."""
+    count = len(plan.batch.columns(row))
+    if record == "all":
+        return tuple(range(count))
+    if record == "last":
+        return plan.explained_at(row)
+    if not all(-count <= position < count for position in record):
+        raise InputError(f"The positions to record must be all, last, or of 0 to {count - 1}, not {record!r}.")
+    return tuple(sorted({position % count for position in record}))
 
 
-@contextmanager
-def embedding_leaf(model: Model) -> Iterator[list[Tensor]]:
-    """Makes the input a leaf that requires a gradient, and yields it in a list: the token embeddings (B, T, D), those
-    of the encoder, then those of the decoder; or the pixels (B, C, H, W)."""
-    leaves: list[Tensor] = []
-
-    def after(module: Any, args: Any, output: Tensor) -> Tensor:
-        leaves.append(output.detach().requires_grad_())
-        return leaves[-1]
-
-    def before(module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        leaves.append(kwargs["pixel_values"].detach().requires_grad_())
-        return args, {**kwargs, "pixel_values": leaves[-1]}
-
-    if model.task == "image":
-        handles = [model.net.register_forward_pre_hook(before, with_kwargs=True)]
-    else:
-        handles = [module.register_forward_hook(after) for module in model.embeddings]
-    try:
-        yield leaves
-    finally:
-        for handle in handles:
-            handle.remove()
+def _of_tokens_only(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
+    """The same for a method that only scores tokens; what its scores lack to the number explained is `rest`."""
+    scores = token_scores(model, plan, method)
+    with model.lock, torch.no_grad():
+        logits = model.logits(plan.batch, plan.needed)  # (B, P, V)
+    targets, numbers = plan.explained(logits)
+    return [
+        Relevance(
+            **_said(model, plan, row, targets[row], logits, method),
+            tokens=tokens.float().cpu(),
+            token_strings=model.pieces(plan.batch.row_ids(row)),
+            sites={},
+            recorded=(),
+            sinks=(0,),
+            conserved=Conservation(numbers[row].item(), tokens.sum().item(), 0.0, 0.0, 0.0),
+        )
+        for row, tokens in enumerate(scores)
+    ]
 
 
-def _result(
-    model: Model,
-    plan: Plan,
-    row: int,
-    target_ids: tuple[int, ...],
-    explained: Tensor,
-    logits: Tensor,
-    values: list[Tensor],
-    positions: Tensor | None,
-    taps: Taps,
-    ledger: dict[str, Tensor],
-    method: AttnLRP,
-    mode: Any,
-) -> Relevance:
-    batch = plan.batch
-    columns = batch.columns(row)
-    here = logits.detach().float()  # (V,)
-    image = None
-    if batch.pixels is not None:
-        image = images.image_map(model, batch.pixels[row], values[0])
-        patches = image.patches.flatten()
-        relevance = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
-    else:
-        relevance = torch.cat([value.sum(-1) for value in values])[columns].cpu()  # (T,)
-    if not torch.isfinite(relevance).all():
-        raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
-    kept = {name: entry[row].item() for name, entry in ledger.items()}
-    signed, positive = (None, None) if positions is None else positions[..., columns].cpu()  # (K, T) each
-    if signed is not None:
-        kept["positions"] += signed.sum().item()
+def _said(
+    model: Model, plan: Plan, row: int, targets: tuple[int, ...], logits: Tensor, method: AttnLRP | Baseline
+) -> dict[str, Any]:
+    """What a relevance says of its prompt and of what is predicted, whatever the method."""
+    here = logits[row, plan.needed.index(plan.positions[row][0])].float()  # (V,)
     contrast = plan.contrasts[row]
-    ids = batch.row_ids(row)
-    return Relevance(
-        tokens=relevance,
-        positions=signed,
-        positive_positions=positive,
-        token_ids=ids,
-        token_strings=images.names(model) if image else model.pieces(ids),
-        explained_at=plan.explained_at(row),
-        read=batch.lengths[row],
-        target=model.token_score(here, target_ids[0]) if len(target_ids) == 1 else None,
-        target_text="".join(model.answer(token) for token in target_ids),
-        contrast=None if contrast is None else model.token_score(here, contrast),
-        predictions=tuple(model.top_tokens(here, 10)),
-        method=method,
-        sites=taps.row(row),
-        sinks=taps.sinks(row),
-        head_count=model.heads,
-        conserved=Conservation(target=explained[row].item(), tokens=relevance.sum().item(), **kept),
-        image=image,
-        made_with=provenance(model),
-        missing_rules=tuple(dict.fromkeys(mode.missing)),
-    )
+    return {
+        "token_ids": plan.batch.row_ids(row),
+        "explained_at": plan.explained_at(row),
+        "read": plan.batch.lengths[row],
+        "target": model.token_score(here, targets[0]) if len(targets) == 1 else None,
+        "target_text": "".join(model.answer(token) for token in targets),
+        "contrast": None if contrast is None else model.token_score(here, contrast),
+        "predictions": tuple(model.top_tokens(here, 10)),
+        "method": method,
+        "head_count": model.heads,
+        "made_with": provenance(model),
+    }
+
+
+def _tokens(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> tuple[Tensor, images.ImageMap | None]:
+    """(T,) of the relevance of what each stack reads (T, D), or of an image's pixels (C, H, W)."""
+    columns, image = plan.batch.columns(row), None
+    if plan.batch.pixels is not None:
+        image = images.image_map(model, plan.batch.pixels[row], parts[0])
+        patches = image.patches.flatten()
+        found = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
+    else:
+        found = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
+    if not torch.isfinite(found).all():
+        raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
+    return found, image

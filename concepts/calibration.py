@@ -23,7 +23,8 @@ from torch import Tensor
 from concepts.models import norms
 from concepts.models.batch import Batch
 from concepts.models.model import Model
-from concepts.passes.taps import Taps
+from concepts.passes.neurons import AllNeurons
+from concepts.passes.stream import Stream
 from icebear.cache import cache_folder
 
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
@@ -78,22 +79,22 @@ def _measured(model: Model) -> Calibration:
     low, high = torch.zeros(2, model.layers, model.width("ffn"))
     divided: dict[str, list[Tensor]] = {}
     for batch in _batches(model):
-        taps = Taps(model, ("ffn",), batch)
+        neurons, stream = AllNeurons(model, batch, ("ffn",)), Stream(model, batch)
         seen: dict[str, tuple[int, Tensor]] = {}
-        with model.lock, torch.no_grad(), taps.reading(), _dividing(model, seen):
+        with model.lock, torch.no_grad(), neurons.reading(model), stream.reading(model), _dividing(model, seen):
             model.final_stream(batch)
         kept = torch.zeros(len(batch.ids), batch.spans[1].stop, dtype=torch.bool, device=model.device)
         for row in range(len(kept)):
             kept[row, batch.columns(row)] = True
-            kept[row, [batch.columns(row)[place] for place in taps.sinks(row)]] = False
+            kept[row, [batch.columns(row)[place] for place in stream.sinks(row)]] = False
         for layer in range(model.layers):
-            here = kept[:, taps.columns(layer)]
-            found = taps.activation["ffn"][:, layer, taps.columns(layer)][here].float().cpu()  # (tokens, F)
+            here = kept[:, neurons.span(layer)]
+            found = neurons.activation["ffn"][:, layer, neurons.span(layer)][here].float().cpu()  # (tokens, F)
             if len(found):
                 low[layer] = torch.minimum(low[layer], found.amin(0))
                 high[layer] = torch.maximum(high[layer], found.amax(0))
         for path, (layer, values) in seen.items():
-            divided.setdefault(path, []).append(values[kept[:, taps.columns(layer)]].cpu())
+            divided.setdefault(path, []).append(values[kept[:, batch.span_of(model, layer)]].cpu())
     quantiles = {path: torch.cat(parts).quantile(torch.tensor(QUANTILES)) for path, parts in divided.items()}
     return Calibration(low, high, {path: tuple(found.tolist()) for path, found in quantiles.items()})  # type: ignore[misc]
 
@@ -101,7 +102,7 @@ def _measured(model: Model) -> Calibration:
 def _batches(model: Model) -> Iterator[Batch]:
     """The texts; for a model without a tokenizer random tokens, for one that looks at images noise."""
     generator = torch.Generator().manual_seed(0)
-    if model.task == "image":
+    if not model.task.reads_text:
         config = model.net.config
         size = (config.image_size,) * 2 if isinstance(config.image_size, int) else tuple(config.image_size)
         yield model.encode(list(torch.randn(BATCH, config.num_channels, *size, generator=generator)))

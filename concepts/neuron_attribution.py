@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from concepts.attribution import embedding_leaf, new_ledger
-from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models import tasks
-from concepts.models.model import Model, Prompt
-from concepts.passes.taps import visiting
+from concepts.models.model import Model
+from concepts.models.prompts import PromptLike
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import new_ledger, run
+from concepts.passes.targets import Activations
 from concepts.relevance import Conservation
 from icebear.records import Neuron
 
@@ -30,7 +29,7 @@ class NeuronRelevance:
 
 def attribute_neurons(
     model: Model,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptLike],
     neurons: Sequence[Neuron],
     positions: Sequence[int],
     method: AttnLRP = ATTNLRP,
@@ -45,38 +44,16 @@ def attribute_neurons(
     for neuron in neurons:
         model.check(neuron)
     encoded = model.encode(prompts)
-    rows = [ids[:length] for ids, length in zip(encoded.ids.tolist(), encoded.lengths, strict=True)]
-    if model.task == "causal":  # what comes after the neuron, in text and in layers, has no part in it
+    rows = [list(encoded.row_ids(row)) for row in range(len(prompts))]
+    if model.task.looks_back:  # what comes after the neuron, in text and in layers, has no part in it
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
     batch = model.read(rows)
-    ledger = new_ledger(model, len(prompts))
-    seen: dict[tuple[str, int], Tensor] = {}
-
-    def visit(site: str, layer: int, x: Tensor) -> None:
-        seen[site, layer] = x
-
-    places = {(neuron.site, neuron.layer) for neuron in neurons}
-    with (
-        model.lock,
-        torch.enable_grad(),
-        _first_layers(model, 1 + max(neuron.layer for neuron in neurons)) if len(model.stacks) == 1 else nullcontext(),
-        relevance_rules(model.net, method, ledger=ledger),
-        embedding_leaf(model) as leaves,
-        visiting(model, places, visit),
-    ):
-        tasks.logits(model, batch, [0])
-        activations = torch.stack(
-            [
-                seen[neuron.site, neuron.layer][row, position, neuron.index]
-                for row, (neuron, position) in enumerate(zip(neurons, positions, strict=True))
-            ]
-        )
-        gradients = torch.autograd.grad(activations.sum(), leaves, allow_unused=True)
-    dtype = ledger["softmax"].dtype
-    tokens = torch.zeros(encoded.ids.shape, dtype=dtype)  # (B, T)
-    for leaf, gradient in zip(leaves, gradients, strict=True):  # encoder and decoder read the same
-        if gradient is not None:
-            tokens[:, : batch.ids.shape[1]] += (leaf.detach().to(dtype) * gradient.to(dtype)).sum(-1).cpu()
+    ledger, inputs = new_ledger(model, len(prompts)), Inputs()
+    target = Activations(batch, [[node] for node in zip(neurons, positions, strict=True)])
+    activations, _ = run(model, target, [inputs], method, ledger=ledger)
+    tokens = torch.zeros(encoded.ids.shape, dtype=ledger["softmax"].dtype)  # (B, T)
+    for relevance in inputs.relevance():  # encoder and decoder read the same
+        tokens[:, : batch.ids.shape[1]] += relevance.sum(-1).cpu()
     return [
         NeuronRelevance(
             tokens[row, :length],
@@ -88,16 +65,3 @@ def attribute_neurons(
         )
         for row, length in enumerate(encoded.lengths)
     ]
-
-
-@contextmanager
-def _first_layers(model: Model, count: int) -> Iterator[None]:
-    """The model with its first `count` layers only."""
-    path, _, name = model.family.layers.rpartition(".")
-    parent = model.net.get_submodule(path)
-    whole = getattr(parent, name)
-    setattr(parent, name, nn.ModuleList(model.layer_modules[:count]))
-    try:
-        yield
-    finally:
-        setattr(parent, name, whole)

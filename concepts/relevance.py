@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from concepts.baselines.methods import Baseline, Reading
+from concepts.baselines.methods import Baseline
 from concepts.lrp.method import AttnLRP
-from icebear.errors import InputError, UnknownName
+from concepts.lrp.positions import Reading, Summed
+from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class Relevance:
     """The most probable next tokens."""
     method: AttnLRP | Baseline
     sites: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
-    """site -> (relevance (L, T, N), activation (L, T, N))."""
+    """site -> (relevance (L, P, N), activation (L, P, N)), P the positions recorded: T, unless told otherwise."""
+    recorded: tuple[int, ...]
+    """The positions whose neurons were kept, as `attribute(record=...)` says."""
     sinks: tuple[int, ...]
     """Positions that collect attention and huge activations, set apart in rankings: the first token, special
     tokens, and those whose residual stream is more than 4 x the median position's in most layers."""
@@ -101,33 +104,19 @@ class Relevance:
         return self.tokens + self.summed_positions(reading)
 
     def summed_positions(self, reading: Reading = "relu") -> Tensor:
-        """(T,) PA-LRP's Eq. 11: a sum "across K layers and across feature dimension D, summing only the positive
-        contributions". The text leaves open what is a contribution:
-
-        ``relu``: positive is what a layer gives a token, after the sum over D.
-        ``relu-d``: positive is each entry of D, before that sum.
-        ``signed``: all counts, as in conservation. ``magnitude``: the magnitude of what a layer gives a token.
-        """
+        """(T,) PA-LRP's Eq. 11, by one of the readings that its text leaves open (`concepts.lrp.positions.Summed`)."""
         if self.positions is None or self.positive_positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
-        readings = {
-            "relu": self.positions.clamp(min=0),
-            "relu-d": self.positive_positions,
-            "signed": self.positions,
-            "magnitude": self.positions.abs(),
-        }
-        if reading not in readings:
-            raise UnknownName("reading", reading, readings, f"The readings are {', '.join(readings)}.")
-        return readings[reading].sum(0)
+        return Summed(self.positions, self.positive_positions).by(reading)
 
     # --- per site -------------------------------------------------------------------------------------
 
     def of(self, site: str) -> Tensor:
-        """(L, T, N) relevance of a site's neurons."""
+        """(L, P, N) relevance of a site's neurons at the positions recorded."""
         return self._site(site)[0]
 
     def activation(self, site: str) -> Tensor:
-        """(L, T, N) activations of a site's neurons."""
+        """(L, P, N) activations of a site's neurons at the positions recorded."""
         return self._site(site)[1]
 
     def _site(self, site: str) -> tuple[Tensor, Tensor]:
@@ -138,12 +127,12 @@ class Relevance:
 
     @property
     def ffn(self) -> Tensor:
-        """(L, T, F)"""
+        """(L, P, F)"""
         return self.of("ffn")
 
     @property
     def attn(self) -> Tensor:
-        """(L, T, A)"""
+        """(L, P, A)"""
         return self.of("attn")
 
     @property
@@ -159,11 +148,11 @@ class Relevance:
         return self.of("v")
 
     def layers(self, site: str = "ffn") -> Tensor:
-        """(L, T) relevance summed over a site's neurons."""
+        """(L, P) relevance summed over a site's neurons."""
         return self.of(site).sum(-1)
 
     def heads(self) -> Tensor:
-        """(L, T, H) relevance of the attention heads' outputs."""
+        """(L, P, H) relevance of the attention heads' outputs."""
         return self.attn.unflatten(-1, (self.head_count, -1)).sum(-1)
 
     def conservation(self) -> Conservation:
@@ -206,14 +195,22 @@ class Relevance:
         return found[:k]
 
     def _positions(self, position: Position, include_sinks: bool) -> list[int]:
+        """Asked for in the ranking; they must have been recorded."""
         count = len(self.tokens)
         if position == "all":
-            return [t for t in range(count) if include_sinks or t not in self.sinks]
-        if position == "last":
-            return list(self.explained_at)
-        if not isinstance(position, int) or not -count <= position < count:
+            wanted = [t for t in range(count) if include_sinks or t not in self.sinks]
+        elif position == "last":
+            wanted = list(self.explained_at)
+        elif isinstance(position, int) and -count <= position < count:
+            wanted = [position % count]
+        else:
             raise InputError(f"Position {position!r} is not last, all or one of 0 to {count - 1}.")
-        return [position % count]
+        if not set(wanted) <= set(self.recorded):
+            raise InputError(
+                f"Only positions {', '.join(map(str, self.recorded)) or 'none'} were recorded; pass record='all' to "
+                "rank others."
+            )
+        return wanted
 
     def _top_of_site(
         self, k: int, site: str, polarity: str | None, positions: list[int], sign: str, layers: range | None,
@@ -224,8 +221,9 @@ class Relevance:
             relevance, activation = self.heads(), None
         else:
             relevance, activation = self._site(site)
-        chosen = relevance[:, positions].transpose(1, 2)  # (L, N, P): flat order is the order of ties
-        where = torch.tensor(positions, dtype=torch.long).expand(chosen.shape)
+        columns = [self.recorded.index(position) for position in positions]
+        chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
+        where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
         signed = 1 if sign == "+" else -1
         if together:
             most = (signed * chosen).argmax(-1, keepdim=True)
@@ -240,11 +238,11 @@ class Relevance:
         for place in _largest(scores.flatten(), k):
             layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
             index, p = divmod(rest, chosen.shape[2])
-            position = int(where[layer, index, p])
+            column = int(where[layer, index, p])
             yield Ranked(
                 Neuron(layer, site, index),
-                position,
-                float("nan") if activation is None else activation[layer, position, index].item(),
+                self.recorded[column],
+                float("nan") if activation is None else activation[layer, column, index].item(),
                 chosen[layer, index, p].item(),
             )
 
@@ -252,7 +250,8 @@ class Relevance:
         """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks; ``last`` is summed
         over `explained_at`."""
         values = self.heads() if neuron.site == "head" else self.of(neuron.site)
-        return values[neuron.layer, self._positions(position, False), neuron.index].sum().item()
+        columns = [self.recorded.index(place) for place in self._positions(position, False)]
+        return values[neuron.layer, columns, neuron.index].sum().item()
 
     # --- as other things ------------------------------------------------------------------------------
 

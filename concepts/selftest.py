@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from concepts.attribution import attribute, embedding_leaf
+from concepts.attribution import attribute
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import CP_LRP
-from concepts.models import tasks
-from concepts.models.model import Model, Prompt
+from concepts.models.model import Model
+from concepts.models.plan import plan
+from concepts.models.prompts import PromptLike
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import run
+from concepts.passes.targets import Logits
 from concepts.relevance import Conservation
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -43,16 +47,16 @@ class SelfTest:
         return "fine" if not self.troubles else " ".join(self.troubles)
 
 
-def selftest(model: Model, prompt: Prompt = "The ice bear lives in the") -> SelfTest:
+def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> SelfTest:
     """Forward parity, conservation, missing operations, sites, sinks and cost on one prompt; takes some seconds."""
-    if model.task == "masked" and isinstance(prompt, str) and model.text(model.mask_id) not in prompt:
-        prompt = f"{prompt} {model.text(model.mask_id)}"
-    plan = tasks.plan(model, [prompt])
+    if isinstance(prompt, str):
+        prompt = model.task.completed(model, prompt)
+    asked = plan(model, [prompt])
     with model.lock, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing operations are reported below
-        plain = tasks.logits(model, plan.batch, list(plan.positions[0]))
+        plain = model.logits(asked.batch, asked.needed)
         with relevance_rules(model.net, strict=False):
-            ruled = tasks.logits(model, plan.batch, list(plan.positions[0]))
+            ruled = model.logits(asked.batch, asked.needed)
         parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -96,11 +100,8 @@ def _wait(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def gradient_times_input(model: Model, prompt: Prompt) -> torch.Tensor:
+def gradient_times_input(model: Model, prompt: PromptLike) -> torch.Tensor:
     """Gradient x input of the top answer's logit, (T,), as `Relevance.tokens`."""
-    plan = tasks.plan(model, [prompt])
-    places = sorted(plan.positions[0])
-    with model.lock, torch.enable_grad(), embedding_leaf(model) as leaves:
-        _, explained = tasks.explained(plan, tasks.logits(model, plan.batch, places), places)
-        gradients = torch.autograd.grad(explained.sum(), leaves)
-    return torch.cat([(leaf.detach() * g)[0].sum(-1) for leaf, g in zip(leaves, gradients, strict=True)])
+    inputs = Inputs()
+    run(model, Logits(plan(model, [prompt])), [inputs])
+    return torch.cat([relevance[0].sum(-1) for relevance in inputs.relevance()])

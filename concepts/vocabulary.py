@@ -34,7 +34,7 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
     if not neurons:
         return []
     rows = torch.stack([w2_row(model, neuron) for neuron in neurons])  # (N, D)
-    words, names = unembedding(model), model.labels if model.task == "image" else {}
+    words, names = unembedding(model), {} if model.task.reads_text else model.labels
     logits = rows @ words.T.to(rows.dtype)  # (N, V)
     z = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
     k = min(k, logits.shape[1])
@@ -55,7 +55,8 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
 def typical(model: Model, layer: int) -> tuple[float, float] | None:
     """By what a logit of `project` is to be multiplied at the 10th and the 90th percentile of the tokens, as their
     final divisors go; None where there is no such logit (see `project`)."""
-    answers = model.task in ("causal", "image") or (model.task == "seq2seq" and model.stack_of(layer) == 1)
+    task = model.task  # an encoder writes to a decoder, a classifier of texts to a head of its own
+    answers = not task.reads_text or (task.generates and model.stack_of(layer) == task.stacks - 1)
     path = model.family_at(layer).final_norm
     if not answers or not path or model.family.experts:
         return None
@@ -120,7 +121,7 @@ def unembedding(model: Model) -> Tensor:
     A masked language model's transform before it is left out, because it is not linear.
     """
     output = model.net.get_output_embeddings()
-    if output is None and model.task == "image":
+    if output is None and not model.task.reads_text:
         output = next(module for name, module in model.net.named_children() if name.endswith("classifier"))
     words: Any = model.embeddings[0] if output is None else output
     scale = model.net.config.d_model**-0.5 if getattr(model.net.config, "scale_decoder_outputs", False) else 1  # T5

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from concepts.models import images
 from concepts.models.model import Model
-from concepts.passes.taps import visiting
+from concepts.passes.sites import visiting
 from icebear.errors import InputError
 from icebear.records import Neuron
 from steering.edits import Edit, acts_at
@@ -134,7 +134,7 @@ class _Positions:
 
     def __init__(self, model: Model, prompt_columns: int | None = None) -> None:
         self.model = model
-        stacks = 2 if model.task == "seq2seq" else 1
+        stacks = model.task.stacks
         self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
         self.given_columns = self.prompt_columns = prompt_columns
@@ -187,7 +187,7 @@ class _Positions:
         if tokens is None:
             tokens = kwargs.get("inputs_embeds", kwargs.get("pixel_values"))
         batch, new = tokens.shape[:2]
-        if self.model.task == "image":
+        if not self.model.task.reads_text:
             new = len(images.names(self.model))
         cache = kwargs.get("past_key_values")
         past = int(cache.get_seq_length()) if cache is not None else 0

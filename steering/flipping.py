@@ -193,7 +193,7 @@ def _search(
 
 
 def _check(model: Model, prompt: str, like: str | None, max_neurons: int, top_k: int) -> None:
-    if model.task != "causal":
+    if not model.task.looks_back:
         raise InputError(f"flip is for models that write the next token; {model.name} does not.")
     if max_neurons < 1:
         raise InputError(f"max_neurons must be at least 1, not {max_neurons}.")

@@ -14,8 +14,8 @@ import torch
 
 from concepts.attribution import attribute
 from concepts.baselines.common import log_probability
-from concepts.models import tasks
 from concepts.models.model import Model
+from concepts.models.plan import plan
 from icebear.errors import InputError
 from icebear.records import Neuron
 from steering.apply import steer
@@ -53,11 +53,11 @@ def effects(
 ) -> list[Effect]:
     """For each relation, a list of (prompt, answer): neurons that know one relation move its answers and few others."""
     prompts, answers = zip(*(fact for facts in relations.values() for fact in facts), strict=True)
-    plan = tasks.plan(model, prompts, answers)
+    asked = plan(model, prompts, answers)
     means = []
     for factor in (1.0, 0.0, 2.0):
         with torch.no_grad(), steer(model, [Edit(neuron, "scale", factor) for neuron in neurons]):
-            found = log_probability(model, plan).exp()
+            found = log_probability(model, asked).exp()
         means.append([part.mean().item() for part in found.split([len(facts) for facts in relations.values()])])
     return [Effect(name, *values) for name, values in zip(relations, zip(*means, strict=True), strict=True)]
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from concepts.attribution import embedding_leaf
-from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import AttnLRP
 from concepts.models.model import Model
-from concepts.passes.taps import visiting
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import run
+from concepts.passes.sites import visiting
 
 Place = tuple[int, int]
 """Layer and index of an FFN neuron."""
@@ -81,28 +81,52 @@ class LastToken:
     def slopes(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F) the gradient of `explained` (a number of the logits (V,)) at each FFN neuron, under edits, by the
         rules of a method; None is the plain gradient. Times the activation it is the relevance."""
-        model, seen = self.model, {}
-        by_layer: dict[int, list[tuple[int, float]]] = {}
-        for (layer, index), value in edits.items():
-            by_layer.setdefault(layer, []).append((index, value))
-
-        def visit(site: str, layer: int, x: Tensor) -> Tensor:
-            if layer in by_layer:
-                columns, values = zip(*by_layer[layer], strict=True)
-                x = _set(x, [0] * len(columns), columns, values)
-            seen[layer] = x
-            return x
-
-        rules = relevance_rules(model.net, method) if method else nullcontext()
-        places = [("ffn", layer) for layer in range(model.layers)]
-        with model.lock, torch.enable_grad(), rules, embedding_leaf(model), visiting(model, places, visit):
-            number = explained(model.net(**self._inputs(1)).logits[0, -1].float())
-            gradients = torch.autograd.grad(number, [seen[layer] for layer in range(model.layers)], allow_unused=True)
+        model, slopes = self.model, _Slopes(edits)
+        run(model, _Margin(self._inputs(1), explained), [Inputs(), slopes], method)
         found = torch.zeros(model.layers, model.width("ffn"))
-        for layer, gradient in enumerate(gradients):
+        for layer, gradient in enumerate(slopes.gradients):
             if gradient is not None:
                 found[layer] = gradient[0, -1].float().cpu()
         return found.nan_to_num(0.0, 0.0, 0.0)
+
+
+class _Margin:
+    """Explains a number of the next token's logits."""
+
+    def __init__(self, inputs: dict[str, Any], explained: Callable[[Tensor], Tensor]) -> None:
+        self.inputs, self.explained = inputs, explained
+
+    def reading(self, model: Model) -> nullcontext[None]:
+        return nullcontext()
+
+    def numbers(self, model: Model) -> Tensor:
+        return self.explained(model.net(**self.inputs).logits[0, -1].float())[None]
+
+
+class _Slopes:
+    """Records the gradient at every FFN neuron, some of which are set to values."""
+
+    def __init__(self, edits: Edits) -> None:
+        self.edits: dict[int, list[tuple[int, float]]] = {}
+        for (layer, index), value in edits.items():
+            self.edits.setdefault(layer, []).append((index, value))
+        self.leaves: list[Tensor] = []
+        self.gradients: Sequence[Tensor | None] = ()
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        with visiting(model, [("ffn", layer) for layer in range(model.layers)], self._visit):
+            yield
+
+    def _visit(self, site: str, layer: int, x: Tensor) -> Tensor:
+        if layer in self.edits:
+            columns, values = zip(*self.edits[layer], strict=True)
+            x = _set(x, [0] * len(columns), columns, values)
+        self.leaves.append(x)
+        return x
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        self.gradients = gradients
 
 
 def _set(x: Tensor, rows: Sequence[int], columns: Sequence[int], values: Sequence[float]) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from concepts.calibration import calibrate
-from concepts.models import tasks
 from concepts.models.model import Model
 from icebear.errors import InputError
 from steering.apply import Statistic, steer
@@ -226,7 +225,7 @@ def _log_probabilities(
 ) -> Tensor:
     """(B, P, V) of the next tokens of texts of one length, whose first tokens are the prompt."""
     with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
-        logits = tasks.logits(model, model.encode(rows), positions)
+        logits = model.logits(model.encode(rows), positions)
     return logits.float().log_softmax(-1).cpu()
 
 

@@ -7,8 +7,6 @@ from families import dense, others
 from test_others import make
 
 from concepts import Model, attribute
-from concepts.attribution import embedding_leaf, new_ledger
-from concepts.baselines.common import resolved
 from concepts.baselines.methods import (
     BASELINES,
     SEARCH,
@@ -30,7 +28,9 @@ from concepts.baselines.methods import (
 from concepts.evaluation.methods import token_scores
 from concepts.lrp.context import relevance_rules
 from concepts.lrp.method import PA_LRP
-from concepts.models import tasks
+from concepts.models.plan import plan
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import new_ledger
 from icebear.errors import InputError, UnknownName
 
 MASK = 49
@@ -44,13 +44,13 @@ def model(request):
 
 
 def prompt(model):
-    return [*IDS[:4], MASK, *IDS[4:]] if model.task == "masked" else IDS
+    return [*IDS[:4], MASK, *IDS[4:]] if model.task.name == "masked" else IDS
 
 
 def scored(model, embeddings, target=11):
     """The logit of the target from given embeddings (B, T, D)."""
     logits = model.net(inputs_embeds=embeddings).logits
-    return logits[:, prompt(model).index(MASK) if model.task == "masked" else -1, target]
+    return logits[:, prompt(model).index(MASK) if model.task.name == "masked" else -1, target]
 
 
 def embedded(model):
@@ -111,7 +111,7 @@ def maps(model):
     model.net.set_attn_implementation("eager")
     x = embedded(model).requires_grad_()
     output = model.net(inputs_embeds=x, output_attentions=True)
-    at = prompt(model).index(MASK) if model.task == "masked" else len(IDS) - 1
+    at = prompt(model).index(MASK) if model.task.name == "masked" else len(IDS) - 1
     gradients = torch.autograd.grad(output.logits[0, at, 11], output.attentions)
     return [a[0].detach() for a in output.attentions], [g[0] for g in gradients], at
 
@@ -138,7 +138,7 @@ def test_atman_scales_a_column_of_scores(model):
     model.net.set_attn_implementation("eager")
     softmax = torch.nn.functional.softmax
     ids = torch.tensor([prompt(model)])
-    at = prompt(model).index(MASK) if model.task == "masked" else -1
+    at = prompt(model).index(MASK) if model.task.name == "masked" else -1
 
     def log_probability(column, p):
         def patched(x, *args, **kwargs):
@@ -173,8 +173,9 @@ def position_entries(model):
         hooks = [table.register_forward_hook(lambda module, args, output: leaf(output))]
     else:
         hooks = [layer.register_forward_pre_hook(rotary, with_kwargs=True) for layer in model.layer_modules]
-    place = prompt(model).index(MASK) if model.task == "masked" else -1
-    with torch.enable_grad(), relevance_rules(model.net, PA_LRP, ledger=new_ledger(model, 1)), embedding_leaf(model):
+    place = prompt(model).index(MASK) if model.task.name == "masked" else -1
+    rules = relevance_rules(model.net, PA_LRP, ledger=new_ledger(model, 1))
+    with torch.enable_grad(), rules, Inputs().reading(model):
         logit = model.net(torch.tensor([prompt(model)])).logits[0, place, 11]
         gradients = torch.autograd.grad(logit, leaves)
     for hook in hooks:
@@ -196,7 +197,7 @@ def test_readings_of_pa_lrp_s_sum(model, name):
                 "pa-lrp": max(whole, 0), "pa-lrp-relu-d": sum(max(entry, 0) for entry in entries),
                 "pa-lrp-signed": whole, "pa-lrp-magnitude": abs(whole),
             }[name]  # fmt: skip
-    scores = token_scores(model, tasks.plan(model, [prompt(model)], 11), named(name))
+    scores = token_scores(model, plan(model, [prompt(model)], 11), named(name))
     assert close(scores, expected)
     if name == "pa-lrp":
         assert close(found(model, Positions()), expected - tokens)
@@ -348,4 +349,4 @@ def test_what_tune_tries_are_methods_of_that_name():
         assert all(type(method) is type(BASELINES[name]) for method in tries)
     assert isinstance(make("bert"), Model)
     assert others()
-    assert resolved(random_model(LLAMA), tasks.plan(random_model(LLAMA), [IDS])).targets[0] is not None
+    assert plan(random_model(LLAMA), [IDS]).resolved(random_model(LLAMA)).targets[0] is not None

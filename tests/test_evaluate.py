@@ -241,8 +241,7 @@ class Accelerator:
 def test_cost_on_a_gpu_is_of_the_whole_work_and_of_memory_above_before(monkeypatch):
     """Faked."""
     gpu = Accelerator(monkeypatch)
-    monkeypatch.setattr(cost, "tasks", SimpleNamespace(plan=lambda *_: None))
-    monkeypatch.setattr(cost, "resolved", lambda *_: None)
+    monkeypatch.setattr(cost, "plan", lambda *_: SimpleNamespace(resolved=lambda _: None))
     monkeypatch.setattr(cost, "_forward", gpu.launches(2))
     monkeypatch.setattr(cost, "token_scores", gpu.launches(6))
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=50), device=torch.device("cuda"))

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from actmax import read_corpus
 from app.cli import main
 from concepts import Model
-from concepts.baselines.common import resolved
 from concepts.baselines.methods import ALL, SEARCH, listed
 from concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
 from concepts.evaluation.questions import Question, choices, next_words, reviews
-from concepts.models import tasks
+from concepts.models.plan import plan
 from icebear.errors import InputError, NumericalError, UnknownName
 
 RUN = CliRunner()
@@ -293,7 +292,7 @@ def test_pruning_is_zeroing_weights(model, site):
     """Against the model with columns of W2 (or of the attention projection) set to zero."""
     order = torch.rand(model.layers, model.width(site), generator=torch.Generator().manual_seed(0))
     curve = pruning.measure(model, [IDS], site, order)[0]
-    plan = resolved(model, tasks.plan(model, [IDS]))
+    asked = plan(model, [IDS]).resolved(model)
     for share, found in zip(pruning.SHARES, curve, strict=True):
         plain = random_model(LLAMA, dtype=torch.float32)
         count = round(share * order.numel())
@@ -306,7 +305,7 @@ def test_pruning_is_zeroing_weights(model, site):
                     dim = model.head_dim
                     plain.net.model.layers[layer].self_attn.o_proj.weight[:, index * dim : (index + 1) * dim] = 0
         logits = plain.net(torch.tensor([IDS])).logits[0, -1]
-        assert found == pytest.approx(logits.log_softmax(-1)[plan.targets[0][0]].item(), abs=1e-4)
+        assert found == pytest.approx(logits.log_softmax(-1)[asked.targets[0][0]].item(), abs=1e-4)
 
 
 def test_latent_rankings(model):
@@ -314,16 +313,16 @@ def test_latent_rankings(model):
     assert (activation >= 0).all()
     neuron = (1, 7)
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
-        plan = resolved(model, tasks.plan(model, [IDS]))
+        asked = plan(model, [IDS]).resolved(model)
         from concepts.baselines.common import value
-        from concepts.passes.taps import visiting
+        from concepts.passes.sites import visiting
 
         def scaled(factor):
             def visit(site, layer, x):
                 return torch.cat((x[..., : neuron[1]], factor * x[..., neuron[1], None], x[..., neuron[1] + 1 :]), -1)
 
             with torch.no_grad(), visiting(model, [("ffn", neuron[0])], visit):
-                return value(model, plan)[0].item()
+                return value(model, asked)[0].item()
 
         slope = (scaled(1.01) - scaled(0.99)) / 0.02
     assert gxi[neuron].item() == pytest.approx(slope, abs=2e-3)

@@ -10,7 +10,7 @@ from actmax import build_index, read_corpus
 from actmax.directions import gated
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from concepts.models.families import FAMILIES
-from concepts.passes.taps import visiting
+from concepts.passes.sites import visiting
 from concepts.selftest import selftest
 from concepts.vocabulary import unembedding, w1, w2
 from db import open_store

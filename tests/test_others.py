@@ -16,7 +16,8 @@ from app import charts
 from app.sidebyside import compare
 from app.terminal import explanation, side_by_side
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
-from concepts.passes.taps import visiting
+from concepts.models.plan import plan
+from concepts.passes.sites import visiting
 from concepts.selftest import selftest
 from concepts.vocabulary import w1, w2
 from db import open_store
@@ -67,17 +68,17 @@ def make(name, kind="eager", biases=True, dtype=torch.float64):
 
 
 def prompt(model, seed=0):
-    if model.task == "image":
+    if model.task.name == "image":
         return torch.randn(3, 16, 24, dtype=model.dtype, generator=torch.Generator().manual_seed(seed))
     ids = IDS if seed == 0 else IDS[: 3 + seed]
-    return [*ids[:2], MASK, *ids[2:]] if model.task == "masked" else ids
+    return [*ids[:2], MASK, *ids[2:]] if model.task.name == "masked" else ids
 
 
 def logits(model, *prompts):
     with Double(), torch.no_grad():
-        batch = model.read([*prompts]) if model.task == "seq2seq" else model.encode([*prompts])
-        if model.task == "seq2seq":
-            batch = model.encode([*prompts], written=[[] for _ in prompts])
+        batch = model.read([*prompts]) if model.task.name == "seq2seq" else model.encode([*prompts])
+        if model.task.name == "seq2seq":
+            batch = plan(model, [*prompts]).batch
         return model.net(**model.inputs(batch)).logits
 
 
@@ -87,14 +88,16 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     own = logits(model, prompt(model))
     with Double():
         found = attribute(model, prompt(model), method=CP_LRP, sites=model.sites)
-    here = own[0] if own.dim() == 2 else own[0, found.predicted_at - (found.read if model.task == "seq2seq" else 0)]
+    here = (
+        own[0] if own.dim() == 2 else own[0, found.predicted_at - (found.read if model.task.name == "seq2seq" else 0)]
+    )
     assert found.target.logit == pytest.approx(here[found.target.id].item(), rel=1e-6)
     conserved = found.conservation()
     assert abs(conserved.rest) < 1e-9
     assert conserved.biases == pytest.approx(0, abs=1e-9)
     assert conserved.softmax == 0
     # A bias on scores, and a rotation of them, gets nothing in CP-LRP.
-    assert (abs(conserved.positions) > 1e-4) == (name != "llama, sequence" and model.task != "seq2seq")
+    assert (abs(conserved.positions) > 1e-4) == (name != "llama, sequence" and model.task.name != "seq2seq")
     assert found.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
 
 
@@ -122,7 +125,7 @@ def test_batch_equals_single_and_everything_is_undone(name):
 
     before = state()
     prompts = [prompt(model, seed) for seed in range(3)]
-    options = {"prefix": ["", "ice", "be"]} if model.task == "seq2seq" else {}
+    options = {"prefix": ["", "ice", "be"]} if model.task.name == "seq2seq" else {}
     with Double():
         together = attribute(model, prompts, method=PA_LRP, sites=model.sites, **options)
         for row, found in enumerate(together):
@@ -186,7 +189,7 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
         assert w1(model, "ffn", layer).shape == w2(model, "ffn", layer).shape
     words = project(model, Neuron(model.layers - 1, "ffn", 7), 3)
     assert words.promoted[0].z >= words.promoted[1].z
-    if model.task == "image":
+    if model.task.name == "image":
         assert {word.text for word in words.promoted} == {"none", "ice", "bear"}
 
 
@@ -197,13 +200,13 @@ def test_the_self_test_finds_nothing_wrong(name):
         found = selftest(model, prompt(model))
     assert found.verdict == "fine"
     assert set(found.sites) == set(model.sites)
-    assert ("cross" in found.sites) == (model.task == "seq2seq")
+    assert ("cross" in found.sites) == (model.task.name == "seq2seq")
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_ranking_scan_cards_and_annotations(name, tmp_path):
     model = make(name, dtype=torch.float32)
-    text = "the ice ~ bear" if model.task == "masked" else "the ice bear"
+    text = "the ice ~ bear" if model.task.name == "masked" else "the ice bear"
     best = attribute(model, text, sites=model.sites).top(3)
     assert best[0].relevance >= best[1].relevance
     (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")

@@ -5,7 +5,7 @@ import torch
 from conftest import ICE_BEAR, IDS, LLAMA, random_model
 from test_others import make
 
-from concepts.passes.taps import visiting
+from concepts.passes.sites import visiting
 from icebear.errors import InputError
 from steering import Edit, steer
 

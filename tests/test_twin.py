@@ -77,13 +77,13 @@ def close(a, b, tolerance=1e-8):
 def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
     build, _, _, prompt, options = MODELS[name]
     model = make(name, kind)
-    target = 1 if model.task == "image" else 11
+    target = 1 if model.task.name == "image" else 11
     prefix = " ".join(map(str, options["written"][1:])) if options else None
     with Double():
         found = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix)
         leaves, tape, logits = twin_models.explain(build, method, model.net, prompt, target, **options)
     assert abs(found.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
-    if model.task == "image":
+    if model.task.name == "image":
         assert close(found.image.pixels, leaves[0].R.sum(0))
         tape.kept["biases"] += sum(token.R.sum().item() for token in tape.own)
     else:

@@ -17,8 +17,8 @@ from torch import Tensor
 from concepts.baselines.attention import eager
 from concepts.models import norms
 from concepts.models.model import Model
-from concepts.models.tasks import Plan
-from concepts.passes.taps import visiting
+from concepts.models.plan import Plan
+from concepts.passes.sites import visiting
 from concepts.vocabulary import unembedding
 from icebear.errors import InputError
 
@@ -47,7 +47,7 @@ class _Layer:
 def alti_logit(model: Model, plan: Plan, method: object) -> list[Tensor]:
     """Sum over layers of what attention adds to the logit, by token of that layer, traced down by ALTI; what the
     embedding itself adds counts for its own token."""
-    if model.task != "causal" or model.family.attn_norm:
+    if not model.task.looks_back or model.family.attn_norm:
         raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
     found = []
     for row in range(len(plan.positions)):
@@ -78,7 +78,7 @@ def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: 
 @torch.no_grad()
 def alti(model: Model, plan: Plan, method: object) -> list[Tensor]:
     """The product of all layers' contributions, at the positions explained."""
-    if model.task in ("causal", "seq2seq", "image") or not model.family.attn_norm:
+    if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
         raise InputError(f"ALTI is for encoders of text with the norm behind attention (BERT), not for {model.name}.")
     found = []
     for row in range(len(plan.positions)):

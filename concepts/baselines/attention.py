@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
-from concepts.attribution import embedding_leaf
-from concepts.baselines.common import places
-from concepts.models import tasks
-from concepts.models.model import Model
-from concepts.models.tasks import Plan
+from concepts.models.model import Model, at
+from concepts.models.plan import Plan
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import run
 from icebear.errors import InputError
 
 
@@ -41,21 +40,40 @@ def gradcam(model: Model, plan: Plan, method: object) -> list[Tensor]:
     return _rows(plan, (weights * maps[-1]).mean(1).clamp(min=0))
 
 
+class _Maps:
+    """Explains a plan from a pass that gives attention maps (B, H, T, T), and records them with their gradients."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.leaves: tuple[Tensor, ...] = ()
+        self.gradients: list[Tensor] = []
+
+    def reading(self, model: Model) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def numbers(self, model: Model) -> Tensor:
+        output = model.forward(self.plan.batch, output_attentions=True)
+        self.leaves = output.attentions
+        return self.plan.explained(at(output.logits, self.plan.needed))[1]
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        self.gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(self.leaves, gradients, strict=True)]
+
+
 def _attention(model: Model, plan: Plan) -> tuple[list[Tensor], list[Tensor]]:
     """Attention maps (B, H, T, T) of each layer in float32, and their gradients."""
-    if model.task == "seq2seq":
+    if model.task.stacks == 2:
         raise InputError(f"The attention maps of {model.name}, an encoder-decoder, are not one chain of layers.")
-    with model.lock, eager(model), torch.enable_grad(), embedding_leaf(model):
-        output = model.forward(plan.batch, output_attentions=True)
-        _, explained = tasks.explained(plan, tasks.at(output.logits, places(plan)), places(plan))
-        gradients = torch.autograd.grad(explained.sum(), output.attentions)
-    return [x.detach().float() for x in output.attentions], [g.float() for g in gradients]
+    maps = _Maps(plan)
+    with eager(model):
+        run(model, maps, [Inputs(), maps])
+    return [x.detach().float() for x in maps.leaves], [g.float() for g in maps.gradients]
 
 
 def _rows(plan: Plan, joint: Tensor) -> list[Tensor]:
     """Rows of (B, T, T) at the positions explained, summed."""
     return [
-        joint[row, list(at)].sum(0)[: plan.batch.lengths[row]].cpu() for row, at in enumerate(plan.positions)
+        joint[row, list(places)].sum(0)[: plan.batch.lengths[row]].cpu() for row, places in enumerate(plan.positions)
     ]  # fmt: skip
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import embeddings_changed, value
 from concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad, TokensAndPositions
 from concepts.lrp.method import PA_LRP
+from concepts.lrp.positions import Sinks, Summed
 from concepts.models.model import Model
-from concepts.models.tasks import Plan
-
-if TYPE_CHECKING:
-    from concepts.relevance import Relevance
+from concepts.models.plan import Plan
+from concepts.passes.inputs import Change, Inputs
+from concepts.passes.run import run
+from concepts.passes.targets import Logits
 
 
 def random(model: Model, plan: Plan, method: Random) -> list[Tensor]:
@@ -51,7 +49,7 @@ def smoothgrad(model: Model, plan: Plan, method: SmoothGrad) -> list[Tensor]:
     generator = torch.Generator().manual_seed(method.seed)
     total: list[Tensor] = []
 
-    def noisy(x: Tensor) -> Tensor:
+    def noisy(stack: int, x: Tensor) -> Tensor:
         noise = torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
         return x + method.noise * x.std() * noise
 
@@ -63,30 +61,28 @@ def smoothgrad(model: Model, plan: Plan, method: SmoothGrad) -> list[Tensor]:
 
 
 def positions(model: Model, plan: Plan, method: object) -> list[Tensor]:
-    return [found.summed_positions() for found in _pa_lrp(model, plan)]
+    return [positions.by("relu") for _, positions in _pa_lrp(model, plan)]
 
 
 def tokens_and_positions(model: Model, plan: Plan, method: TokensAndPositions) -> list[Tensor]:
-    return [found.combined(method.reading) for found in _pa_lrp(model, plan)]
+    return [tokens + positions.by(method.reading) for tokens, positions in _pa_lrp(model, plan)]
 
 
-def _pa_lrp(model: Model, plan: Plan) -> list[Relevance]:
-    from concepts.attribution import relevance_of
+def _pa_lrp(model: Model, plan: Plan) -> list[tuple[Tensor, Summed]]:
+    """For each prompt the tokens' relevance (T,), and the positions' by the readings of their sum."""
+    inputs, sinks = Inputs(), Sinks(model, plan.batch)
+    run(model, Logits(plan), [inputs, sinks], PA_LRP)
+    tokens = _by_row(plan, [relevance.sum(-1) for relevance in inputs.relevance()])
+    return [
+        (found, Summed(*sinks.relevance[row][..., plan.batch.columns(row)].cpu())) for row, found in enumerate(tokens)
+    ]
 
-    return relevance_of(model, plan, PA_LRP)
 
-
-def _pass(model: Model, plan: Plan, change: Callable[[Tensor], Tensor] = lambda x: x) -> list[tuple[Tensor, Tensor]]:
+def _pass(model: Model, plan: Plan, change: Change = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
     """(embeddings, gradients), each (B, T, D), of each stack, at changed embeddings."""
-    leaves: list[Tensor] = []
-
-    def leaf(stack: int, x: Tensor) -> Tensor:
-        leaves.append(change(x.detach()).detach().requires_grad_())
-        return leaves[-1]
-
-    with model.lock, torch.enable_grad(), embeddings_changed(model, leaf):
-        gradients = torch.autograd.grad(value(model, plan).sum(), leaves)
-    return [(x.detach().float(), g.float()) for x, g in zip(leaves, gradients, strict=True)]
+    inputs = Inputs(change)
+    run(model, Logits(plan), [inputs])
+    return [(x.float(), g.float()) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
 
 
 def _by_row(plan: Plan, stacks: list[Tensor]) -> list[Tensor]:
@@ -95,5 +91,5 @@ def _by_row(plan: Plan, stacks: list[Tensor]) -> list[Tensor]:
     return [joined[row, plan.batch.columns(row)] for row in range(len(joined))]
 
 
-def _scaled(share: float, x: Tensor) -> Tensor:
+def _scaled(share: float, stack: int, x: Tensor) -> Tensor:
     return share * x

@@ -1,4 +1,4 @@
-"""Baselines as values, each with its source; what they compute is in the file that `HOW` names. All methods by name."""
+"""Baselines as values, each with its source, and all methods by name; `concepts.baselines.scores` has what they do."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from concepts.lrp.method import METHODS, AttnLRP
+from concepts.lrp.positions import Reading
 from icebear.errors import UnknownName
-
-Reading = Literal["relu", "relu-d", "signed", "magnitude"]
-"""Of PA-LRP's Eq. 11: `concepts.relevance.Relevance.summed_positions`."""
 
 
 @dataclass(frozen=True)
@@ -130,24 +128,6 @@ BASELINES: dict[str, Baseline] = {
 
 ALL: dict[str, AttnLRP | Baseline] = {**BASELINES, **METHODS}
 """In the order of the tables: baselines first."""
-
-HOW = {
-    Random: "gradients.random",
-    Gradient: "gradients.gradient",
-    GradientTimesInput: "gradients.gradient_times_input",
-    IntegratedGradients: "gradients.integrated_gradients",
-    SmoothGrad: "gradients.smoothgrad",
-    GradCAM: "attention.gradcam",
-    AttentionRollout: "attention.rollout",
-    GradientRollout: "attention.gradient_rollout",
-    AtMan: "perturbation.atman",
-    Occlusion: "perturbation.occlusion",
-    AltiLogit: "alti.alti_logit",
-    Alti: "alti.alti",
-    Positions: "gradients.positions",
-    TokensAndPositions: "gradients.tokens_and_positions",
-}
-"""Baseline -> function of (model, plan, method), which gives a Tensor (T,) for each prompt."""
 
 SEARCH: dict[str, list[Baseline]] = {
     "ig": [IntegratedGradients(steps) for steps in (5, 10, 20, 50)],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import ROWS, log_probability, repeated, value, without
+from concepts.baselines.common import ROWS, log_probability, value, without
 from concepts.baselines.methods import AtMan
 from concepts.models.model import Model
-from concepts.models.tasks import Plan
-from concepts.passes.taps import visiting
+from concepts.models.plan import Plan
+from concepts.passes.sites import visiting
 from icebear.errors import InputError
 
 
@@ -24,7 +24,7 @@ def occlusion(model: Model, plan: Plan, method: object) -> list[Tensor]:
 
 
 def atman(model: Model, plan: Plan, method: AtMan) -> list[Tensor]:
-    if model.task == "seq2seq":
+    if model.task.stacks == 2:
         raise InputError(f"AtMan is for one stack of layers, not for {model.name}, an encoder-decoder.")
     if any(name.rpartition(".")[2] in ("k_norm", "k_layernorm") for name, _ in model.layer_modules[0].named_modules()):
         raise InputError(f"{model.name} normalises its keys, so attention cannot be scaled by them.")
@@ -43,6 +43,6 @@ def _atman(model: Model, plan: Plan, row: int, p: float) -> Tensor:
             return x * factor
 
         with model.lock, torch.no_grad(), visiting(model, keys, scale):
-            found.append(log_probability(model, repeated(plan, row, len(part))))
+            found.append(log_probability(model, plan.repeated(row, len(part))))
     measured = torch.cat(found).cpu()
     return measured[0] - measured[1:]

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from concepts.baselines.common import resolved
 from concepts.evaluation.methods import token_scores
-from concepts.models import tasks
 from concepts.models.model import Model
+from concepts.models.plan import Plan, plan
 from concepts.selftest import seconds
 
 WATTS = 65.0
@@ -32,10 +31,10 @@ def table(
     total = len(lengths) * len(methods)
     for length in lengths:
         ids = torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
-        plan = resolved(model, tasks.plan(model, [ids]))
-        forward = statistics.median(_timed(model, partial(_forward, model, plan))[0] for _ in range(rounds + 1))
+        asked = plan(model, [ids]).resolved(model)
+        forward = statistics.median(_timed(model, partial(_forward, model, asked))[0] for _ in range(rounds + 1))
         for name, method in methods.items():
-            taken = [_timed(model, partial(token_scores, model, plan, method)) for _ in range(rounds)]
+            taken = [_timed(model, partial(token_scores, model, asked, method)) for _ in range(rounds)]
             middle = statistics.median(part[0] for part in taken)
             rows.append(
                 {"method": name, "tokens": length, "seconds": middle, "forward passes": middle / forward,
@@ -47,8 +46,8 @@ def table(
 
 
 @torch.no_grad()
-def _forward(model: Model, plan: tasks.Plan) -> None:
-    tasks.logits(model, plan.batch, list(plan.positions[0]))
+def _forward(model: Model, plan: Plan) -> None:
+    model.logits(plan.batch, list(plan.positions[0]))
 
 
 def _timed(model: Model, work: Callable[[], Any]) -> tuple[float, int]:

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import places, resolved, scores, without
+from concepts.baselines.common import without
 from concepts.baselines.methods import SEARCH
 from concepts.evaluation import metrics
 from concepts.evaluation.methods import token_scores
 from concepts.evaluation.questions import Question
-from concepts.models import tasks
 from concepts.models.model import Model
-from concepts.models.tasks import Plan
+from concepts.models.plan import Plan, plan
 from icebear.errors import InputError
 
 STEPS = 5
@@ -36,12 +35,12 @@ COLUMNS = {
 def sample(model: Model, question: Question, methods: Mapping[str, Any]) -> dict[str, Any]:
     """One prompt's curves for its most probable answer, and their metrics, by method; JSON-ready."""
     answer = question.choice(model)
-    plan = resolved(model, tasks.plan(model, [question.prompt], answer))
-    ranked = {name: token_scores(model, plan, method) for name, method in methods.items()}
+    asked = plan(model, [question.prompt], answer).resolved(model)
+    ranked = {name: token_scores(model, asked, method) for name, method in methods.items()}
     masks = {name: removals(values) for name, values in ranked.items()}
     wanted = torch.cat([part for pair in masks.values() for part in pair])
     different, where = torch.unique(wanted, dim=0, return_inverse=True)  # many methods begin and end alike
-    measured = without(model, plan, 0, different, _answer).cpu()[where]
+    measured = without(model, asked, 0, different, _answer).cpu()[where]
     curves = iter(measured.split(STEPS + 1))  # (STEPS + 1, 2) each
     found: dict[str, Any] = {}
     for name in masks:
@@ -49,7 +48,7 @@ def sample(model: Model, question: Question, methods: Mapping[str, Any]) -> dict
         kept = {"scores": ranked[name].tolist(), "curve_most": most[0], "curve_least": least[0]}  # of logits
         found[name] = {**kept, **numbers(most, least)}
     right = {} if question.right is None else {"correct": answer == question.right}
-    return {"tokens": list(plan.batch.row_ids(0)), "target": list(plan.targets[0] or ()), **right, "methods": found}
+    return {"tokens": list(asked.batch.row_ids(0)), "target": list(asked.targets[0] or ()), **right, "methods": found}
 
 
 def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,8 +87,8 @@ def removals(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _answer(model: Model, plan: Plan) -> Tensor:
     """(N, 2) logit and probability of the answer (of several, the mean)."""
-    logits = scores(model, plan).float()
-    needed = places(plan)
+    needed = plan.needed
+    logits = model.logits(plan.batch, needed).float()
     rows = []
     for row, at in enumerate(plan.positions):
         here = logits[row, [needed.index(place) for place in at]]

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from concepts.baselines.common import scores
 from concepts.evaluation import metrics
 from concepts.evaluation.methods import token_scores
-from concepts.models import tasks
 from concepts.models.model import Model
+from concepts.models.plan import plan
 from icebear.errors import InputError
 
 COLUMNS = {
@@ -129,21 +128,21 @@ def sample(
     target, contrast = (_first(model, item.prompt, text) for text in (item.target, item.contrast))
     if target is None or target == contrast:
         return {"counts": False, "correct": None, "why": "target and contrast begin with the same token"}
-    plan = tasks.plan(model, [item.prompt], target, contrast if contrastive else None)
+    asked = plan(model, [item.prompt], target, contrast if contrastive else None)
     with model.lock, torch.no_grad():
-        logits = scores(model, plan)[0, 0]
+        logits = model.logits(asked.batch, asked.needed)[0, 0]
     correct = bool(logits[target] > logits[contrast]) if contrast is not None else bool(logits.argmax() == target)
     if not correct:
         return {"counts": False, "correct": False}
     evidence = tokens_between(model, item.prompt, *item.evidence)
-    ids = plan.batch.row_ids(0)
+    ids = asked.batch.row_ids(0)
     kept = [place for place in range(len(ids)) if special or (place > 0 and ids[place] not in model.special_ids())]
     wanted = [kept.index(place) for place in evidence if place in kept]
     if not wanted:
         return {"counts": False, "correct": True, "why": "the evidence is a special or the first token"}
     found = {}
     for name, method in methods.items():
-        values = token_scores(model, plan, method)[kept].tolist()
+        values = token_scores(model, asked, method)[kept].tolist()
         found[name] = {**numbers(values, wanted), "scores": values}
     return {"counts": True, "correct": True, "prompt": item.prompt, "evidence": wanted, "methods": found}
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from concepts.attribution import baseline_tokens, relevance_of
-from concepts.baselines.common import resolved
+from concepts.attribution import relevance_of
+from concepts.baselines import scores
 from concepts.baselines.methods import Baseline
 from concepts.lrp.method import AttnLRP
 from concepts.models.model import Model
-from concepts.models.tasks import Plan
+from concepts.models.plan import Plan
 from icebear.errors import IcebearError
 
 
 def token_scores(model: Model, plan: Plan, method: AttnLRP | Baseline) -> Tensor:
     """(T,) of a plan of one prompt: tokens, with their positions where the method has them (`Relevance.combined`)."""
     if not isinstance(method, AttnLRP):
-        return baseline_tokens(model, resolved(model, plan), method)[0].float()
+        return scores.token_scores(model, plan.resolved(model), method)[0].float()
     found = relevance_of(model, plan, method)[0]
     return found.tokens if found.positions is None else found.combined()
 

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.attribution import embedding_leaf, relevance_of
-from concepts.baselines.common import log_probability, resolved, value
+from concepts.baselines.common import log_probability
 from concepts.baselines.methods import ALL, GradientTimesInput, Random
 from concepts.evaluation import metrics
 from concepts.lrp.method import AttnLRP
-from concepts.models import tasks
 from concepts.models.model import Model
-from concepts.models.tasks import Plan
-from concepts.passes.taps import Taps, visiting
+from concepts.models.plan import Plan, plan
+from concepts.passes.inputs import Inputs
+from concepts.passes.neurons import AllNeurons
+from concepts.passes.run import run
+from concepts.passes.sites import visiting
+from concepts.passes.targets import Logits
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Of all neurons (or heads) pruned."""
@@ -53,21 +55,16 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: Latent, see
     if isinstance(method, Random):
         return _by_head(torch.rand(total.shape, generator=torch.Generator().manual_seed(seed)), model, site)
     for prompt in prompts:
-        plan = resolved(model, tasks.plan(model, [prompt]))
-        total += _latent(model, plan, tap, method).sum(1).double()
+        asked = plan(model, [prompt]).resolved(model)
+        total += _latent(model, asked, tap, method).sum(1).double()
     return _by_head(total, model, site)
 
 
 def _latent(model: Model, plan: Plan, site: str, method: Latent) -> Tensor:
     """(L, T, N)"""
-    if isinstance(method, AttnLRP):
-        return relevance_of(model, plan, method, (site,))[0].of(site)
-    taps = Taps(model, (site,), plan.batch)
-    with model.lock, torch.enable_grad(), embedding_leaf(model) as leaves, taps.reading():
-        explained = value(model, plan)
-        if isinstance(method, GradientTimesInput):
-            torch.autograd.grad(explained.sum(), leaves)
-    relevance, activation = taps.row(0)[site]
+    neurons = AllNeurons(model, plan.batch, (site,))
+    run(model, Logits(plan), [Inputs(), neurons], method if isinstance(method, AttnLRP) else None)
+    relevance, activation = neurons.row(0)[site]
     return activation.abs() if isinstance(method, Activation) else relevance
 
 
@@ -80,7 +77,7 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
 
     order: (L, N), the neurons with the smallest values are pruned (set to zero at every token) first.
     """
-    plans = [resolved(model, tasks.plan(model, [prompt])) for prompt in prompts]
+    plans = [plan(model, [prompt]).resolved(model) for prompt in prompts]
     rank = torch.empty(order.numel(), dtype=torch.long)
     rank[order.flatten().argsort(stable=True)] = torch.arange(order.numel())
     rank = rank.view(order.shape)
@@ -94,8 +91,8 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
         places = [(tap, layer) for layer in range(model.layers) if gone[layer].any()]
         prune = lambda site, layer, x: x.masked_fill(gone[layer], 0)  # noqa: B023, E731
         with model.lock, torch.no_grad(), visiting(model, places, prune):
-            for row, plan in enumerate(plans):
-                found[row].append(log_probability(model, plan)[0].item())
+            for row, asked in enumerate(plans):
+                found[row].append(log_probability(model, asked)[0].item())
     return found
 
 

@@ -8,15 +8,16 @@ what it turns and half to the position) and sums (Eq. 8) do the rest.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from concepts.lrp.rules import product
+from icebear.errors import UnknownName
 
 if TYPE_CHECKING:
     from concepts.models.batch import Batch
@@ -38,19 +39,51 @@ class Sink:
     """Of all tokens in one row, those that the axis is."""
 
 
+Reading = Literal["relu", "relu-d", "signed", "magnitude"]
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """What one prompt's positions got in each layer, (K, T): signed, and only the positive entries added up."""
+
+    signed: Tensor
+    positive: Tensor
+
+    def by(self, reading: Reading) -> Tensor:
+        """(T,) PA-LRP's Eq. 11: a sum "across K layers and across feature dimension D, summing only the positive
+        contributions". The text leaves open what is a contribution:
+
+        ``relu``: positive is what a layer gives a token, after the sum over D.
+        ``relu-d``: positive is each entry of D, before that sum.
+        ``signed``: all counts, as in conservation. ``magnitude``: the magnitude of what a layer gives a token.
+        """
+        readings = {
+            "relu": self.signed.clamp(min=0),
+            "relu-d": self.positive,
+            "signed": self.signed,
+            "magnitude": self.signed.abs(),
+        }
+        if reading not in readings:
+            raise UnknownName("reading", reading, readings, f"The readings are {', '.join(readings)}.")
+        return readings[reading].sum(0)
+
+
 class Sinks:
     """The sinks of one forward pass, and after the backward pass their relevance."""
 
     def __init__(self, model: Model, batch: Batch):
         self.model, self.batch = model, batch
         self.found: list[Sink] = []
+        self.relevance = torch.empty(0)
+        """(B, 2, K, T) by layer (K is 1 for an embedding at the input): what the entries of a position (of cos and sin,
+        of an embedding, of a column of scores) got together, and what the positive ones of them got."""
 
     @contextmanager
-    def collecting(self) -> Iterator[None]:
+    def reading(self, model: Model) -> Iterator[None]:
         """A context in which a forward pass of the model runs into sinks."""
         with ExitStack() as undo:
             layer = 0
-            for stack, (family, modules) in enumerate(self.model.stacks):
+            for stack, (family, modules) in enumerate(model.stacks):
                 columns = self.batch.spans[stack]
                 for module in modules:
                     sink = _maker(self, layer, columns)
@@ -61,21 +94,17 @@ class Sinks:
                     if name:
                         undo.enter_context(_method(module.get_submodule(path), name, sink))
                     layer += 1
-            if self.model.family.position_embedding:
+            if model.family.position_embedding:
                 sink = _maker(self, 0, self.batch.spans[0])
-                undo.enter_context(_embedding(self.model.net, self.model.family.position_embedding, sink))
+                undo.enter_context(_embedding(model.net, model.family.position_embedding, sink))
             yield
 
     @property
     def leaves(self) -> list[Tensor]:
         return [sink.leaf for sink in self.found]
 
-    def relevance(self, gradients: list[Tensor | None]) -> Tensor:
-        """(B, 2, K, T) by layer (K is 1 for an embedding at the input): what the entries of a position (of cos and sin,
-        of an embedding, of a column of scores) got together, and what the positive ones of them got.
-
-        gradients: of `leaves`, None where none came.
-        """
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        """Gradients of `leaves`, None where none came."""
         count, length = len(self.batch.ids), self.batch.spans[1].stop
         layers = self.model.layers if not self.model.family.position_embedding else 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
@@ -88,7 +117,7 @@ class Sinks:
             both = torch.stack((share.sum(1), share.clamp(min=0).sum(1)), 1)
             width = sink.columns.stop - sink.columns.start
             found[:, :, sink.layer, sink.columns] += both[..., :width]
-        return found
+        self.relevance = found
 
 
 def _maker(sinks: Sinks, layer: int, columns: slice) -> Callable[[Any, int], Any]:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from concepts.models import experts, tasks
+from concepts.models import experts
 from concepts.models.families import FAMILIES, Family, family_of
 from concepts.models.fingerprint import fingerprint
+from concepts.models.tasks.base import Task
+from concepts.models.tasks.known import task_of
 from icebear.errors import InputError, ModelError
 from icebear.records import SITES, Neuron
 
@@ -57,13 +59,13 @@ class Architecture:
         return found
 
     @cached_property
-    def task(self) -> str:
-        """What it predicts: a value of `concepts.models.tasks.TASKS`."""
-        return tasks.task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
+    def task(self) -> Task:
+        """What it reads and predicts."""
+        return task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
 
     @property
     def generates(self) -> bool:
-        return self.task in ("causal", "seq2seq")
+        return self.task.generates
 
     @cached_property
     def fingerprint(self) -> str:
@@ -77,7 +79,7 @@ class Architecture:
     @property
     def labels(self) -> dict[int, str]:
         """Of a classifier; empty for other models."""
-        return self.net.config.id2label if self.task in tasks.LABELS else {}
+        return self.net.config.id2label if self.task.labelled else {}
 
     @property
     def answers(self) -> int:
@@ -110,7 +112,7 @@ class Architecture:
         """Of all stacks; of an unknown family the longest list of modules, which serves to find sinks and NaNs."""
         if self.has_family:
             return [module for _, modules in self.stacks for module in modules]
-        if self.task == "seq2seq":
+        if self.task.stacks == 2:
             return []
         lists = [list(module) for module in self.net.modules() if isinstance(module, nn.ModuleList)]
         return max(lists, key=len, default=[])
@@ -124,7 +126,7 @@ class Architecture:
     @property
     def embeddings(self) -> list[nn.Module]:
         """The modules that give tokens their embeddings: of the only stack, or of encoder and decoder."""
-        parts = [self.net.get_encoder(), self.net.get_decoder()] if self.task == "seq2seq" else [self.net]
+        parts = [self.net.get_encoder(), self.net.get_decoder()] if self.task.stacks == 2 else [self.net]
         return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
 
     @property

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,10 @@ class Batch:
         end = self.ids.shape[1]
         return slice(0, end), slice(end, end + (self.decoder.ids.shape[1] if self.decoder else 0))
 
+    def span_of(self, model: Model, layer: int) -> slice:
+        """The columns that a layer reads."""
+        return self.spans[model.stack_of(layer) if self.decoder else 0]
+
     def columns(self, row: int) -> list[int]:
         """Those that are tokens of this row, not padding."""
         written = self.decoder.lengths[row] if self.decoder else 0
@@ -34,3 +42,11 @@ class Batch:
     def row_ids(self, row: int) -> tuple[int, ...]:
         ids = self.ids if self.decoder is None else torch.cat((self.ids, self.decoder.ids), 1)
         return tuple(ids[row, self.columns(row)].tolist())
+
+    def repeated(self, row: int, count: int) -> Batch:
+        """One row, without padding, `count` times."""
+        length = self.lengths[row]
+        ids, mask = (x[row : row + 1, :length].expand(count, -1) for x in (self.ids, self.mask))
+        decoder = self.decoder.repeated(row, count) if self.decoder else None
+        pixels = self.pixels[row : row + 1].expand(count, -1, -1, -1) if self.pixels is not None else None
+        return Batch(ids, mask, (length,) * count, decoder, pixels)

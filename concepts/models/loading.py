@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from concepts.models.gguf import load_gguf
 from concepts.models.model import Model
 from concepts.models.presets import PRESETS, fetch
-from concepts.models.tasks import AUTO_CLASSES, task_of
+from concepts.models.tasks.known import task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 
 
@@ -65,7 +65,7 @@ def load_model(
             net = auto.from_pretrained(
                 source, dtype=kind, attn_implementation=attention, use_safetensors=True, **options
             )
-            if auto.__name__ == AUTO_CLASSES["image"]:
+            if auto.__name__ == "AutoModelForImageClassification":
                 processor = AutoImageProcessor.from_pretrained(source, **options)
             else:
                 tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -88,7 +88,7 @@ def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:
 
     config = transformers.AutoConfig.from_pretrained(source, **options)
     saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
-    return getattr(transformers, AUTO_CLASSES[task_of(saved, config.is_encoder_decoder)])
+    return getattr(transformers, task_of(saved, config.is_encoder_decoder).auto_class)
 
 
 def _load_adapter(folder: Path, dtype: torch.dtype, attention: str | None, options: dict) -> Any:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 from transformers import GenerationConfig
 
-from concepts.models import images, tasks
 from concepts.models.architecture import Architecture
 from concepts.models.batch import Batch
-from concepts.models.prompts import Prompt, joined, numbers, prompts_of, readable
+from concepts.models.plan import plan
+from concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of, readable
 from concepts.models.turns import Turns, draws
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.records import TokenScore
@@ -48,23 +48,21 @@ class Model(Architecture):
 
     # --- tokens ---------------------------------------------------------------------------------------
 
-    def encode(
-        self, prompts: Sequence[Prompt], padding_side: str = "right", written: Sequence[list[int]] | None = None
-    ) -> Batch:
-        """Tokenize with the tokenizer's own special tokens. Raises `InputError` for empty or too long prompts.
+    def encode(self, prompts: Sequence[PromptLike], padding_side: str = "right") -> Batch:
+        """The prompts as the model reads them. Raises `InputError` for empty or too long ones."""
+        return self.task.encode(self, [Prompt.of(prompt) for prompt in prompts], padding_side)
 
-        written: for each prompt, what the decoder of an encoder-decoder has written (without its start token).
-        """
-        if self.task == "image":
-            return images.encode(self, prompts)
-        batch = self._padded([self._ids(prompt) for prompt in prompts], padding_side)
-        if written is None:
-            return batch
-        return replace(batch, decoder=self._padded([[self._start_id(), *ids] for ids in written]))
+    def read(self, rows: Sequence[list[int]]) -> Batch:
+        """Texts to look at neurons by; the decoder of an encoder-decoder reads the same."""
+        return self.task.read(self, rows)
 
-    def _padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
+    def read_ids(self, rows: Sequence[list[int]]) -> Batch:
+        """Token ids, checked and padded."""
+        return self.padded([self.ids(Prompt(ids=tuple(row))) for row in rows])
+
+    def padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
         longest = max(len(row) for row in rows)
-        ids = torch.full((len(rows), longest), self._padding(rows))
+        ids = torch.full((len(rows), longest), self.padding(rows))
         mask = torch.zeros_like(ids)
         for row, values in enumerate(rows):
             place = slice(0, len(values)) if padding_side == "right" else slice(longest - len(values), longest)
@@ -72,7 +70,7 @@ class Model(Architecture):
             mask[row, place] = 1
         return Batch(ids.to(self.device), mask.to(self.device), tuple(map(len, rows)))
 
-    def _padding(self, rows: Sequence[Sequence[int]]) -> int:
+    def padding(self, rows: Sequence[Sequence[int]]) -> int:
         """The id that the model was made to be padded with; where it has none, one that no row ends with."""
         own = getattr(self.config, "pad_token_id", None)
         if own is not None and 0 <= own < self.config.vocab_size:
@@ -80,25 +78,48 @@ class Model(Architecture):
         last = {row[-1] for row in rows}
         return next(token for token in range(len(last) + 1) if token not in last)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise InputError("The prompt is empty; give it some text.")
-            ids = self._encoded(prompt)
+    def ids(self, prompt: PromptLike) -> list[int]:
+        """The tokens of a prompt, with the tokenizer's own special ones. Raises `InputError`."""
+        prompt = Prompt.of(prompt)
+        if prompt.image is not None:
+            raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")
+        if prompt.ids is not None:
+            ids = self._checked(prompt.ids)
+        elif prompt.messages is not None:
+            ids = self._rendered(prompt.messages)
         else:
-            ids = numbers(prompt)
-            if not ids:
-                raise InputError("The prompt is empty; give it at least one token id.")
-            vocabulary = self.config.vocab_size
-            if not all(0 <= token < vocabulary for token in ids):
-                raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
+            if not prompt.text or not prompt.text.strip():
+                raise InputError("The prompt is empty; give it some text.")
+            ids = self._encoded(prompt.text)
         if len(ids) > self.context_length:
             raise InputError(
                 f"The prompt has {len(ids)} tokens, but {self.name} reads at most {self.context_length}; shorten it."
             )
         return ids
 
-    def answer_id(self, answer: str | int, role: str = "target", behind: Prompt | None = None) -> int:
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        if not ids:
+            raise InputError("The prompt is empty; give it at least one token id.")
+        vocabulary = self.config.vocab_size
+        if not all(0 <= token < vocabulary for token in ids):
+            raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
+        return list(ids)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The messages of a chat by the model's own template, up to where it answers (or goes on with its answer)."""
+        tokenizer = self._tokenizer()
+        if not getattr(tokenizer, "chat_template", None):
+            raise InputError(f"{self.name} has no chat template; give the prompt as one text.")
+        answering = messages[-1].get("role") == "assistant"
+        try:
+            return tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=not answering, continue_final_message=answering, return_dict=False,
+            )  # fmt: skip
+        except (TemplateError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"The chat template of {self.name} refuses these messages: {error}") from None
+
+    def answer_id(self, answer: str | int, role: str = "target", behind: PromptLike | None = None) -> int:
         """The id of a label, or of a token as it is read behind a prompt (see `continuation`).
 
         Raises `InputError`, for a text of several tokens with how it splits.
@@ -125,22 +146,23 @@ class Model(Architecture):
         """The tokens of a part of a text, without special ones."""
         return self._tokenizer()(readable(text), add_special_tokens=False)["input_ids"]
 
-    def continuation(self, text: str, behind: Prompt | None = None) -> list[int]:
+    def continuation(self, text: str, behind: PromptLike | None = None) -> list[int]:
         """The tokens of `text` where it goes on from a prompt: both are read together, and what is new is taken.
 
         Read alone a text may begin otherwise (with a space, in the tokenizers of Llama 2 or Mistral 7B). Behind token
         ids, or where the two would merge into one token, it is read behind a line break, or a letter.
         """
-        if self.task == "masked":  # stands in the text, not behind it
+        if self.task.in_place:
             return self.tokens_of(text)
-        for before in (behind, "\n", "a"):
+        own = Prompt.of(behind).text if behind is not None else None
+        for before in (own, "\n", "a"):
             if isinstance(before, str):
                 start, whole = self.tokens_of(before), self.tokens_of(before + text)
                 if len(whole) > len(start) and whole[: len(start)] == start:
                     return whole[len(start) :]
         return self.tokens_of(text)
 
-    def token_id(self, token: str, role: str, behind: Prompt | None = None) -> int:
+    def token_id(self, token: str, role: str, behind: PromptLike | None = None) -> int:
         ids = self.continuation(token, behind)
         if len(ids) != 1:
             split = " + ".join(repr(self.text(part)) for part in ids) or "nothing"
@@ -190,14 +212,9 @@ class Model(Architecture):
             raise InputError(f"{self.name} was given without a tokenizer; pass token ids instead of text.")
         return self.tokenizer
 
-    def read(self, rows: Sequence[list[int]]) -> Batch:
-        """Texts to look at neurons by: the decoder of an encoder-decoder is given the same tokens, as if it had written
-        them, so that token t is the same in both stacks (its start token is in the first one's place)."""
-        return self.encode(rows, written=[ids[1:] for ids in rows] if self.task == "seq2seq" else None)
-
     # --- forward --------------------------------------------------------------------------------------
 
-    def predict(self, prompt: Prompt, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
+    def predict(self, prompt: PromptLike, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
         """The k most probable next tokens (or labels), and behind them those of `also` that are not among them."""
         logits = self.next_logits(prompt)
         found = self.top_tokens(logits, k)
@@ -205,25 +222,29 @@ class Model(Architecture):
         return found + [self.token_score(logits, token) for token in also if token not in known]
 
     @torch.no_grad()
-    def next_logits(self, prompt: Prompt) -> Tensor:
+    def next_logits(self, prompt: PromptLike) -> Tensor:
         """(V,) float32 logits of the next token (or labels)."""
-        plan = tasks.plan(self, [prompt])
+        asked = plan(self, [prompt])
         with self.lock:
-            return tasks.logits(self, plan.batch, list(plan.positions[0][:1]))[0, 0].float()
+            return self.logits(asked.batch, list(asked.positions[0][:1]))[0, 0].float()
 
-    def probability(self, prompt: Prompt, answer: str | int, role: str = "target") -> float | None:
+    def logits(self, batch: Batch, positions: list[int]) -> Tensor:
+        """(B, P, V) at `positions` only (those of every token would cost a quarter of a pass), or of labels."""
+        parameters = inspect.signature(type(self.net).forward).parameters
+        options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
+        if "logits_to_keep" in parameters:
+            options["logits_to_keep"] = torch.tensor(positions, device=self.device)
+            return self.forward(batch, **options).logits
+        return at(self.forward(batch, **options).logits, positions)
+
+    def probability(self, prompt: PromptLike, answer: str | int, role: str = "target") -> float | None:
         """Of one answer; None for a model that predicts a number."""
         return self.token_score(self.next_logits(prompt), self.answer_id(answer, role, prompt)).probability
 
     def log_probabilities(self, logits: Tensor) -> Tensor | None:
         """Of all answers, by logits (..., V): a softmax, but sigmoids of labels that do not exclude each other; None
         for a regression, which has no probabilities."""
-        kind = getattr(self.net.config, "problem_type", None) if self.task in ("sequence", "image") else ""
-        if kind == "multi_label_classification":
-            return logsigmoid(logits)
-        if kind == "regression" or (kind is None and len(self.labels) == 1):
-            return None
-        return logits.log_softmax(-1)
+        return self.task.log_probabilities(self, logits)
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""
@@ -241,11 +262,7 @@ class Model(Architecture):
 
     def forward(self, batch: Batch, **options: Any) -> Any:
         """What the network gives for a batch."""
-        if self.task != "sequence":
-            return self.net(**self.inputs(batch), **options)
-        padding = self._padding([batch.row_ids(row) for row in range(len(batch.lengths))])
-        with _replaced(self.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
-            return self.net(**self.inputs(batch), **options)
+        return self.task.forward(self, batch, **options)
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         if batch.pixels is not None:
@@ -271,7 +288,7 @@ class Model(Architecture):
 
     def generate(
         self,
-        prompt: Prompt | Sequence[Prompt],
+        prompt: PromptLike | Prompts,
         max_new_tokens: int = 40,
         temperature: float = 0.0,
         seed: int = 0,
@@ -290,7 +307,7 @@ class Model(Architecture):
         prompts, single = prompts_of(prompt)
         tokenizer = self._tokenizer()
         batch = self.encode(prompts, padding_side="left")
-        length = batch.ids.shape[1] if self.task == "causal" else 1  # a decoder begins with its start token
+        length = self.task.written(batch)
         room = self.context_length - length
         if max_new_tokens > room:
             raise InputError(
@@ -325,9 +342,6 @@ class Model(Architecture):
             raise ModelError(f"{self.name} has no mask token; give it a tokenizer that has one.")
         return found
 
-    def _start_id(self) -> int:
-        return self.net.config.decoder_start_token_id
-
     def _pad_id(self) -> int:
         for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if token is not None:
@@ -338,6 +352,11 @@ class Model(Architecture):
         """The model's generation_config without the penalties, limits and forced tokens that `generate` would use."""
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         return GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
+
+
+def at(logits: Tensor, positions: list[int]) -> Tensor:
+    """(B, P, V) of logits (B, T, V), or of those of labels (B, V), which are the same at each position."""
+    return logits[:, None].expand(-1, len(positions), -1) if logits.dim() == 2 else logits[:, positions]
 
 
 @contextmanager

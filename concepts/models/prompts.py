@@ -2,25 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from icebear.errors import InputError
 
-Prompt = Any
-"""A text, or the token ids themselves (a list, an array, a tensor); for an image classifier the path of an image, an
-image, or its pixels."""
+if TYPE_CHECKING:
+    import numpy
+    import PIL.Image
+    from torch import Tensor
+
+PromptLike: TypeAlias = (
+    "Prompt | str | Path | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor | numpy.ndarray | PIL.Image.Image"
+)
+"""What may stand for a `Prompt`: a text, token ids (a list, an array, a tensor), the messages of a chat (a list of
+dicts with role and content); for an image classifier the path of an image, an image, or its pixels."""
 
 
-def prompts_of(given: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is given: exactly one of these."""
+
+    text: str | None = None
+    """For an image classifier the path of an image."""
+    ids: tuple[int, ...] | None = None
+    """Tokens, special ones included; they are taken as they are."""
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    """Of a chat, which the model's own template makes a prompt of."""
+    image: Any = None
+    """An image, or pixels (C, H, W)."""
+
+    @classmethod
+    def of(cls, given: Any) -> Prompt:
+        """Raises `InputError` for what is no prompt."""
+        if isinstance(given, Prompt):
+            return given
+        if isinstance(given, (str, Path)):
+            return cls(text=str(given))
+        if hasattr(given, "convert") or getattr(given, "ndim", 0) == 3:
+            return cls(image=given)
+        if isinstance(given, (list, tuple)) and given and all(isinstance(part, Mapping) for part in given):
+            return cls(messages=tuple(given))
+        return cls(ids=tuple(numbers(given)))
+
+
+Prompts: TypeAlias = "list[PromptLike] | tuple[PromptLike, ...]"
+"""Several of them."""
+
+
+def prompts_of(given: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
     """The prompts of a list of them, or the one that is given; and whether it is one."""
     if not isinstance(given, (list, tuple)):
-        return [given], True
+        return [Prompt.of(given)], True
     if not given:
         raise InputError("There is no prompt; give at least one.")
-    single = isinstance(given[0], (Integral, dict))  # token ids, or the messages of a chat
-    return ([given] if single else list(given)), single
+    single = isinstance(given[0], (Integral, Mapping))  # token ids, or the messages of a chat
+    return ([Prompt.of(given)] if single else [Prompt.of(part) for part in given]), single
 
 
 def readable(text: str) -> str:
@@ -32,18 +72,16 @@ def readable(text: str) -> str:
     return text
 
 
-def numbers(prompt: Prompt) -> list[int]:
+def numbers(prompt: Any) -> list[int]:
     """Token ids, whatever holds them. Raises `InputError` for anything else."""
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    parts = values if isinstance(values, Sequence) and not isinstance(values, bytes) else [values]
-    if any(isinstance(part, dict) for part in parts):
+    flat = isinstance(values, Sequence) and not isinstance(values, bytes)
+    if not flat or not all(isinstance(part, Integral) for part in values):
         raise InputError(
-            "Chat messages are not read yet; make token ids of them first, with "
-            "tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)."
+            "A prompt is a text, a flat list of token ids, or a list of chat messages, which this "
+            f"{type(prompt).__name__} is not."
         )
-    if parts is not values or not all(isinstance(part, Integral) for part in parts):
-        raise InputError(f"A prompt is a text or a flat list of token ids, which this {type(prompt).__name__} is not.")
-    return [int(part) for part in parts]
+    return [int(part) for part in values]
 
 
 def joined(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:

@@ -1,0 +1,123 @@
+"""What is explained of a batch of prompts: which answers, and where they are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from concepts.models.batch import Batch
+from concepts.models.prompts import Prompt, PromptLike
+from icebear.errors import InputError
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
+
+Token = str | int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is explained of a batch of prompts."""
+
+    batch: Batch
+    positions: tuple[tuple[int, ...], ...]
+    """For each prompt, the positions (of what the decoder reads, where there is one) whose prediction is explained."""
+    targets: tuple[tuple[int, ...] | None, ...]
+    """The answers explained there; None for the most probable ones."""
+    contrasts: tuple[int | None, ...]
+
+    @property
+    def needed(self) -> list[int]:
+        """The positions of all rows."""
+        return sorted({place for row in self.positions for place in row})
+
+    def explained_at(self, row: int) -> tuple[int, ...]:
+        """The positions among all the row's tokens, those of the encoder before those of the decoder."""
+        before = self.batch.lengths[row] if self.batch.decoder else 0
+        return tuple(before + place for place in self.positions[row])
+
+    def explained(self, scores: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
+        """The answers explained for each prompt, and the number explained for each (B,); scores (B, `needed`, V).
+
+        Raises `InputError` where the contrast is what it is the contrast of.
+        """
+        targets, values, needed = [], [], self.needed
+        for row, places in enumerate(self.positions):
+            here = scores[row, [needed.index(place) for place in places]]  # (P, V)
+            chosen = self.targets[row] or tuple(here.argmax(-1).tolist())
+            value = here[range(len(chosen)), list(chosen)].sum()
+            contrast = self.contrasts[row]
+            if contrast in chosen:
+                raise InputError(
+                    "The contrast is the explained answer itself, which explains nothing; name another one."
+                )
+            if contrast is not None:
+                value = value - here[:, contrast].sum()
+            targets.append(chosen)
+            values.append(value)
+        return targets, torch.stack(values)
+
+    def resolved(self, model: Model) -> Plan:
+        """With the most probable answers in place of those left open."""
+        if all(target is not None for target in self.targets):
+            return self
+        with model.lock, torch.no_grad():
+            targets, _ = self.explained(model.logits(self.batch, self.needed))
+        return replace(self, targets=tuple(targets))
+
+    def repeated(self, row: int, count: int) -> Plan:
+        """One of its prompts, without padding, `count` times."""
+        batch = self.batch.repeated(row, count)
+        return Plan(batch, (self.positions[row],) * count, (self.targets[row],) * count, (self.contrasts[row],) * count)
+
+
+def plan(
+    model: Model,
+    prompts: Sequence[PromptLike],
+    target: Any = None,
+    contrast: Any = None,
+    target_text: Any = None,
+    prefix: Any = None,
+    at: Any = None,
+) -> Plan:
+    """Arguments as of `attribute`, each for all prompts or a list with one for each. Raises `InputError`."""
+    task = model.task
+    if target is not None and target_text is not None:
+        raise InputError("target and target_text exclude each other; give one of them.")
+    task.refuse(model, target_text=target_text, prefix=prefix, at=at)
+    targets, contrasts, texts, prefixes, places = (
+        _per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
+    )
+    if any(text is not None and token is not None for text, token in zip(texts, contrasts, strict=True)):
+        raise InputError("target_text cannot be explained against a contrast, which is one token; give one of them.")
+    given = [Prompt.of(prompt) for prompt in prompts]
+    before = [task.before(prompt, prefix) for prompt, prefix in zip(given, prefixes, strict=True)]
+    against = tuple(
+        None if token is None else model.answer_id(token, "contrast", behind)
+        for token, behind in zip(contrasts, before, strict=True)
+    )
+    answers = [_answer(model, *asked) for asked in zip(targets, texts, before, strict=True)]
+    batch, positions = task.places(model, given, answers, before, places)
+    return Plan(batch, tuple(positions), tuple(answers), against)
+
+
+def _per_prompt(value: Any, count: int) -> list[Any]:
+    if value is None or isinstance(value, (str, int)):
+        return [value] * count
+    if len(value) != count:
+        raise InputError(f"There are {count} prompts but {len(value)} targets or contrasts; give one for each.")
+    return list(value)
+
+
+def _answer(model: Model, token: Token | None, text: str | None, behind: Prompt | None) -> tuple[int, ...] | None:
+    """The tokens of an answer as they are read behind what comes before; None for an open one."""
+    if text is None:
+        return None if token is None else (model.answer_id(token, behind=behind),)
+    ids = tuple(model.continuation(text, behind))
+    if not text or not ids:
+        raise InputError("The target text is empty; give at least one token.")
+    return ids

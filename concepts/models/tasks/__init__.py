@@ -1,0 +1,1 @@
+"""What kinds of models read and predict, one file a kind; `known` lists them."""

@@ -1,0 +1,34 @@
+"""Labels of images: ViT, DeiT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from concepts.models import images
+from concepts.models.batch import Batch
+from concepts.models.prompts import Prompt
+from concepts.models.tasks.base import Answers, Positions
+from concepts.models.tasks.labels import Labelled
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
+
+
+class Image(Labelled):
+    name = "image"
+    auto_class = "AutoModelForImageClassification"
+    reads_text = False
+
+    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+        return images.encode(model, [prompt.image if prompt.text is None else prompt.text for prompt in prompts])
+
+    def own_tokens(self, model: Model) -> tuple[int, ...]:
+        return tuple(range(len(images.names(model)) - math.prod(images.grid(model))))
+
+    def places(
+        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
+        at: Sequence[int | None],
+    ) -> tuple[Batch, Positions]:  # fmt: skip
+        return self.encode(model, prompts), [(0,)] * len(prompts)

@@ -1,0 +1,100 @@
+"""Labels of texts, and of single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from concepts.models.batch import Batch
+from concepts.models.prompts import Prompt
+from concepts.models.tasks.base import Answers, Positions, Task
+from icebear.errors import InputError
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
+
+
+class Labelled(Task):
+    """A model whose answers are labels."""
+
+    labelled = True
+
+    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor | None:
+        """A softmax, but sigmoids of labels that do not exclude each other; None for a regression."""
+        kind = getattr(model.net.config, "problem_type", None)
+        if kind == "multi_label_classification":
+            return logsigmoid(logits)
+        if kind == "regression" or (kind is None and len(model.labels) == 1):
+            return None
+        return logits.log_softmax(-1)
+
+
+class TextLabel(Labelled):
+    name = "sequence"
+    auto_class = "AutoModelForSequenceClassification"
+
+    def places(
+        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
+        at: Sequence[int | None],
+    ) -> tuple[Batch, Positions]:  # fmt: skip
+        batch = self.encode(model, prompts)
+        return batch, [(_read_at(model, batch.row_ids(row)),) for row in range(len(prompts))]
+
+    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+        padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
+        with _replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
+            return super().forward(model, batch, **options)
+
+
+class TokenLabel(Labelled):
+    name = "token"
+    auto_class = "AutoModelForTokenClassification"
+
+    def places(
+        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
+        at: Sequence[int | None],
+    ) -> tuple[Batch, Positions]:  # fmt: skip
+        batch = self.encode(model, prompts)
+        rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
+        return batch, [_labelled(model, ids, place) for ids, place in zip(rows, at, strict=True)]
+
+    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor:
+        return logits.log_softmax(-1)
+
+
+def _read_at(model: Model, ids: Sequence[int]) -> int:
+    """Where a text's label is read: encoders have a token for it in front, decoders (whose map to the labels is called
+    `score`) take the last one that is not padding."""
+    if not hasattr(model.net, "score"):
+        return 0
+    padding = model.config.pad_token_id
+    return max((place for place, token in enumerate(ids) if token != padding), default=0)
+
+
+def _labelled(model: Model, ids: list[int], at: int | None) -> tuple[int, ...]:
+    """`at`; by default the token that most probably has another label than the first one (``O`` or the like)."""
+    if at is None:
+        with model.lock, torch.no_grad():
+            scores = model.logits(model.read_ids([ids]), list(range(len(ids))))[0].float()  # (T, labels)
+        special = model.special_ids()
+        scores[[place for place, token in enumerate(ids) if token in special]] = -torch.inf
+        first = scores.softmax(-1)[:, 0].nan_to_num(nan=2.0)
+        return (int(first.argmin()),)
+    if not -len(ids) <= at < len(ids):
+        raise InputError(f"Position {at} is not one of 0 to {len(ids) - 1}.")
+    return (at % len(ids),)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)

@@ -1,0 +1,42 @@
+"""Words in place of masks: BERT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from concepts.models.batch import Batch
+from concepts.models.prompts import Prompt
+from concepts.models.tasks.base import Answers, Positions, Task
+from icebear.errors import InputError
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
+
+
+class Masked(Task):
+    name = "masked"
+    auto_class = "AutoModelForMaskedLM"
+    in_place = True
+
+    def completed(self, model: Model, text: str) -> str:
+        mask = model.text(model.mask_id)
+        return text if mask in text else f"{text} {mask}"
+
+    def places(
+        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
+        at: Sequence[int | None],
+    ) -> tuple[Batch, Positions]:  # fmt: skip
+        batch = self.encode(model, prompts)
+        rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
+        return batch, [_masks(model, ids, answer) for ids, answer in zip(rows, answers, strict=True)]
+
+
+def _masks(model: Model, ids: list[int], answer: tuple[int, ...] | None) -> tuple[int, ...]:
+    mask = model.mask_id
+    places = tuple(place for place, token in enumerate(ids) if token == mask)
+    if not places:
+        raise InputError(f"The prompt has no {model.text(mask)}; put one where the word shall be predicted.")
+    if answer is not None and len(answer) != len(places):
+        raise InputError(f"The prompt has {len(places)} masks but the target {len(answer)} tokens; give one for each.")
+    return places

@@ -1,0 +1,73 @@
+"""What a model reads, as leaves of the graph: token embeddings, or pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.models.model import Model
+
+Change = Callable[[int, Tensor], Tensor]
+"""Of a stack (0 is the encoder or the only one, 1 the decoder) and what it reads: (B, T, D), or pixels (B, C, H, W)."""
+
+
+@contextmanager
+def changing(model: Model, change: Change) -> Iterator[None]:
+    """What the model reads goes through `change`."""
+    calls = [0]
+
+    def embedded(module: Any, args: Any, output: Tensor) -> Tensor:
+        calls[0] += 1
+        return change((calls[0] - 1) % model.task.stacks, output)
+
+    def pixels(module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return args, {**kwargs, "pixel_values": change(0, kwargs["pixel_values"])}
+
+    with ExitStack() as undo:
+        if not model.task.reads_text:
+            undo.callback(model.net.register_forward_pre_hook(pixels, with_kwargs=True).remove)
+        else:
+            for module in model.embeddings:
+                undo.callback(module.register_forward_hook(embedded).remove)
+        yield
+
+
+class Inputs:
+    """Keeps value and gradient of what each stack reads."""
+
+    def __init__(self, change: Change = lambda stack, x: x) -> None:
+        """change: values to be put in place of the model's own."""
+        self.change = change
+        self._leaves: dict[int, Tensor] = {}
+        self.values: list[Tensor] = []
+        """Of each stack, (B, T, D) or (B, C, H, W)."""
+        self.gradients: list[Tensor] = []
+        """Zero where the number explained does not depend on it."""
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        def leaf(stack: int, x: Tensor) -> Tensor:
+            if stack in self._leaves:  # the pass is repeated to find an operation without a rule
+                return self._leaves[stack]
+            self._leaves[stack] = self.change(stack, x.detach()).detach().requires_grad_()
+            return self._leaves[stack]
+
+        with changing(model, leaf):
+            yield
+
+    @property
+    def leaves(self) -> Sequence[Tensor]:
+        return list(self._leaves.values())
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        self.values = [leaf.detach() for leaf in self.leaves]
+        self.gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(self.values, gradients, strict=True)]
+
+    def relevance(self) -> list[Tensor]:
+        """Value x gradient of each stack, in float32 (float64 for a float64 model)."""
+        dtype = torch.promote_types(self.values[0].dtype, torch.float32)
+        return [x.to(dtype) * g.to(dtype) for x, g in zip(self.values, self.gradients, strict=True)]

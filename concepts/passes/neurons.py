@@ -1,0 +1,141 @@
+"""Activations and relevances of neurons, as they come: all of them, or the largest with the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.models.batch import Batch
+from concepts.models.model import Model
+from concepts.passes.sites import visiting
+
+
+class Recorder:
+    """Hands each place's activations, and then its relevance, to `begin` and `end` of a kind of recorder.
+
+    Relevance is activation x gradient, in float32 (float64 for a float64 model); what a gradient never came to has
+    none. Of an encoder-decoder T counts the tokens of the encoder, then those of the decoder.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        batch: Batch,
+        sites: Iterable[str],
+        positions: Sequence[Sequence[int]] | None = None,
+        stop: bool = False,
+    ) -> None:
+        """positions: for each row the columns kept; None for all T.
+        stop: no relevance goes past these neurons; what is recorded is what comes to them directly."""
+        self.model, self.batch, self.stop = model, batch, stop
+        self.places = [(site, layer) for site in sites for layer in model.layers_with(site)]
+        self.columns, self.kept = None, batch.spans[1].stop
+        if positions is not None:
+            self.counts = [len(row) for row in positions]
+            self.kept = max(self.counts)
+            padded = [[*row, *[row[0]] * (self.kept - len(row))] for row in positions]
+            self.columns = torch.tensor(padded, device=model.device)  # (B, P)
+        self.options: dict[str, Any] = {
+            "dtype": torch.promote_types(model.dtype, torch.float32),
+            "device": model.device,
+        }
+        self._stopped: dict[tuple[str, int], Tensor] = {}
+
+    def begin(self, site: str, layer: int, activation: Tensor) -> None:
+        """activation: (B, P, N), or with all positions those of the layer's own stack."""
+
+    def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
+        """The same place in the backward pass."""
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        with visiting(model, self.places, self._visit):
+            yield
+
+    @property
+    def leaves(self) -> Sequence[Tensor]:
+        return list(self._stopped.values())
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        for (place, x), g in zip(self._stopped.items(), gradients, strict=True):
+            if g is not None:
+                self.end(*place, self._chosen(place[1], x.detach()), self._chosen(place[1], g))
+
+    def _visit(self, site: str, layer: int, x: Tensor) -> Tensor | None:  # (B, T, N)
+        activation = self._chosen(layer, x.detach())
+        self.begin(site, layer, activation)
+        if self.stop:
+            return self._stopped.setdefault((site, layer), x.detach().requires_grad_())
+        if x.requires_grad:
+            x.register_hook(lambda g: self.end(site, layer, activation, self._chosen(layer, g.view_as(x))))
+        return None
+
+    def _chosen(self, layer: int, x: Tensor) -> Tensor:
+        """(B, P, N) of (B, T, N); zero for positions of the other stack."""
+        if self.columns is None:
+            return x
+        span = self.batch.span_of(self.model, layer)
+        inside = (self.columns >= span.start) & (self.columns < span.stop)
+        places = (self.columns - span.start).clamp(0, x.shape[1] - 1)
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        return x[rows, places] * inside[..., None]
+
+    def span(self, layer: int) -> slice:
+        """Where `begin` and `end` of a layer are among what is kept."""
+        return self.batch.span_of(self.model, layer) if self.columns is None else slice(0, self.kept)
+
+
+class AllNeurons(Recorder):
+    """Keeps (B, L, P, N) of each site. Memory is that of the result: gradients are multiplied and dropped."""
+
+    def __init__(
+        self,
+        model: Model,
+        batch: Batch,
+        sites: Iterable[str],
+        positions: Sequence[Sequence[int]] | None = None,
+        stop: bool = False,
+    ) -> None:
+        sites = tuple(sites)
+        super().__init__(model, batch, sites, positions, stop)
+        empty = torch.zeros if batch.decoder else torch.empty
+        self.activation, self.relevance = (
+            {site: empty(len(batch.ids), model.layers, self.kept, model.width(site), **self.options) for site in sites}
+            for _ in range(2)
+        )
+        self.reached: set[tuple[str, int]] = set()
+
+    def begin(self, site: str, layer: int, activation: Tensor) -> None:
+        self.activation[site][:, layer, self.span(layer)].copy_(activation.view_as(self._of(site, layer)))
+
+    def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
+        out = self._of(site, layer)
+        kept = self.activation[site][:, layer, self.span(layer)]
+        torch.mul(kept, gradient.view_as(kept), out=out)
+        self.reached.add((site, layer))
+
+    def _of(self, site: str, layer: int) -> Tensor:
+        return self.relevance[site][:, layer, self.span(layer)]
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        super().finish(gradients)
+        for site, layer in set(self.places) - self.reached:
+            self.relevance[site][:, layer] = 0
+
+    def row(self, row: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """site -> (relevance, activation) of one prompt, each (L, P, N), without padding, on the CPU."""
+        columns = self.batch.columns(row)
+        if self.columns is not None:
+            chosen: slice | list[int] = slice(self.counts[row])
+        else:  # a slice makes no copy
+            chosen = slice(len(columns)) if columns == list(range(len(columns))) else columns
+        copied = len(self.batch.ids) > 1  # a view would keep all rows alive
+
+        def taken(kept: Tensor) -> Tensor:
+            return kept[row][:, chosen].to("cpu", copy=copied)
+
+        return {site: (taken(self.relevance[site]), taken(self.activation[site])) for site in self.activation}

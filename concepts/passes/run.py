@@ -1,0 +1,85 @@
+"""One forward and one backward pass. Everything that explains anything goes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from concepts.lrp.context import relevance_rules
+from concepts.lrp.method import AttnLRP
+from concepts.models.model import Model
+
+
+class Target(Protocol):
+    """The number that is explained, one a row; rows do not see each other, so that one backward pass from the sum of
+    them explains each."""
+
+    def reading(self, model: Model) -> AbstractContextManager[None]:
+        """Hooks, where the number is read inside the model."""
+
+    def numbers(self, model: Model) -> Tensor:
+        """(B,) after a forward pass, which it makes."""
+
+
+class Recorder(Protocol):
+    """What is kept of the pass."""
+
+    def reading(self, model: Model) -> AbstractContextManager[None]:
+        """Hooks that see the forward pass."""
+
+    @property
+    def leaves(self) -> Sequence[Tensor]:
+        """Values of the forward pass whose gradients it wants."""
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        """The gradients of its leaves, None where the number does not depend on one."""
+
+
+def new_ledger(model: Model, count: int) -> dict[str, Tensor]:
+    """Zeros (B,) for what the rules keep, by name, in float32 (float64 for a float64 model)."""
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
+
+
+def run(
+    model: Model,
+    target: Target,
+    recorders: Sequence[Recorder],
+    method: AttnLRP | None = None,
+    *,
+    ledger: dict[str, Tensor] | None = None,
+    strict: bool = True,
+    checkpoint: bool = False,
+) -> tuple[Tensor, tuple[str, ...]]:
+    """The numbers (B,) that were explained, and the operations without a rule (with strict=False).
+
+    method: None takes the plain gradient. At least one recorder must make leaves (`Inputs` does).
+    ledger: of `new_ledger`; books what the rules keep.
+    checkpoint: keep one residual stream a layer and recompute the rest.
+    """
+    missing: tuple[str, ...] = ()
+    with ExitStack() as stack:
+        stack.enter_context(model.lock)
+        stack.enter_context(torch.enable_grad())
+        if method is not None:
+            layers = model.layer_modules if checkpoint else ()
+            mode = stack.enter_context(
+                relevance_rules(model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers)
+            )
+        # The target sees values before a recorder stops the gradient at them: it may start where others stop.
+        stack.enter_context(target.reading(model))
+        for recorder in recorders:
+            stack.enter_context(recorder.reading(model))
+        numbers = target.numbers(model)
+        leaves = [list(recorder.leaves) for recorder in recorders]
+        found = list(torch.autograd.grad(numbers.sum(), [leaf for part in leaves for leaf in part], allow_unused=True))
+        if method is not None:
+            missing = tuple(dict.fromkeys(mode.missing))
+        for recorder, part in zip(recorders, leaves, strict=True):
+            recorder.finish(found[: len(part)])
+            del found[: len(part)]
+    return numbers.detach(), missing

@@ -1,0 +1,92 @@
+"""Where neurons are in a running model: read, and edit, them through hooks that are removed on exit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from concepts.lrp.context import wrapped
+from concepts.models import experts
+from concepts.models.model import Model
+
+Visit = Callable[[str, int, Tensor], Tensor | None]
+
+
+@contextmanager
+def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> Iterator[None]:
+    """Call `visit(site, layer, activations (B, T, N))` whenever the model passes one of `places`.
+
+    What `visit` returns, unless it is None, replaces the activations.
+    """
+    mixed: dict[int, list[str]] = {}
+    with ExitStack() as undo:
+        for site, layer in places:
+            if site in ("ffn", "router") and model.family.experts:
+                mixed.setdefault(layer, []).append(site)
+            elif site in ("ffn", "attn", "cross"):
+                _input(model, site, layer, visit, undo)
+            else:
+                _output(model, site, layer, visit, undo)
+        for layer, sites in mixed.items():
+            _experts(model, sites, layer, visit, undo)
+        yield
+
+
+def _input(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
+    """The site is the input of a linear map."""
+    shape = _shape(model, layer, undo)
+
+    def before(_: Any, args: tuple) -> tuple | None:
+        if args[0].dim() == 3:
+            changed = visit(site, layer, args[0])
+            return None if changed is None else (changed, *args[1:])
+        x = args[0].unflatten(0, shape)  # some (OPT) run their FFN on (B * T, D); the gradient shall pass here
+        changed = visit(site, layer, x)
+        return ((x if changed is None else changed).flatten(0, 1), *args[1:])
+
+    undo.callback(model.site_module(site, layer).register_forward_pre_hook(before).remove)
+
+
+def _output(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
+    """The site is the output of a linear map, or a part of it."""
+    columns = model.columns(site)
+
+    def after(_: Any, args: Any, output: Tensor) -> Tensor | None:
+        if columns is None:
+            return visit(site, layer, output)
+        # A part is taken out and put back, so that its gradient is its own.
+        places = columns.to(output.device)
+        x = output.index_select(-1, places)
+        changed = visit(site, layer, x)
+        return output.index_copy(-1, places, x if changed is None else changed)
+
+    undo.callback(model.site_module(site, layer).register_forward_hook(after).remove)
+
+
+def _experts(model: Model, sites: list[str], layer: int, visit: Visit, undo: ExitStack) -> None:
+    """The sites are inside a mixture of experts."""
+    mixture = model.experts(layer)
+    shape = _shape(model, layer, undo)
+
+    def inside(site: str, neurons: Tensor) -> Tensor:  # (B * T, N)
+        x = neurons.unflatten(0, shape)
+        changed = visit(site, layer, x)
+        return (x if changed is None else changed).flatten(0, 1)
+
+    visits: dict[str, Callable[[Tensor], Tensor]] = {site: partial(inside, site) for site in sites}
+    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, visits)))
+
+
+def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:
+    """Always holds B and T of the running forward pass."""
+    shape: list[int] = []
+
+    def enter(_: Any, args: tuple) -> None:
+        shape[:] = args[0].shape[:2]
+
+    undo.callback(model.layer_modules[layer].register_forward_pre_hook(enter).remove)
+    return shape

@@ -1,0 +1,85 @@
+"""The residual stream behind each layer: whether a pass is finite, and which tokens are sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.models.batch import Batch
+from concepts.models.model import Model
+from icebear.errors import NumericalError
+
+SINK_RATIO = 4
+"""A sink's residual stream exceeds the median position's this many times, in most layers. Massive activations
+(Sun et al. 2024) reach 10 to 150 on SmolLM2 and Gemma 3, other positions stay under 2."""
+
+
+class Stream:
+    """Keeps the norm of the residual stream behind each layer."""
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        self.model, self.batch = model, batch
+        self.options: dict[str, Any] = {
+            "dtype": torch.promote_types(model.dtype, torch.float32),
+            "device": model.device,
+        }
+        self.norms = torch.zeros(len(batch.ids), model.layers, batch.spans[1].stop, **self.options)
+        """(B, L, T); zero in layers of the other stack."""
+        self.gradient = torch.zeros(model.layers, **self.options)
+        """The sum of the gradient behind each layer: finite if the gradient is."""
+        self.leaves: Sequence[Tensor] = ()
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        with ExitStack() as undo:
+            for layer, module in enumerate(model.layer_modules):
+                undo.callback(module.register_forward_hook(partial(self._read, layer)).remove)
+            yield
+
+    def _read(self, layer: int, module: Any, args: Any, output: Any) -> None:
+        x = output[0] if isinstance(output, tuple) else output  # (B, T, D)
+        columns = self.batch.span_of(self.model, layer)
+        self.norms[:, layer, columns] = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=self.options["dtype"])
+        if x.requires_grad:
+            x.register_hook(partial(self._read_gradient, layer))
+
+    def _read_gradient(self, layer: int, g: Tensor) -> None:
+        self.gradient[layer] = g.sum()
+
+    def finish(self, gradients: Sequence[Tensor | None] = ()) -> None:
+        """Raises `NumericalError` naming the first layer whose output, or gradient, is not finite."""
+        bad = torch.zeros(self.model.layers, dtype=torch.bool)
+        for row in range(len(self.batch.ids)):
+            bad |= ~torch.isfinite(self.norms[row, :, self.batch.columns(row)]).all(-1).cpu()
+        if bad.any():
+            raise NumericalError(
+                f"The output of layer {int(bad.nonzero()[0])} is NaN or infinite; try --dtype float32, or check "
+                "the weights."
+            )
+        bad = ~torch.isfinite(self.gradient)
+        if bad.any():
+            raise NumericalError(
+                f"The backward pass is NaN or infinite from layer {int(bad.nonzero()[-1])} down; try --dtype float32."
+            )
+
+    def sinks(self, row: int) -> tuple[int, ...]:
+        """Positions of a prompt to set apart: the first, special tokens, and huge residual streams."""
+        ids, read = self.batch.row_ids(row), self.batch.lengths[row]
+        own = self.model.task.own_tokens(self.model)
+        if own is not None:
+            return own
+        stream = self.norms[row][:, self.batch.columns(row)]  # (L, T)
+        special = self.model.special_ids()
+        found = {0, *(place for place, token in enumerate(ids) if token in special)}
+        for start, part in ((0, stream[:, :read]), (read, stream[:, read:])):  # of the encoder, of the decoder
+            norms = part[(part != 0).any(1)]
+            if norms.numel():
+                ratio = norms / norms.median(dim=1, keepdim=True).values
+                huge = (ratio.median(dim=0).values > SINK_RATIO).nonzero().flatten()
+                found |= {start, *(huge + start).tolist()}
+        return tuple(sorted(found))
