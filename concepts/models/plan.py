@@ -11,6 +11,7 @@ from torch import Tensor
 
 from concepts.models.batch import Batch
 from concepts.models.prompts import Prompt, PromptLike
+from concepts.models.tasks.base import Asked
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ def plan(
         None if token is None else model.answer_id(token, "contrast", behind)
         for token, behind in zip(contrasts, before, strict=True)
     )
-    answers = [_answer(model, *asked) for asked in zip(targets, texts, before, strict=True)]
-    batch, positions = task.places(model, given, answers, before, places)
+    answers = [_answer(model, *row) for row in zip(targets, texts, before, strict=True)]
+    asked = [Asked(*row) for row in zip(given, answers, before, places, strict=True)]
+    batch, positions = task.places(model, asked)
     return Plan(batch, tuple(positions), tuple(answers), against)
 
 

@@ -1,8 +1,9 @@
-"""What tasks have in common; by itself the task of a model that writes the next token."""
+"""What tasks have in common: which part of a model's input is what, and what it answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -16,8 +17,19 @@ if TYPE_CHECKING:
 
 Positions = list[tuple[int, ...]]
 """For each prompt, where what is explained is predicted (of what the decoder reads, where there is one)."""
-Answers = Sequence[tuple[int, ...] | None]
-"""For each prompt the tokens, or the label, explained; None for the most probable ones."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked about one prompt."""
+
+    prompt: Prompt
+    answer: tuple[int, ...] | None
+    """The tokens, or the label, explained; None for the most probable ones."""
+    before: Prompt | None
+    """What the answer is written behind, see `Task.before`."""
+    at: int | None
+    """The token whose label is explained."""
 
 
 class Task:
@@ -71,15 +83,9 @@ class Task:
         """What an answer is written behind; None where it stands in the text."""
         return Prompt(text=prefix) if prefix else None
 
-    def places(
-        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
-        at: Sequence[int | None],
-    ) -> tuple[Batch, Positions]:  # fmt: skip
-        """The prompts as the model reads them, the answers written behind but for their last token, and where the
-        answers are predicted.
-
-        befores: what each answer is written behind, see `before`. at: the token whose label is explained.
-        """
+    def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
+        """The prompts as the model reads them, the answers written behind but for their last token; and where the
+        answers are predicted."""
         raise NotImplementedError
 
     def log_probabilities(self, model: Model, logits: Tensor) -> Tensor | None:

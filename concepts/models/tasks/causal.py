@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from concepts.models.batch import Batch
 from concepts.models.prompts import Prompt
-from concepts.models.tasks.base import Answers, Positions, Task, followed, from_start
+from concepts.models.tasks.base import Asked, Positions, Task, followed, from_start
 
 if TYPE_CHECKING:
     from concepts.models.model import Model
@@ -22,13 +22,10 @@ class Causal(Task):
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
 
-    def places(
-        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
-        at: Sequence[int | None],
-    ) -> tuple[Batch, Positions]:  # fmt: skip
-        rows = [model.ids(prompt) for prompt in prompts]
-        read = model.read_ids([followed(ids, answer) for ids, answer in zip(rows, answers, strict=True)])
-        return read, [from_start(len(ids) - 1, answer) for ids, answer in zip(rows, answers, strict=True)]
+    def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
+        rows = [(model.ids(row.prompt), row.answer) for row in asked]
+        read = model.read_ids([followed(ids, answer) for ids, answer in rows])
+        return read, [from_start(len(ids) - 1, answer) for ids, answer in rows]
 
     def written(self, batch: Batch) -> int:
         return batch.ids.shape[1]

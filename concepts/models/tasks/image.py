@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from concepts.models import images
 from concepts.models.batch import Batch
 from concepts.models.prompts import Prompt
-from concepts.models.tasks.base import Answers, Positions
+from concepts.models.tasks.base import Asked, Positions
 from concepts.models.tasks.labels import Labelled
 
 if TYPE_CHECKING:
@@ -27,8 +27,5 @@ class Image(Labelled):
     def own_tokens(self, model: Model) -> tuple[int, ...]:
         return tuple(range(len(images.names(model)) - math.prod(images.grid(model))))
 
-    def places(
-        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
-        at: Sequence[int | None],
-    ) -> tuple[Batch, Positions]:  # fmt: skip
-        return self.encode(model, prompts), [(0,)] * len(prompts)
+    def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
+        return self.encode(model, [row.prompt for row in asked]), [(0,)] * len(asked)

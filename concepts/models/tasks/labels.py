@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from concepts.models.batch import Batch
-from concepts.models.prompts import Prompt
-from concepts.models.tasks.base import Answers, Positions, Task
+from concepts.models.tasks.base import Asked, Positions, Task
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,12 +37,9 @@ class TextLabel(Labelled):
     name = "sequence"
     auto_class = "AutoModelForSequenceClassification"
 
-    def places(
-        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
-        at: Sequence[int | None],
-    ) -> tuple[Batch, Positions]:  # fmt: skip
-        batch = self.encode(model, prompts)
-        return batch, [(_read_at(model, batch.row_ids(row)),) for row in range(len(prompts))]
+    def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
+        batch = self.encode(model, [row.prompt for row in asked])
+        return batch, [(_read_at(model, batch.row_ids(row)),) for row in range(len(asked))]
 
     def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
         padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
@@ -55,13 +51,9 @@ class TokenLabel(Labelled):
     name = "token"
     auto_class = "AutoModelForTokenClassification"
 
-    def places(
-        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
-        at: Sequence[int | None],
-    ) -> tuple[Batch, Positions]:  # fmt: skip
-        batch = self.encode(model, prompts)
-        rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
-        return batch, [_labelled(model, ids, place) for ids, place in zip(rows, at, strict=True)]
+    def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
+        batch = self.encode(model, [row.prompt for row in asked])
+        return batch, [_labelled(model, list(batch.row_ids(number)), row.at) for number, row in enumerate(asked)]
 
     def log_probabilities(self, model: Model, logits: Tensor) -> Tensor:
         return logits.log_softmax(-1)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from concepts.models.batch import Batch
-from concepts.models.prompts import Prompt
-from concepts.models.tasks.base import Answers, Positions, Task
+from concepts.models.tasks.base import Asked, Positions, Task
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,16 +22,12 @@ class Masked(Task):
         mask = model.text(model.mask_id)
         return text if mask in text else f"{text} {mask}"
 
-    def places(
-        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
-        at: Sequence[int | None],
-    ) -> tuple[Batch, Positions]:  # fmt: skip
-        batch = self.encode(model, prompts)
-        rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
-        return batch, [_masks(model, ids, answer) for ids, answer in zip(rows, answers, strict=True)]
+    def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
+        batch = self.encode(model, [row.prompt for row in asked])
+        return batch, [_masks(model, batch.row_ids(number), row.answer) for number, row in enumerate(asked)]
 
 
-def _masks(model: Model, ids: list[int], answer: tuple[int, ...] | None) -> tuple[int, ...]:
+def _masks(model: Model, ids: Sequence[int], answer: tuple[int, ...] | None) -> tuple[int, ...]:
     mask = model.mask_id
     places = tuple(place for place, token in enumerate(ids) if token == mask)
     if not places:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from concepts.models.batch import Batch
-from concepts.models.prompts import Prompt
-from concepts.models.tasks.base import Answers, Positions, Task, followed, from_start
+from concepts.models.tasks.base import Asked, Positions, Task, followed, from_start
 
 if TYPE_CHECKING:
     from concepts.models.model import Model
@@ -25,15 +24,12 @@ class EncoderDecoder(Task):
         (its start token is in the first one's place)."""
         return self._with_decoder(model, model.read_ids(rows), [ids[1:] for ids in rows])
 
-    def places(
-        self, model: Model, prompts: Sequence[Prompt], answers: Answers, befores: Sequence[Prompt | None],
-        at: Sequence[int | None],
-    ) -> tuple[Batch, Positions]:  # fmt: skip
-        read = self.encode(model, prompts)
-        begun = [model.tokens_of(prefix.text or "") if prefix else [] for prefix in befores]
-        written = [followed(ids, answer) for ids, answer in zip(begun, answers, strict=True)]
+    def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
+        read = self.encode(model, [row.prompt for row in asked])
+        begun = [(model.tokens_of(row.before.text or "") if row.before else [], row.answer) for row in asked]
+        written = [followed(ids, answer) for ids, answer in begun]
         # The start token, which is in no text, predicts the first one.
-        positions = [from_start(len(ids), answer) for ids, answer in zip(begun, answers, strict=True)]
+        positions = [from_start(len(ids), answer) for ids, answer in begun]
         return self._with_decoder(model, read, written), positions
 
     def _with_decoder(self, model: Model, read: Batch, written: Sequence[list[int]]) -> Batch:

@@ -1,0 +1,122 @@
+"""One forward and one backward pass: starts and stops are symmetric, and what is recorded is what there is."""
+
+import pytest
+import torch
+import transformers
+from conftest import IDS, LLAMA, Letters, random_model
+from families import mixtures, others
+
+from concepts import CP_LRP, Model, Neuron, attribute
+from concepts.models.plan import plan
+from concepts.passes.inputs import Inputs
+from concepts.passes.largest import LargestNeurons
+from concepts.passes.neurons import AllNeurons
+from concepts.passes.run import new_ledger, run
+from concepts.passes.targets import Activations, Logits
+from icebear.errors import InputError
+
+SITES = ("ffn", "attn")
+
+
+def made(name):
+    if name != "t5":
+        return random_model({**mixtures(), "llama": LLAMA}[name], dtype=torch.float32)
+    auto, config = others()[name]
+    torch.manual_seed(0)
+    return Model(getattr(transformers, auto).from_config(config), name=name)
+
+
+def prompts(count):
+    return [IDS[: len(IDS) - row] for row in range(count)]
+
+
+def test_what_is_stopped_and_what_passes_is_all_there_is(llama):
+    """Tokens and stopped neurons together have the target's relevance (CP-LRP keeps everything); without stops the
+    tokens alone have it."""
+    asked = plan(llama, prompts(3))
+    for stop in (False, True):
+        inputs = Inputs()
+        neurons = AllNeurons(llama, asked.batch, SITES, stop=stop)
+        ledger = new_ledger(llama, 3)
+        numbers, _ = run(llama, Logits(asked), [inputs, neurons], CP_LRP, ledger=ledger)
+        for row in range(3):
+            found = inputs.relevance()[0][row].sum()
+            if stop:
+                found += sum(neurons.relevance[site][row].sum() for site in SITES)
+            torch.testing.assert_close(found, numbers[row], rtol=1e-4, atol=1e-5)
+
+
+def test_a_pass_may_start_at_neurons_and_stop_at_those_below(llama):
+    """The direct relevance of tokens and of the neurons of lower layers adds up to a neuron's activation; of its own
+    layer and above there is none."""
+    nodes = [(Neuron(1, "ffn", 3), 2), (Neuron(1, "ffn", 5), 4)]
+    batch = llama.read([IDS, IDS])
+    inputs, neurons = Inputs(), AllNeurons(llama, batch, ("ffn",), stop=True)
+    numbers, _ = run(llama, Activations(batch, [[node] for node in nodes]), [inputs, neurons], CP_LRP)
+    for row, (neuron, position) in enumerate(nodes):
+        found = neurons.relevance["ffn"][row]
+        torch.testing.assert_close(inputs.relevance()[0][row].sum() + found.sum(), numbers[row], rtol=1e-4, atol=1e-6)
+        assert found[0, : position + 1].abs().sum() > 0
+        assert not found[neuron.layer :].any()
+        assert not found[:, position + 1 :].any()
+
+
+def test_a_sum_of_neurons_is_the_sum_of_their_passes(llama):
+    nodes = [(Neuron(1, "ffn", 3), 2), (Neuron(0, "ffn", 5), 4)]
+    parts = []
+    for chosen in ([nodes[0]], [nodes[1]], nodes):
+        batch, inputs = llama.read([IDS]), Inputs()
+        run(llama, Activations(batch, [chosen]), [inputs])
+        parts.append(inputs.relevance()[0])
+    torch.testing.assert_close(parts[0] + parts[1], parts[2])
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "qwen3_moe"])
+@pytest.mark.parametrize("record", ["last", [0, -2]])
+def test_what_is_recorded_is_a_part_of_all(name, record):
+    model = made(name)
+    whole, part = (attribute(model, prompts(2), record=which) for which in ("all", record))
+    for every, some in zip(whole, part, strict=True):
+        wanted = list(every.explained_at) if record == "last" else [0, len(every.tokens) - 2]
+        assert list(some.recorded) == wanted
+        for site in every.sites:
+            torch.testing.assert_close(some.of(site), every.of(site)[:, wanted])
+            torch.testing.assert_close(some.activation(site), every.activation(site)[:, wanted])
+        ranks = [[(r.neuron, r.position) for r in found.top(5, position=wanted[0])] for found in (every, some)]
+        assert ranks[0] == ranks[1]
+        with pytest.raises(InputError, match="were recorded; pass record='all'"):
+            some.top(5, position="all")
+
+
+def test_continuations_of_different_lengths_are_recorded_apart(llama):
+    model = Model(llama.net, Letters())
+    whole, part = (attribute(model, ["a cab", "bed"], target_text=["be", "a"], record=r) for r in ("all", "last"))
+    for every, some in zip(whole, part, strict=True):
+        torch.testing.assert_close(some.ffn, every.ffn[:, list(every.explained_at)])
+
+
+def test_one_result_of_a_batch_does_not_keep_the_others_alive(llama):
+    for found in attribute(llama, prompts(3)):
+        assert found.ffn.untyped_storage().nbytes() == found.ffn.nbytes
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_largest_and_the_sums_are_those_of_all(llama, stop):
+    asked = plan(llama, prompts(2))
+    every = AllNeurons(llama, asked.batch, SITES, stop=stop)
+    largest = LargestNeurons(llama, asked.batch, SITES, 7, stop=stop)
+    for recorder in (every, largest):
+        run(llama, Logits(asked), [Inputs(), recorder], CP_LRP)
+    for site in SITES:
+        torch.testing.assert_close(largest.sums[site], every.relevance[site].sum(-1))
+    heads = every.relevance["attn"].unflatten(-1, (llama.heads, -1)).sum(-1)
+    torch.testing.assert_close(largest.heads, heads)
+    for row in range(2):
+        values = torch.cat([every.relevance[site][row].flatten() for site in SITES])
+        for sign, order in (("+", values.sort(descending=True)), ("-", values.sort())):
+            found = largest.row(row, sign)
+            torch.testing.assert_close(torch.tensor([r.relevance for r in found]), order.values[:7])
+            for r in found:
+                place = r.neuron.layer, r.position, r.neuron.index
+                assert every.relevance[r.neuron.site][row][place] == pytest.approx(r.relevance)
+                assert every.activation[r.neuron.site][row][place] == pytest.approx(r.activation)

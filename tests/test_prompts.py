@@ -1,0 +1,62 @@
+"""What stands for a prompt, and that ids stay what they are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import IDS, LLAMA, Letters, random_model
+
+from concepts import Model, attribute
+from concepts.models.prompts import Prompt
+from icebear.errors import InputError
+
+ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [("a cab", "text"), (Path("x.png"), "text"), (IDS, "ids"), (torch.tensor(IDS), "ids"), (torch.tensor(IDS).numpy(), "ids"),
+     (ASKED, "messages"), (torch.zeros(3, 4, 4), "image")],
+)  # fmt: skip
+def test_each_kind_is_one_field(given, field):
+    found = Prompt.of(given)
+    assert [name for name in ("text", "ids", "messages", "image") if getattr(found, name) is not None] == [field]
+    assert Prompt.of(found) is found
+
+
+@pytest.mark.parametrize("given", [3, None, [[1, 2]], ["a", 1], b"ice", 2.5])
+def test_anything_else_is_refused(given):
+    with pytest.raises(InputError, match="a flat list of token ids, or a list of chat messages"):
+        Prompt.of(given)
+
+
+def test_ids_are_never_tokenised_again():
+    """They are read as given, also where the tokenizer would have split their text otherwise."""
+
+    class Merging(Letters):
+        def __call__(self, text, add_special_tokens=True):
+            ids = super().__call__(text)["input_ids"]
+            return {"input_ids": [49 if i == 1 else i for i in ids]}
+
+    model = Model(random_model(LLAMA).net, Merging())
+    assert attribute(model, [1, 2, 1]).token_ids == (1, 2, 1)
+    assert attribute(model, Prompt(ids=(1, 2, 1)), target_text="a").token_ids[:3] == (1, 2, 1)
+
+
+def test_messages_are_rendered_by_the_models_own_template(smol):
+    """Once, with no second start token, up to where the model answers; what it has begun to answer is gone on with."""
+    ids = smol.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_dict=False)
+    assert attribute(smol, ASKED, sites=()).token_ids == tuple(ids)
+    assert smol.predict(ASKED, 3) == smol.predict(Prompt(ids=tuple(ids)), 3)
+    begun = smol.ids([*ASKED, {"role": "assistant", "content": "In the"}])
+    assert begun == [*ids, *smol.tokens_of("In the")]
+    assert [found.token_ids for found in attribute(smol, [ASKED, "Hello"], sites=())][0] == tuple(ids)
+
+
+def test_messages_without_a_template_or_for_no_reader_are_refused(smol):
+    with pytest.raises(InputError, match="has no chat template; give the prompt as one text"):
+        Model(random_model(LLAMA).net, Letters()).ids(ASKED)
+    with pytest.raises(InputError, match="refuses these messages"):
+        smol.ids([{"role": "user"}])
+    with pytest.raises(InputError, match="reads text, not images"):
+        smol.ids(torch.zeros(3, 4, 4))
