@@ -51,13 +51,13 @@ CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (CHAT, "Chat messages are not read yet; make token ids of them first, with tokenizer.apply_chat_template"),
-        (CHAT[0], "Chat messages are not read yet"),
-        ([CHAT, CHAT], "Chat messages are not read yet"),
+        (CHAT, "letters has no chat template; give the prompt as one text"),
+        (CHAT[0], "or a list of chat messages, which this dict is not"),
+        ([CHAT, CHAT], "has no chat template"),
         ("ice \udcff bear", "Character 4 of the text is a stray byte; give the text in UTF-8"),
         (["ice", "bear \udcff"], "Character 5 of the text is a stray byte"),
-        (torch.tensor([[1, 2, 3]]), "A prompt is a text or a flat list of token ids, which this Tensor is not"),
-        ([[1.5, 2.0]], "flat list of token ids, which this list is not"),
+        (torch.tensor([[1, 2, 3]]), "A prompt is a text, a flat list of token ids, or a list of chat messages, which this Tensor is not"),
+        ([[1.5, 2.0]], "or a list of chat messages, which this list is not"),
         (b"ice", "which this bytes is not"),
         (7, "which this int is not"),
         (None, "which this NoneType is not"),
