@@ -56,7 +56,10 @@ CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
         ([CHAT, CHAT], "has no chat template"),
         ("ice \udcff bear", "Character 4 of the text is a stray byte; give the text in UTF-8"),
         (["ice", "bear \udcff"], "Character 5 of the text is a stray byte"),
-        (torch.tensor([[1, 2, 3]]), "A prompt is a text, a flat list of token ids, or a list of chat messages, which this Tensor is not"),
+        (
+            torch.tensor([[1, 2, 3]]),
+            "A prompt is a text, a flat list of token ids, or a list of chat messages, which this Tensor is not",
+        ),
         ([[1.5, 2.0]], "or a list of chat messages, which this list is not"),
         (b"ice", "which this bytes is not"),
         (7, "which this int is not"),

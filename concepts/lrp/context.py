@@ -58,7 +58,7 @@ def relevance_rules(
         own = family.activations if family else ()
         for module in net.modules():
             if isinstance(module, ACTIVATION_MODULES) or type(module).__name__ in own:
-                undo.enter_context(wrapped(module, _identity_rule))
+                undo.enter_context(wrapped(module, functools.partial(_identity_rule, mode)))
         for layer in checkpoint_layers:
             undo.enter_context(wrapped(layer, functools.partial(_checkpointed, mode)))
         undo.enter_context(wrapped(net, functools.partial(_with_mode, mode)))
@@ -79,7 +79,7 @@ def _with_mode(mode: RelevanceMode, forward: Callable) -> Callable:
     return wrapper
 
 
-def _identity_rule(forward: Callable) -> Callable:
+def _identity_rule(mode: RelevanceMode, forward: Callable) -> Callable:
     """Eq. 9 for an activation module as a whole."""
 
     def wrapper(x: Tensor) -> Tensor:
@@ -87,7 +87,8 @@ def _identity_rule(forward: Callable) -> Callable:
             return forward(x)
         with torch.no_grad():
             y = forward(x)
-        return rules.Identity.apply(x, y)
+        with mode.knowing():
+            return rules.Identity.apply(x, y)
 
     return wrapper
 
@@ -131,6 +132,9 @@ def _frozen(net: nn.Module) -> Iterator[None]:
 
 def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
     """The nodes behind `output` that no operation of the table made, nor one of our rules."""
+    mode.catch_up()
+    if not mode.unseen:
+        return []
     seen: set[Any] = set()
     stack = [value.grad_fn for value in _tensors(output) if value.grad_fn is not None]
     found = []

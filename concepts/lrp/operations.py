@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -292,13 +293,27 @@ class RelevanceMode(TorchFunctionMode):
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self.unseen.update(range(self._next_node, _get_sequence_nr()))
+        self.catch_up()
         super().__exit__(*error)
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def catch_up(self) -> None:
+        """Note the nodes made since the last operation."""
         node = _get_sequence_nr()
         if node != self._next_node:
             self.unseen.update(range(self._next_node, node))
+            self._next_node = node
+
+    @contextmanager
+    def knowing(self) -> Iterator[None]:
+        """Nodes made inside are our own."""
+        self.catch_up()
+        first = self._next_node
+        yield
+        self._next_node = _get_sequence_nr()
+        self.unseen.difference_update(range(first, self._next_node))  # those seen by operations inside
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.catch_up()
         kwargs, rule = kwargs or {}, TABLE.get(func)
         y = func(*args, **kwargs) if rule is keep_gradient else self._ruled(rule, func, args, kwargs)
         self._next_node = _get_sequence_nr()

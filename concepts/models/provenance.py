@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,14 @@ def provenance(model: Model, **more: Any) -> dict[str, Any]:
             "dtype": str(model.dtype).removeprefix("torch."),
             "weights": model.weights,
         },
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         **more,
     }
+
+
+@cache
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}
 
 
 def said(told: dict[str, Any]) -> str:
