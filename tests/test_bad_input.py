@@ -58,7 +58,7 @@ CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
         (["ice", "bear \udcff"], "Character 5 of the text is a stray byte"),
         (
             torch.tensor([[1, 2, 3]]),
-            "A prompt is a text, a flat list of token ids, or a list of chat messages, which this Tensor is not",
+            "or a list of chat messages, which this Tensor is not",
         ),
         ([[1.5, 2.0]], "or a list of chat messages, which this list is not"),
         (b"ice", "which this bytes is not"),

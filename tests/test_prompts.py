@@ -15,9 +15,16 @@ ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
 
 @pytest.mark.parametrize(
     ("given", "field"),
-    [("a cab", "text"), (Path("x.png"), "text"), (IDS, "ids"), (torch.tensor(IDS), "ids"), (torch.tensor(IDS).numpy(), "ids"),
-     (ASKED, "messages"), (torch.zeros(3, 4, 4), "image")],
-)  # fmt: skip
+    [
+        ("a cab", "text"),
+        (Path("x.png"), "text"),
+        (IDS, "ids"),
+        (torch.tensor(IDS), "ids"),
+        (torch.tensor(IDS).numpy(), "ids"),
+        (ASKED, "messages"),
+        (torch.zeros(3, 4, 4), "image"),
+    ],
+)
 def test_each_kind_is_one_field(given, field):
     found = Prompt.of(given)
     assert [name for name in ("text", "ids", "messages", "image") if getattr(found, name) is not None] == [field]
@@ -50,7 +57,7 @@ def test_messages_are_rendered_by_the_models_own_template(smol):
     assert smol.predict(ASKED, 3) == smol.predict(Prompt(ids=tuple(ids)), 3)
     begun = smol.ids([*ASKED, {"role": "assistant", "content": "In the"}])
     assert begun == [*ids, *smol.tokens_of("In the")]
-    assert [found.token_ids for found in attribute(smol, [ASKED, "Hello"], sites=())][0] == tuple(ids)
+    assert attribute(smol, [ASKED, "Hello"], sites=())[0].token_ids == tuple(ids)
 
 
 def test_messages_without_a_template_or_for_no_reader_are_refused(smol):
