@@ -1,4 +1,4 @@
-"""The real app in real Chromium, for the browser test, the pictures in docs/ and benchmarks/app.py."""
+"""The real app in real Chromium, for the browser test, the pictures in docs/ and benchmarks/card.py."""
 
 from __future__ import annotations
 

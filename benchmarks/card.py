@@ -1,6 +1,6 @@
 """How long the app takes to show another neuron's card from the store, in real Chromium, without a model.
 
-python benchmarks/app.py STORE
+python benchmarks/card.py STORE
 """
 
 from __future__ import annotations
