@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from icebear.public import public
 
 if TYPE_CHECKING:
-    from actmax.annotation import annotate
-    from actmax.card import describe
-    from actmax.corpus import read_corpus
-    from actmax.engines import on_ray
-    from actmax.index import build_index
+    from actmax.annotation import annotate as annotate
+    from actmax.card import describe as describe
+    from actmax.corpus import read_corpus as read_corpus
+    from actmax.engines import on_ray as on_ray
+    from actmax.index import build_index as build_index
 
-_LAZY = {
-    "annotate": "actmax.annotation",
-    "build_index": "actmax.index",
-    "describe": "actmax.card",
-    "on_ray": "actmax.engines",
-    "read_corpus": "actmax.corpus",
-}
-__all__ = ["annotate", "build_index", "describe", "on_ray", "read_corpus"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'actmax' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+__all__, __getattr__, __dir__ = public(
+    __name__,
+    {
+        "actmax.annotation": "annotate",
+        "actmax.card": "describe",
+        "actmax.corpus": "read_corpus",
+        "actmax.engines": "on_ray",
+        "actmax.index": "build_index",
+    },
+)

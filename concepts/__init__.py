@@ -1,51 +1,37 @@
-"""The science: models, relevance rules, relevance, vocabulary.
-
-Names are loaded when first used, so that ``import concepts`` does not load torch.
-"""
+"""The science: models, relevance rules, relevance, vocabulary."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from concepts.lrp.method import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, ZPlus
-from icebear.records import Neuron
+from icebear.public import public
 
 if TYPE_CHECKING:
-    from concepts.attribution import attribute
-    from concepts.models.loading import load_model
-    from concepts.models.model import Model
-    from concepts.relevance import Relevance
-    from concepts.vocabulary import project
+    from concepts.attribution import attribute as attribute
+    from concepts.lrp.method import ATTNLRP as ATTNLRP
+    from concepts.lrp.method import CP_LRP as CP_LRP
+    from concepts.lrp.method import PA_LRP as PA_LRP
+    from concepts.lrp.method import VIT as VIT
+    from concepts.lrp.method import AlphaBeta as AlphaBeta
+    from concepts.lrp.method import AttnLRP as AttnLRP
+    from concepts.lrp.method import Epsilon as Epsilon
+    from concepts.lrp.method import Gamma as Gamma
+    from concepts.lrp.method import ZPlus as ZPlus
+    from concepts.models.loading import load_model as load_model
+    from concepts.models.model import Model as Model
+    from concepts.relevance import Relevance as Relevance
+    from concepts.vocabulary import project as project
+    from icebear.records import Neuron as Neuron
 
-__all__ = [
-    "ATTNLRP",
-    "CP_LRP",
-    "PA_LRP",
-    "VIT",
-    "AlphaBeta",
-    "AttnLRP",
-    "Epsilon",
-    "Gamma",
-    "Model",
-    "Neuron",
-    "Relevance",
-    "ZPlus",
-    "attribute",
-    "load_model",
-    "project",
-]
-
-_LAZY = {
-    "Model": "concepts.models.model",
-    "load_model": "concepts.models.loading",
-    "Relevance": "concepts.relevance",
-    "attribute": "concepts.attribution",
-    "project": "concepts.vocabulary",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'concepts' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+__all__, __getattr__, __dir__ = public(
+    __name__,
+    {
+        "concepts.attribution": "attribute",
+        "concepts.lrp.method": "ATTNLRP CP_LRP PA_LRP VIT AlphaBeta AttnLRP Epsilon Gamma ZPlus",
+        "concepts.models.loading": "load_model",
+        "concepts.models.model": "Model",
+        "concepts.relevance": "Relevance",
+        "concepts.vocabulary": "project",
+        "icebear.records": "Neuron",
+    },
+)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from icebear.errors import IcebearError
-from icebear.records import Neuron, Ranked
+from icebear.public import public
 
 if TYPE_CHECKING:
-    from db.store import Store, open_store
+    from db.store import Store as Store
+    from db.store import open_store as open_store
+    from icebear.errors import IcebearError as IcebearError
+    from icebear.records import Neuron as Neuron
+    from icebear.records import Ranked as Ranked
 
-__all__ = ["IcebearError", "Neuron", "Ranked", "Store", "open_store"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("Store", "open_store"):
-        raise AttributeError(f"module 'db' has no attribute {name!r}")
-    from db import store
-
-    return getattr(store, name)
+__all__, __getattr__, __dir__ = public(
+    __name__,
+    {"db.store": "Store open_store", "icebear.errors": "IcebearError", "icebear.records": "Neuron Ranked"},
+)

@@ -6,79 +6,55 @@ Every public name, imported when it is first used: ``from icebear import load_mo
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from icebear.public import public
 from icebear.rooms import intruders
 
 if TYPE_CHECKING:
-    from actmax import annotate, build_index, describe, read_corpus
-    from concepts import (
-        ATTNLRP,
-        CP_LRP,
-        PA_LRP,
-        VIT,
-        AlphaBeta,
-        AttnLRP,
-        Epsilon,
-        Gamma,
-        Model,
-        Neuron,
-        Relevance,
-        ZPlus,
-        attribute,
-        load_model,
-        project,
-    )
-    from db import IcebearError, Ranked, Store, open_store
-    from steering import Edit, Recipe, apply_patch, flip, steer
+    from actmax import annotate as annotate
+    from actmax import build_index as build_index
+    from actmax import describe as describe
+    from actmax import read_corpus as read_corpus
+    from concepts import ATTNLRP as ATTNLRP
+    from concepts import CP_LRP as CP_LRP
+    from concepts import PA_LRP as PA_LRP
+    from concepts import VIT as VIT
+    from concepts import AlphaBeta as AlphaBeta
+    from concepts import AttnLRP as AttnLRP
+    from concepts import Epsilon as Epsilon
+    from concepts import Gamma as Gamma
+    from concepts import Model as Model
+    from concepts import Neuron as Neuron
+    from concepts import Relevance as Relevance
+    from concepts import ZPlus as ZPlus
+    from concepts import attribute as attribute
+    from concepts import load_model as load_model
+    from concepts import project as project
+    from db import IcebearError as IcebearError
+    from db import Ranked as Ranked
+    from db import Store as Store
+    from db import open_store as open_store
+    from steering import Edit as Edit
+    from steering import Recipe as Recipe
+    from steering import apply_patch as apply_patch
+    from steering import flip as flip
+    from steering import steer as steer
 
-__all__ = [
-    "ATTNLRP",
-    "CP_LRP",
-    "PA_LRP",
-    "VIT",
-    "AlphaBeta",
-    "AttnLRP",
-    "Edit",
-    "Epsilon",
-    "Gamma",
-    "IcebearError",
-    "Model",
-    "Neuron",
-    "Ranked",
-    "Recipe",
-    "Relevance",
-    "Store",
-    "ZPlus",
-    "annotate",
-    "apply_patch",
-    "attribute",
-    "build_index",
-    "describe",
-    "flip",
-    "load_model",
-    "open_store",
-    "project",
-    "read_corpus",
-    "steer",
-]
+__all__, __getattr__, __dir__ = public(
+    __name__,
+    {
+        "actmax": "annotate build_index describe read_corpus",
+        "concepts": "ATTNLRP CP_LRP PA_LRP VIT AlphaBeta AttnLRP Epsilon Gamma Model Neuron Relevance ZPlus "
+        "attribute load_model project",
+        "db": "IcebearError Ranked Store open_store",
+        "steering": "Edit Recipe apply_patch flip steer",
+    },
+)
 
 _trouble = intruders()
 if _trouble and Path(sys.argv[0]).stem == "icebear":  # as the command: a sentence, no traceback
     sys.exit(f"icebear: {_trouble}")
 if _trouble:
     raise ImportError(_trouble)
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for room in map(import_module, ("concepts", "steering", "actmax", "db")):
-            if name in room.__all__:
-                return getattr(room, name)
-    raise AttributeError(f"module 'icebear' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from steering.edits import Edit
-from steering.recipe import Recipe
+from icebear.public import public
 
 if TYPE_CHECKING:
-    from steering.apply import steer
-    from steering.flipping import flip
-    from steering.permanent import apply_patch
+    from steering.apply import steer as steer
+    from steering.edits import Edit as Edit
+    from steering.flipping import flip as flip
+    from steering.permanent import apply_patch as apply_patch
+    from steering.recipe import Recipe as Recipe
 
-__all__ = ["Edit", "Recipe", "apply_patch", "flip", "steer"]
-
-_LAZY = {"steer": "steering.apply", "flip": "steering.flipping", "apply_patch": "steering.permanent"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'steering' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+__all__, __getattr__, __dir__ = public(
+    __name__,
+    {
+        "steering.apply": "steer",
+        "steering.edits": "Edit",
+        "steering.flipping": "flip",
+        "steering.permanent": "apply_patch",
+        "steering.recipe": "Recipe",
+    },
+)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,8 @@ def test_db_never_imports_torch_and_app_has_no_maths_or_sql():
 
 
 def test_no_file_is_named_like_a_package():
-    assert not [p for p in (ROOT / "app").rglob("*.py") if p.stem in ALLOWED]
+    """A script's folder comes first where Python looks."""
+    assert not [p for room in ("app", "benchmarks") for p in (ROOT / room).rglob("*.py") if p.stem in ALLOWED]
 
 
 def test_importing_is_quick():
@@ -95,6 +97,21 @@ def test_every_public_name_is_there_and_typed():
         assert getattr(icebear, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = icebear.nonsense
+
+
+@pytest.mark.parametrize("room", ["icebear", "concepts", "steering", "actmax", "db"])
+def test_a_public_name_is_typed_and_from_where_it_is_lazily(room):
+    """What type checkers read (``import name as name``) and what Python does (`icebear.public`) are the same names."""
+    package = import_module(room)
+    typed = {}
+    for node in ast.walk(ast.parse((ROOT / room / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            typed |= {name.asname: node.module for name in node.names if name.asname == name.name}
+    assert sorted(typed) == package.__all__ == dir(package)
+    for name, home in typed.items():
+        assert getattr(package, name) is getattr(import_module(home), name)
+    with pytest.raises(AttributeError, match=f"module '{room}' has no attribute 'nonsense'"):
+        _ = package.nonsense
 
 
 def test_help_imports_nothing_heavy():
