@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from concepts.attribution import attribute
-from concepts.baselines.common import log_probability
+from concepts.baselines.common import ROWS, log_probability
 from concepts.models.model import Model
 from concepts.models.plan import plan
 from icebear.errors import InputError
@@ -27,8 +27,10 @@ def refine(model: Model, paraphrases: Sequence[str], answer: str, top: int = 20,
     `share` of the prompts that say the same; those of most prompts first."""
     if not paraphrases:
         raise InputError("There is no prompt to refine over; give several that say the same.")
-    found = attribute(model, list(paraphrases), answer, sites=("ffn",))
-    counts = Counter(row.neuron for relevance in found for row in relevance.top(top, "ffn"))
+    counts: Counter[Neuron] = Counter()
+    for prompts in _parts(paraphrases):
+        found = attribute(model, prompts, answer, sites=("ffn",))
+        counts.update(row.neuron for relevance in found for row in relevance.top(top, "ffn"))
     wanted = share * len(paraphrases)
     return [neuron for neuron, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count >= wanted]
 
@@ -52,14 +54,19 @@ def effects(
     model: Model, neurons: Sequence[Neuron], relations: Mapping[str, Sequence[tuple[str, str]]]
 ) -> list[Effect]:
     """For each relation, a list of (prompt, answer): neurons that know one relation move its answers and few others."""
-    prompts, answers = zip(*(fact for facts in relations.values() for fact in facts), strict=True)
-    asked = plan(model, prompts, answers)
+    parts = _parts([fact for facts in relations.values() for fact in facts])
+    asked = [plan(model, *zip(*part, strict=True)) for part in parts]
     means = []
     for factor in (1.0, 0.0, 2.0):
         with torch.no_grad(), steer(model, [Edit(neuron, "scale", factor) for neuron in neurons]):
-            found = log_probability(model, asked).exp()
+            found = torch.cat([log_probability(model, part) for part in asked]).exp()
         means.append([part.mean().item() for part in found.split([len(facts) for facts in relations.values()])])
     return [Effect(name, *values) for name, values in zip(relations, zip(*means, strict=True), strict=True)]
+
+
+def _parts(facts: Sequence[Any]) -> list[list[Any]]:
+    """As many at a time as go through the model at once."""
+    return [list(facts[start : start + ROWS]) for start in range(0, len(facts), ROWS)]
 
 
 def read(path: str) -> dict[str, list[tuple[str, str]]]:

@@ -396,6 +396,26 @@ def test_knowledge_neurons_are_those_of_most_paraphrases(smol):
     assert rows[0]["own suppressed"] < rows[0]["random suppressed"]
 
 
+def test_facts_go_through_the_model_in_parts(letters, monkeypatch):
+    prompts = ["the ice bear", "the ice", "a bear", "ice bears", "the camel"]
+    facts = {"bears": [(prompt, "a") for prompt in prompts], "water": [("the sea", "b"), ("the river", "c")]}
+
+    def found():
+        neurons = refine(letters, prompts, "a", top=6, share=0.4)
+        return neurons, [(row.relation, *row.changes) for row in effects(letters, neurons, facts)]
+
+    neurons, whole = found()
+    sizes = []
+    hook = letters.embeddings[0].register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    monkeypatch.setattr("steering.knowledge.ROWS", 2)
+    again, parts = found()
+    hook.remove()
+    assert (max(sizes), again) == (2, neurons)
+    for one, other in zip(whole, parts, strict=True):
+        assert one[0] == other[0]
+        assert one[1:] == pytest.approx(other[1:], rel=1e-3, abs=1e-5)
+
+
 # --- the commands ---
 
 
