@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
+from concepts.models.linear import Linear
 from concepts.models.model import Model
-from concepts.vocabulary import typical, unembedding, w1, written
+from concepts.vocabulary import typical, unembedding, vocabulary, w1, written
 from db import vectors
 from db.store import Store
 from icebear.errors import StoreError
@@ -26,10 +26,10 @@ def ensure_vectors(model: Model, store: Store) -> None:
         "w2": lambda: _rows(model, store, written),
         "w1": lambda: _rows(model, store, w1),
         "examples": lambda: _example_vectors(store),
-        "tokens": lambda: (block.cpu().numpy() for block in unembedding(model).split(BLOCK)),
+        "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }
-    neurons = store.count("neurons")
-    counts = {"w2": neurons, "w1": neurons, "examples": 2 * neurons, "tokens": len(unembedding(model))}
+    neurons, words = store.count("neurons"), vocabulary(model).out_features
+    counts = {"w2": neurons, "w1": neurons, "examples": 2 * neurons, "tokens": words}
     for name, make in makers.items():
         if not _usable(store, name, counts[name]):
             vectors.save(store.vectors(name), make(), unit=name != "tokens")
@@ -48,8 +48,8 @@ def gated(model: Model) -> bool:
     layer, last = model.layer_modules[0], model.site_module("ffn", 0)
     name = next(name for name in model.family.ffn_in.split() if name in dict(layer.named_modules()))
     beside = layer.get_submodule(name.rpartition(".")[0]).children()
-    maps = [module for module in beside if isinstance(module, nn.Linear | Conv1D) and module is not last]
-    return sum(len(model.matrix(module)) for module in maps) > model.width("ffn")
+    maps = [Linear(module) for module in beside if Linear.reads(module) and module is not last]
+    return sum(linear.out_features for linear in maps) > model.width("ffn")
 
 
 def _usable(store: Store, name: str, count: int) -> bool:

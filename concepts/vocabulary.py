@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from concepts.calibration import calibrate
 from concepts.models import experts, norms
+from concepts.models.linear import WHOLE, Chosen, Linear
 from concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import Neuron, Projection, Promotion
+
+BLOCK = 1024
+"""Tokens whose rows of the unembedding are converted at a time."""
 
 
 def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:
@@ -34,8 +36,8 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
     if not neurons:
         return []
     rows = torch.stack([w2_row(model, neuron) for neuron in neurons])  # (N, D)
-    words, names = unembedding(model), {} if model.task.reads_text else model.labels
-    logits = rows @ words.T.to(rows.dtype)  # (N, V)
+    names = {} if model.task.reads_text else model.labels
+    logits = unembed(model, rows)  # (N, V)
     z = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
     k = min(k, logits.shape[1])
 
@@ -73,19 +75,19 @@ def w2_row(model: Model, neuron: Neuron) -> Tensor:
     return rows[0]
 
 
-def written(model: Model, site: str, layer: int, chosen: slice = slice(None)) -> Tensor | None:
+def written(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tensor | None:
     """(N, D) in float32: what one unit of each neuron adds to what the unembedding reads at a typical token, past the
     layers in between: W2 rows through the norms on the way at their median divisors. None as of `w2`."""
-    rows = w2(model, site, layer)
+    rows = w2(model, site, layer, chosen)
     if rows is None:
         return None
-    rows, divisors = rows[chosen], calibrate(model).divisors
+    divisors = calibrate(model).divisors
     for path in model.norms_behind(layer, site):
         rows = norms.through(model.net.get_submodule(path), rows, model.family.norm_offset, divisors[path][1])
     return rows
 
 
-def w2(model: Model, site: str, layer: int) -> Tensor | None:
+def w2(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tensor | None:
     """(N, D) in float32: the rows of W2 (or of the attention output projection).
 
     None for a site that does not write to the residual stream.
@@ -93,7 +95,9 @@ def w2(model: Model, site: str, layer: int) -> Tensor | None:
     if site not in ("ffn", "attn", "cross"):
         return None
     mixture = model.experts(layer) if site == "ffn" else None
-    return model.matrix(model.site_module(site, layer)).T if mixture is None else experts.w2(mixture)
+    if mixture is not None:
+        return experts.w2(mixture, chosen)
+    return Linear(model.site_module(site, layer)).columns(chosen).T
 
 
 def w1(model: Model, site: str, layer: int) -> Tensor | None:
@@ -107,23 +111,33 @@ def w1(model: Model, site: str, layer: int) -> Tensor | None:
         return experts.w1(model.experts(layer))
     if site == "ffn":
         modules = dict(model.layer_modules[layer].named_modules())
-        first = model.matrix(next(modules[n] for n in model.family_at(layer).ffn_in.split() if n in modules))
-        return first[: model.width("ffn")]  # the gate comes before the rest where they are one map
-    rows = model.matrix(model.site_module(site, layer))
+        first = next(modules[n] for n in model.family_at(layer).ffn_in.split() if n in modules)
+        return Linear(first).rows(slice(model.width("ffn")))  # the gate comes before the rest where they are one map
     columns = model.columns(site)
-    return rows if columns is None else rows[columns.to(rows.device)]
+    return Linear(model.site_module(site, layer)).rows(WHOLE if columns is None else columns)
 
 
-def unembedding(model: Model) -> Tensor:
-    """(V, D); of an image classifier its labels' weights (labels, D), of a classifier of text its input embeddings, in
-    which rows can be read too (Dar et al. 2023).
+def unembed(model: Model, x: Tensor) -> Tensor:
+    """(..., V) what the unembedding reads off x (..., D); in blocks of tokens, so that it is never converted whole."""
+    starts = range(0, vocabulary(model).out_features, BLOCK)
+    return torch.cat([x @ unembedding(model, slice(start, start + BLOCK)).T for start in starts], -1)
+
+
+def unembedding(model: Model, chosen: Chosen = WHOLE) -> Tensor:
+    """(N, D) in float32: the rows of `vocabulary` for chosen tokens, through the map before it where there is one."""
+    rows = vocabulary(model).rows(chosen)
+    if getattr(model.net.config, "scale_decoder_outputs", False):  # T5
+        rows = rows * model.net.config.d_model**-0.5
+    return rows @ Linear(model.unembedding_in).rows() if model.unembedding_in else rows
+
+
+def vocabulary(model: Model) -> Linear:
+    """The unembedding's own map; of an image classifier its labels' weights (labels, D), of a classifier of text its
+    input embeddings, in which rows can be read too (Dar et al. 2023).
 
     A masked language model's transform before it is left out, because it is not linear.
     """
     output = model.net.get_output_embeddings()
     if output is None and not model.task.reads_text:
         output = next(module for name, module in model.net.named_children() if name.endswith("classifier"))
-    words: Any = model.embeddings[0] if output is None else output
-    scale = model.net.config.d_model**-0.5 if getattr(model.net.config, "scale_decoder_outputs", False) else 1  # T5
-    rows = words.weight.detach().float() * scale
-    return rows @ model.matrix(model.unembedding_in) if model.unembedding_in else rows
+    return Linear(model.embeddings[0] if output is None else output)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
+from concepts.models.linear import Linear
 from concepts.models.model import Model
 from icebear.errors import RecipeError
 from steering.edits import Edit
@@ -25,31 +25,26 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
     only, decay, or are of q, k, v, experts or routers.
     """
     recipe.check(model)
-    maps: dict[str, tuple[Any, Tensor, Tensor]] = {}
+    maps: dict[str, tuple[Linear, Tensor, Tensor]] = {}
     names = {id(module): name for name, module in model.net.named_modules()}
     for edit in recipe:
         site = _expressible(model, edit)
-        module: Any = model.site_module(site, edit.neuron.layer)
-        ones = torch.ones_like(_matrix(module)[0])
-        _, scales, constants = maps.setdefault(names[id(module)], (module, ones, torch.zeros_like(ones)))  # (in,)
+        module = model.site_module(site, edit.neuron.layer)
+        linear = Linear(module)
+        ones = torch.ones_like(linear.rows(0, linear.dtype))
+        _, scales, constants = maps.setdefault(names[id(module)], (linear, ones, torch.zeros_like(ones)))  # (in,)
         width = model.head_dim if edit.neuron.site == "head" else 1
         columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
         scale, constant = _affine(edit)
         scales[columns] *= scale
         constants[columns] = scale * constants[columns] + constant
     found: dict[str, Tensor] = {}
-    for name, (module, scales, constants) in maps.items():
-        matrix = _matrix(module)
-        changed = matrix * scales
-        found[f"{name}.weight"] = changed.T if isinstance(module, Conv1D) else changed
+    for name, (linear, scales, constants) in maps.items():
+        matrix = linear.rows(dtype=linear.dtype)
+        found[f"{name}.weight"] = linear.as_kept(matrix * scales)
         if constants.any():
-            found[f"{name}.bias"] = matrix @ constants + (0 if module.bias is None else module.bias.detach())
+            found[f"{name}.bias"] = matrix @ constants + (0 if linear.bias is None else linear.bias)
     return found
-
-
-def _matrix(module: Any) -> Tensor:
-    """(out, in)"""
-    return module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
 
 
 def _expressible(model: Model, edit: Edit) -> str:
@@ -118,7 +113,7 @@ def _fits(net: Any, path: str, value: Tensor) -> bool:
     if name not in getattr(module, "_parameters", {}):
         return False
     old = getattr(module, name)
-    return value.shape == (module.weight.shape[:1] if old is None else old.shape)  # type: ignore[union-attr]
+    return value.shape == ((Linear(module).out_features,) if old is None else old.shape)
 
 
 def _put(net: Any, path: str, value: Tensor) -> tuple[Any, str, Any]:

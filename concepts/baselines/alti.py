@@ -16,6 +16,7 @@ from torch import Tensor
 
 from concepts.baselines.attention import eager
 from concepts.models import norms
+from concepts.models.linear import Linear
 from concepts.models.model import Model
 from concepts.models.plan import Plan
 from concepts.passes.sites import visiting
@@ -70,8 +71,8 @@ def alti_logit(model: Model, plan: Plan, method: object) -> list[Tensor]:
 
 def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: Tensor) -> Tensor:
     """(...) what the logit reads off parts (..., D) of the final residual stream `last` (D,), at its norm's divisor."""
-    words, norm = unembedding(model), model.net.get_submodule(model.family.final_norm)
-    word = words[target] - (0 if contrast is None else words[contrast])
+    norm = model.net.get_submodule(model.family.final_norm)
+    word = unembedding(model, target) - (0 if contrast is None else unembedding(model, contrast))
     return norms.through(norm, rows, model.family.norm_offset, norms.divisor(norm, last)) @ word
 
 
@@ -112,7 +113,7 @@ def _read(model: Model, plan: Plan, row: int) -> tuple[list[_Layer], Tensor]:
     for number in range(model.layers):
         v = values[number].unflatten(-1, (-1, dim))  # (T, KV, d)
         v = v.repeat_interleave(heads // v.shape[1], 1)
-        o = model.matrix(model.site_module("attn", number)).T.unflatten(0, (heads, dim))
+        o = Linear(model.site_module("attn", number)).columns().T.unflatten(0, (heads, dim))
         layers.append(_Layer(streams[number], output.attentions[number][0].float(), v, o))
     return layers, streams[model.layers]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from concepts.models import experts
 from concepts.models.families import FAMILIES, Family, family_of
 from concepts.models.fingerprint import fingerprint
+from concepts.models.linear import Linear
 from concepts.models.tasks.base import Task
 from concepts.models.tasks.known import task_of
 from icebear.errors import InputError, ModelError
@@ -137,7 +137,7 @@ class Architecture:
     def heads(self) -> int:
         return getattr(self.config, "num_attention_heads", 1)
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         return self.width("attn") // self.heads
 
@@ -180,17 +180,11 @@ class Architecture:
                 "them in every layer (sites=('attn',) works)."
             ) from None
 
-    def matrix(self, module: nn.Module) -> Tensor:
-        """(out, in) the weight of a linear map, in float32, whichever way round the module keeps it."""
-        weight: Any = module.weight
-        weight = weight.detach().float()
-        return weight.T if isinstance(module, Conv1D) else weight
-
     def columns(self, site: str) -> Tensor | None:
         """Where the site's neurons are in the output of a map that makes q, k and v in one; None for other sites."""
         if site not in ("q", "k", "v") or not self.family.qkv:
             return None
-        total, dim = len(self.matrix(self.site_module(site, 0))), self.head_dim
+        total, dim = Linear(self.site_module(site, 0)).out_features, self.head_dim
         groups = (total // dim - self.heads) // 2  # key-value heads
         each = self.heads // groups  # query heads of one
         if self.family.qkv_order == "apart":
@@ -211,8 +205,8 @@ class Architecture:
         columns = self.columns(site)
         if columns is not None:
             return len(columns)
-        out_features, in_features = self.matrix(self.site_module(site, layer)).shape
-        return in_features if site in ("ffn", "attn", "cross") else out_features
+        linear = Linear(self.site_module(site, layer))
+        return linear.in_features if site in ("ffn", "attn", "cross") else linear.out_features
 
     def check(self, neuron: Neuron) -> Neuron:
         """The neuron itself if this model has it, else `InputError`."""

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from concepts.models.linear import WHOLE, Linear
+
 
 def count(experts: Any) -> int:
     return experts.down_proj.shape[0]
@@ -21,13 +23,17 @@ def neuron_count(experts: Any) -> int:
 
 def w1(experts: Any) -> Tensor:
     """(E * I, D) the rows of the experts' gates, in float32."""
+    gates = slice(experts.down_proj.shape[2])  # the ups are behind them
+    return torch.cat([Linear(weight).rows(gates) for weight in experts.gate_up_proj])
+
+
+def w2(experts: Any, chosen: slice = WHOLE) -> Tensor:
+    """(N, D) what the chosen of all experts' neurons write, before the router's weight, in float32."""
+    neurons = torch.arange(neuron_count(experts))[chosen]
     width = experts.down_proj.shape[2]
-    return experts.gate_up_proj[:, :width].detach().float().flatten(0, 1)
-
-
-def w2(experts: Any) -> Tensor:
-    """(E * I, D) what the experts' neurons write, before the router's weight, in float32."""
-    return experts.down_proj.detach().float().transpose(1, 2).flatten(0, 1)
+    owners, places = neurons // width, neurons % width
+    own = [(Linear(experts.down_proj[expert]), places[owners == expert]) for expert in owners.unique().tolist()]
+    return torch.cat([linear.columns(here).T for linear, here in own])
 
 
 def forward_past(experts: Any, visits: dict[str, Callable[[Tensor], Tensor]]) -> Callable[..., Tensor]:

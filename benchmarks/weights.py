@@ -1,0 +1,94 @@
+"""What it takes to learn a shape, one neuron's W2 row, and its words, in a made bfloat16 model.
+
+    python benchmarks/weights.py [--rounds 5] [--before FOLDER]
+
+before: another checkout of icebear (`git worktree add FOLDER COMMIT`), timed in turn with this one, each round in a
+process of its own; read the ratios, not the milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from concepts import Model, Neuron, project
+from concepts.calibration import calibrate
+from concepts.vocabulary import w2_row
+
+CONFIG = LlamaConfig(
+    hidden_size=2048, intermediate_size=8192, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8,
+    vocab_size=32000, tie_word_embeddings=True,
+)  # fmt: skip
+NEURON = Neuron(1, "ffn", 4321)
+CASES = {
+    "width": lambda model: model.width("ffn"),
+    "check": lambda model: model.check(NEURON),
+    "head_dim": lambda model: model.head_dim,
+    "w2_row": lambda model: w2_row(model, NEURON),
+    "project": lambda model: project(model, NEURON),
+}
+
+
+class Numbers:
+    """A tokenizer whose texts are numbers."""
+
+    all_special_ids = ()
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [1, 2, 3, 4]}
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def seconds() -> dict[str, float]:
+    """The median of each case's calls, in time of the processor: others may use the machine."""
+    torch.manual_seed(0)
+    model = Model(LlamaForCausalLM(CONFIG).bfloat16(), Numbers(), "made")
+    calibrate(model)
+    found = {}
+    for name, case in CASES.items():
+        times = []
+        for _ in range(10):
+            start = time.process_time()
+            case(model)
+            times.append(time.process_time() - start)
+        found[name] = statistics.median(times[1:])
+    return found
+
+
+def measured(folder: Path) -> dict[str, float]:
+    """`seconds` of a checkout, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, __file__, "--once"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.once:
+        print(json.dumps(seconds()))
+        sys.exit()
+    checkouts = {"before": options.before, "now": Path(__file__).parent.parent}
+    rounds = [{which: measured(at) for which, at in checkouts.items() if at} for _ in range(options.rounds)]
+    for name in CASES:
+        now = statistics.median(row["now"][name] for row in rounds)
+        line = f"{name:8s} {1000 * now:9.3f} ms"
+        if options.before:
+            before = statistics.median(row["before"][name] for row in rounds)
+            ratio = statistics.median(row["before"][name] / row["now"][name] for row in rounds)
+            line += f"  before {1000 * before:9.3f} ms, {ratio:.1f} x"
+        print(line)

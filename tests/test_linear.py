@@ -1,0 +1,158 @@
+"""A linear map is read through one accessor, which converts what is asked for and no more."""
+
+import pytest
+import torch
+from conftest import Letters, random_model
+from families import dense, mixtures
+from test_others import make as other_model
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.pytorch_utils import Conv1D
+
+from concepts import Model, Neuron, project, vocabulary
+from concepts.models.linear import Linear
+from concepts.vocabulary import unembed, unembedding, w1, w2, w2_row, written
+from steering import Edit, Recipe
+from steering.permanent import patch
+
+CONFIGS = {**dense(), **mixtures()}
+PARTS = [2, -1, slice(None), slice(1, 4), slice(0), torch.tensor([4, 0, 4]), torch.tensor([], dtype=torch.long)]
+
+
+class Converted(TorchDispatchMode):
+    """How many values of each tensor were converted to another type."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def make(name) -> Model:
+    return Model(random_model(CONFIGS[name], "eager", torch.bfloat16).net, Letters(), name)
+
+
+def whole(module) -> torch.Tensor:
+    """(out, in)"""
+    weight = module.weight.detach().float()
+    return weight.T if isinstance(module, Conv1D) else weight
+
+
+@pytest.mark.parametrize("chosen", PARTS, ids=str)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(7, 5), lambda: nn.Linear(5, 7, bias=False), lambda: Conv1D(5, 7)])
+def test_rows_and_columns_are_those_of_the_whole_weight(make, kind, chosen):
+    module = make().to(kind)
+    nn.init.normal_(module.weight)
+    linear, twin = Linear(module), whole(module)
+    assert (linear.out_features, linear.in_features, linear.dtype) == (*twin.shape, kind)
+    assert torch.equal(linear.rows(chosen), twin[chosen])
+    assert torch.equal(linear.columns(chosen), twin[:, chosen])
+    assert torch.equal(linear.rows(chosen, torch.float64), twin[chosen].double())
+    kept = linear.as_kept(linear.rows(dtype=kind))
+    assert (kept.dtype, torch.equal(kept, module.weight)) == (kind, True)
+    assert (linear.bias is None) == (module.bias is None)
+    with torch.no_grad():
+        outside = module(torch.eye(linear.in_features, dtype=kind)).T  # (out, in)
+    bias = 0 if linear.bias is None else linear.bias[:, None]
+    assert torch.allclose(outside, linear.rows(dtype=kind) + bias, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(name):
+    model = make(name)
+    layer = model.layers - 1
+    for site in ("ffn", "attn"):
+        mixture = model.experts(layer) if site == "ffn" else None
+        if mixture is None:
+            twin = whole(model.site_module(site, layer)).T
+        else:
+            twin = mixture.down_proj.detach().float().transpose(1, 2).flatten(0, 1)
+            gates = mixture.gate_up_proj.detach().float().unflatten(1, (2, -1))[:, 0]
+            assert torch.equal(w1(model, "ffn", layer), gates.flatten(0, 1))
+        assert len(twin) == model.width(site)
+        for chosen in (slice(None), slice(3, 4), slice(1, len(twin) - 1), slice(len(twin) // 2 - 2, None, 3)):
+            assert torch.equal(w2(model, site, layer, chosen), twin[chosen])
+            assert torch.equal(written(model, site, layer, chosen), written(model, site, layer)[chosen])
+        assert torch.equal(w2_row(model, Neuron(layer, site, 5)), written(model, site, layer)[5])
+    joined = whole(model.site_module("q", layer))
+    columns = model.columns("q")
+    assert torch.equal(w1(model, "q", layer), joined if columns is None else joined[columns])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
+    model = make(name)
+    twin = whole(model.net.get_output_embeddings())
+    if model.unembedding_in:
+        twin = twin @ whole(model.unembedding_in)
+    x = torch.randn(3, model.config.hidden_size)
+    monkeypatch.setattr(vocabulary, "BLOCK", 16)  # of 50 tokens
+    assert torch.allclose(unembedding(model), twin, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(unembedding(model, 7), twin[7], rtol=1e-5, atol=1e-5)
+    assert torch.allclose(unembed(model, x), x @ twin.T, rtol=1e-5, atol=1e-5)
+    neuron = Neuron(1, "ffn", 3)
+    logits = (w2_row(model, neuron) @ twin.T).sort(descending=True)
+    found = project(model, neuron, 50)
+    assert [word.id for word in found.promoted] == logits.indices.tolist()
+    if found.typical:
+        assert [word.logit for word in found.promoted] == pytest.approx(logits.values.tolist(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "t5, relu", "bert", "bert, sequence", "vit"])
+def test_what_stands_for_the_unembedding_elsewhere(name, monkeypatch):
+    """T5's tied one is scaled; a classifier of text reads its input embeddings, one of images its labels' weights."""
+    model = other_model(name)
+    output = model.net.get_output_embeddings()
+    if output is None:
+        output = model.net.classifier if name == "vit" else model.embeddings[0]
+    twin = whole(output) * (24**-0.5 if name == "t5, relu" else 1)
+    monkeypatch.setattr(vocabulary, "BLOCK", 2)
+    assert torch.equal(unembedding(model), twin)
+    x = torch.randn(3, 24)
+    assert torch.allclose(unembed(model, x), x @ twin.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_shape_is_learnt_without_converting_a_weight(name):
+    model = make(name)
+    with Converted() as converted:
+        assert model.head_dim * model.heads == model.width("attn")
+        for site in model.sites:
+            assert model.check(Neuron(1, site, model.width(site) - 1))
+        assert not converted.sizes
+        w2(model, "ffn", 1)
+        assert converted.sizes
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+def test_a_neurons_words_convert_its_row_and_blocks_of_the_unembedding(name, monkeypatch):
+    model = make(name)
+    project(model, Neuron(1, "ffn", 3))  # measures what norms divide by, once
+    monkeypatch.setattr(vocabulary, "BLOCK", 16)
+    with Converted() as converted:
+        project(model, Neuron(1, "ffn", 3))
+    assert max(converted.sizes) == 16 * model.config.hidden_size
+    with Converted() as converted:
+        w2_row(model, Neuron(1, "ffn", 3))
+    assert max(converted.sizes) == model.config.hidden_size
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_patch_stays_in_the_models_type_and_way_round(name):
+    model = make(name)
+    edits = [Edit.parse(text) for text in ("L1.ffn.3*0.5", "L1.ffn.4=2", "L0.head.1*0")]
+    weights = patch(model, Recipe.for_model(model, "r", edits))
+    own = model.net.state_dict()
+    assert {value.dtype for value in weights.values()} == {torch.bfloat16}
+    assert all(value.shape == own[path].shape for path, value in weights.items() if path in own)
+    module = model.site_module("ffn", 1)
+    (path,) = (path for path in weights if path.endswith("weight") and model.net.get_submodule(path[:-7]) is module)
+    twin = whole(module).clone()
+    twin[:, 3] *= 0.5
+    twin[:, 4] = 0
+    assert torch.equal(weights[path].float(), twin.T if isinstance(module, Conv1D) else twin)
