@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actmax.page import card_fragment, card_page
+from actmax.page import STYLE, card_fragment, card_page
 from concepts.models.model import Model
 from concepts.vocabulary import project
 from db.store import Store
@@ -46,7 +46,8 @@ class Card:
         return card_page(self)
 
     def _repr_html_(self) -> str:
-        return card_fragment(self)
+        """For a notebook, with its style, which touches nothing but cards."""
+        return f"<style>{STYLE}</style>{card_fragment(self)}"
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -46,7 +46,7 @@ def card_page(card: Card) -> str:
 
 
 def card_fragment(card: Card) -> str:
-    """The card itself, for a page with `STYLE` (a notebook shows it well enough without)."""
+    """The card itself, for a page with `STYLE`."""
     parts = [
         f"<h2><code>{card.neuron}</code> {escape(card.label or '')}</h2>",
         f'<p class="dim">{statistics_line(card.statistics)}</p>',

@@ -14,7 +14,7 @@ from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.lrp.positions import Sinks
 from concepts.models import images
 from concepts.models.model import Model
-from concepts.models.plan import Plan, Token, plan
+from concepts.models.plan import Plan, Token, per_prompt, plan
 from concepts.models.prompts import PromptLike, Prompts, prompts_of
 from concepts.models.provenance import provenance
 from concepts.passes.inputs import Inputs
@@ -24,6 +24,9 @@ from concepts.passes.stream import Stream
 from concepts.passes.targets import Logits
 from concepts.relevance import Conservation, Relevance
 from icebear.errors import InputError, NumericalError
+
+ROWS = 16
+"""Prompts that go through the model at once, however many are given."""
 
 Recorded = Literal["all", "last"] | Sequence[int]
 
@@ -77,7 +80,7 @@ def attribute(
     """Relevance of tokens and neurons for what the model predicts after (or in, or of) `prompt`.
 
     prompt: a text or token ids, with a mask token for a masked language model; for an image classifier the path of an
-        image, an image, or pixels (C, H, W). A list of them is one padded batch, and gives a list back.
+        image, an image, or pixels (C, H, W). A list of them gives a list back.
     target: what is explained, one token or a label (default: the most probable one).
     contrast: explains logit[target] - logit[contrast] instead of logit[target].
     target_text: explains a whole continuation instead, summed over its tokens.
@@ -100,8 +103,14 @@ def attribute(
         sites = ("ffn", "attn") if model.has_family and isinstance(method, AttnLRP) else ()
     if sites and not isinstance(method, AttnLRP):
         raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
-    asked = plan(model, prompts, target, contrast, target_text, prefix, at)
-    results = relevance_of(model, asked, method, tuple(sites), record, checkpoint, strict)
+    each = zip(*(per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)), strict=True)
+    rows = list(zip(prompts, each, strict=True))
+    plans = []
+    for start in range(0, len(rows), ROWS):
+        read, options = zip(*rows[start : start + ROWS], strict=True)
+        plans.append(plan(model, read, *zip(*options, strict=True)))
+    parts = [relevance_of(model, asked, method, tuple(sites), record, checkpoint, strict) for asked in plans]
+    results = [found for part in parts for found in part]
     return results[0] if single else results
 
 

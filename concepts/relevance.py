@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -53,7 +53,7 @@ class Conservation:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Relevance:
     """Signed relevance of one prompt's tokens and neurons for one target."""
 
@@ -69,7 +69,7 @@ class Relevance:
     predictions: tuple[TokenScore, ...]
     """The most probable next tokens."""
     method: AttnLRP | Baseline
-    sites: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
+    sites: dict[str, tuple[Tensor, Tensor]]
     """site -> (relevance (L, P, N), activation (L, P, N)), P the positions recorded: T, unless told otherwise."""
     recorded: tuple[int, ...]
     """The positions whose neurons were kept, as `attribute(record=...)` says."""
@@ -78,7 +78,7 @@ class Relevance:
     tokens, and those whose residual stream is more than 4 x the median position's in most layers."""
     head_count: int
     conserved: Conservation
-    made_with: dict[str, Any] = field(repr=False)
+    made_with: dict[str, Any]
     """See `concepts.models.provenance`."""
     explained_at: tuple[int, ...]
     """The positions where the prediction is made: the last token, the masks, [CLS]; of a continuation of several tokens
@@ -88,11 +88,19 @@ class Relevance:
     positions: Tensor | None = None
     """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
     with ``positions=True`` (PA-LRP)."""
-    positive_positions: Tensor | None = field(default=None, repr=False)
+    positive_positions: Tensor | None = None
     """The same, only what is positive of it added up over the entries of a position's values."""
-    image: ImageMap | None = field(default=None, repr=False)
+    image: ImageMap | None = None
     missing_rules: tuple[str, ...] = ()
     """Operations that took their plain gradient (only with strict=False)."""
+
+    def __repr__(self) -> str:
+        against = f" against {self.contrast.text!r}" if self.contrast else ""
+        kept = ", ".join(f"{site} {tuple(values[0].shape)}" for site, values in self.sites.items())
+        return (
+            f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}, {self.method!r}; "
+            f"{kept or 'no neurons'}>"
+        )
 
     @property
     def predicted_at(self) -> int:

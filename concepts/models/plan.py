@@ -87,12 +87,12 @@ def plan(
 ) -> Plan:
     """Arguments as of `attribute`, each for all prompts or a list with one for each. Raises `InputError`."""
     task = model.task
-    if target is not None and target_text is not None:
-        raise InputError("target and target_text exclude each other; give one of them.")
-    task.refuse(model, target_text=target_text, prefix=prefix, at=at)
     targets, contrasts, texts, prefixes, places = (
-        _per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
+        per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
     )
+    task.refuse(model, target_text=texts, prefix=prefixes, at=places)
+    if any(text is not None and token is not None for text, token in zip(texts, targets, strict=True)):
+        raise InputError("target and target_text exclude each other; give one of them.")
     if any(text is not None and token is not None for text, token in zip(texts, contrasts, strict=True)):
         raise InputError("target_text cannot be explained against a contrast, which is one token; give one of them.")
     given = [Prompt.of(prompt) for prompt in prompts]
@@ -107,7 +107,8 @@ def plan(
     return Plan(batch, tuple(positions), tuple(answers), against)
 
 
-def _per_prompt(value: Any, count: int) -> list[Any]:
+def per_prompt(value: Any, count: int) -> list[Any]:
+    """One value for each prompt, of a list of them or of one for all."""
     if value is None or isinstance(value, (str, int)):
         return [value] * count
     if len(value) != count:

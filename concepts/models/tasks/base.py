@@ -68,15 +68,18 @@ class Task:
 
     # --- what it predicts -----------------------------------------------------------------------------
 
-    def refuse(self, model: Model, **given: Any) -> None:
-        """Raise `InputError` for an argument of `attribute` that says nothing to this task: target_text, prefix, at."""
+    def refuse(self, model: Model, **given: Sequence[Any]) -> None:
+        """Raise `InputError` for an argument of `attribute` (target_text, prefix, at) that says nothing to this task.
+
+        given: a value for each prompt, None where there is none.
+        """
         reasons = {
             "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
             "prefix": f"{model.name} has no decoder of its own" if self.stacks == 1 else "",
             "at": f"{model.name} does not label single tokens" if self.name != "token" else "",
         }
-        for name, value in given.items():
-            if value is not None and reasons[name]:
+        for name, values in given.items():
+            if reasons[name] and any(value is not None for value in values):
                 raise InputError(f"{name} does not suit this model: {reasons[name]}.")
 
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
