@@ -105,11 +105,11 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr("app.cli.load", lambda **_: types.SimpleNamespace(task="causal", name="large"))
+    monkeypatch.setattr("app.verbs.explain.load", lambda **_: types.SimpleNamespace(task="causal", name="large"))
     monkeypatch.setattr("concepts.attribution.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
     fails("attribute", PROMPT, message=message)
-    monkeypatch.setattr("app.cli.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
+    monkeypatch.setattr("app.verbs.explain.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
     assert isinstance(RUN.invoke(main, ["attribute", PROMPT]).exception, ZeroDivisionError)
 
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from actmax import read_corpus
 from actmax.corpus import sentence_id
-from app import store_verbs
 from app.cli import main
 from app.progress import indexing
+from app.verbs import store as store_verbs
 from db import open_store
 from icebear.errors import InputError
 

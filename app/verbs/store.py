@@ -179,25 +179,4 @@ def label(neuron: str, text: str, store_path: str) -> None:
         store.set_label(Neuron.parse(neuron), text)
 
 
-@click.command()
-@click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535))
-@store_option
-@model_options
-def app(
-    port: int, store_path: str, model_name: str, device: str, dtype: str | None, accept_terms: bool
-) -> None:  # fmt: skip
-    """Look around in the browser: explain, cards, search, steer, compare. On this machine only.
-
-    \b
-    Example:
-      icebear app --store wiki.db
-    """
-    from app.launch import launch
-
-    launch(port, {
-        "ICEBEAR_APP_STORE": store_path, "ICEBEAR_APP_MODEL": model_name, "ICEBEAR_APP_DEVICE": device,
-        "ICEBEAR_APP_DTYPE": dtype or "", "ICEBEAR_APP_ACCEPT_TERMS": str(int(accept_terms)),
-    })  # fmt: skip
-
-
-VERBS = (index, neuron, search, annotate, label, app)
+VERBS = (index, neuron, search, annotate, label)

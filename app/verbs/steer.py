@@ -1,4 +1,4 @@
-"""The verbs around recipes: finding one, looking at it, combining, making it permanent."""
+"""The verbs that turn neurons: steer, flip, and recipe, which shows recipes, combines them, makes them permanent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,49 @@ from app.options import json_option, load, model_options, print_json, stdout
 
 if TYPE_CHECKING:
     from steering.recipe import Recipe
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--edit", "edits", multiple=True, help="Such as L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last.")
+@click.option("--recipe", type=click.Path(), help="A saved recipe.")
+@click.option("--max-new-tokens", default=40, show_default=True, type=click.IntRange(min=1))
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0), help="0: greedy.")
+@click.option("--seed", default=0, show_default=True, help="Of the draws at a temperature above 0.")
+@click.option("--store", "store_path", help="The index that knows max and std, for edits in those units.")
+@json_option
+@model_options
+def steer(
+    prompt: str, edits: tuple[str, ...], recipe: str | None, max_new_tokens: int, temperature: float, seed: int,
+    store_path: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Generate after PROMPT without and with edited neurons.
+
+    \b
+    Example:
+      icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
+    """
+    from app.sidebyside import compare
+    from app.terminal import side_by_side
+    from db.store import open_store
+    from steering.edits import parse_edits
+    from steering.recipe import Recipe
+
+    if bool(edits) == bool(recipe):
+        raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
+    wanted: Any = Recipe.load(recipe) if recipe else parse_edits(edits)
+    model = load(**options)
+    with ExitStack() as stack:
+        statistic = None
+        if store_path:
+            store = stack.enter_context(open_store(store_path, create=False))
+            store.check(model.fingerprint, model.name)
+            statistic = store.statistic
+        result = compare(model, prompt, wanted, max_new_tokens, statistic, temperature, seed)
+    if as_json:
+        print_json(result)
+    else:
+        stdout().print(side_by_side(result))
 
 
 @click.command()
@@ -205,4 +248,4 @@ def patch(file: str, save: str, prompt: str, **options: Any) -> None:
         )
 
 
-VERBS = (flip, recipe)
+VERBS = (steer, flip, recipe)
