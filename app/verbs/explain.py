@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.options import (
-    explain_options,
-    html_option,
-    json_option,
+    EXPLAIN,
+    FILE,
+    MODEL,
     load,
     method_named,
-    model_options,
+    options,
     print_json,
     stdout,
+    taken,
     write_page,
 )
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
+    from concepts.relevance import Relevance
 
 
 @click.command()
 @click.argument("prompt", required=False)
-@explain_options
-@click.option("--target-text", help="Explain a whole continuation instead of one token.")
-@click.option("--checkpoint", is_flag=True, help="Less memory for long prompts, more time.")
-@click.option("--image", type=click.Path(), help="An image instead of PROMPT, for an image classifier.")
-@click.option("--png", type=click.Path(dir_okay=False), help="With --image: write the image under its relevance.")
-@html_option
-@json_option
-@model_options
+@options("--target", "--contrast", "--target-text", "--prefix", "--at", "--method", "--checkpoint", "--image")
+@click.option("--png", type=FILE, help="With --image: write the image under its relevance.")
+@options("--html", "--json", *MODEL)
 def attribute(
-    prompt: str | None, target: str | None, contrast: str | None, prefix: str | None, at: int | None, method: str,
-    target_text: str | None, checkpoint: bool, image: str | None, png: str | None, html: str | None, as_json: bool,
-    **options: Any,
-) -> None:  # fmt: skip
+    prompt: str | None, image: str | None, method: str, png: str | None, html: str | None, as_json: bool, **given: Any
+) -> None:
     """Which tokens of PROMPT (or parts of an image) carried the prediction.
 
     \b
@@ -41,21 +39,12 @@ def attribute(
       icebear attribute "The ice bear lives in the" --contrast " desert"
     """
     from app.terminal import explanation
-    from concepts.attribution import attribute as run
 
-    if (prompt is None) == (image is None):
-        raise click.UsageError("Give either a PROMPT or --image.")
+    _one_of({"a PROMPT": prompt, "--image": image})
     if png and not image:
         raise click.UsageError("--png goes with --image.")
-    chosen = method_named(method)
-    model = load(**options)
-    if model.task.reads_text is bool(image):
-        raise click.UsageError(f"{model.name} reads {'images: give --image' if not image else 'text: give a PROMPT'}.")
-    what: Any = image or prompt
-    relevance = run(
-        model, what, target, contrast, target_text=target_text, method=chosen, prefix=prefix, at=at,
-        checkpoint=checkpoint,
-    )  # fmt: skip
+    chosen, asked = method_named(method), taken(given, EXPLAIN)
+    relevance = _explained(load(**given), prompt, image, method=chosen, **asked)
     if html:
         write_page(html, relevance.to_html())
     if png:
@@ -66,20 +55,42 @@ def attribute(
         stdout().print(explanation(relevance))
 
 
+def _one_of(choices: dict[str, Any]) -> None:
+    if sum(value is not None for value in choices.values()) != 1:
+        *names, last = choices
+        raise click.UsageError(f"Give either {', '.join(names)} or {last}.")
+
+
+def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any) -> Relevance:
+    """`attribute` of the prompt or the image, whichever the model reads."""
+    from concepts.attribution import attribute as run
+
+    if model.task.reads_text is bool(image):
+        raise click.UsageError(f"{model.name} reads {'images: give --image' if not image else 'text: give a PROMPT'}.")
+    what: Any = image or prompt
+    return run(model, what, **asked)
+
+
 @click.command()
-@click.argument("prompt")
-@explain_options
-@click.option("--site", help="ffn, attn, q, k, v, head, cross or router; default: ffn and attn.")
+@click.argument("prompt", required=False)
+@options("--target", "--contrast", "--target-text", "--prefix", "--at", "--method", "--checkpoint", "--image")
+@options("--site", show_default="ffn and attn")
 @click.option("--polarity", type=click.Choice(["+", "-"]), help="Only neurons whose activation has this sign.")
-@click.option("--top", default=20, show_default=True, type=click.IntRange(min=1))
 @click.option("--position", default="last", show_default=True, help="last, all, or a token's position.")
 @click.option("--include-sinks", is_flag=True, help="With --position all: rank sink positions too.")
-@json_option
-@model_options
+@options("--top", "--json", *MODEL)
 def rank(
-    prompt: str, target: str | None, contrast: str | None, prefix: str | None, at: int | None, method: str,
-    site: str | None, polarity: Any, top: int, position: str, include_sinks: bool, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    prompt: str | None,
+    image: str | None,
+    method: str,
+    site: str | None,
+    polarity: Any,
+    position: str,
+    include_sinks: bool,
+    top: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """The neurons that carried the prediction after PROMPT, by signed relevance.
 
     \b
@@ -87,17 +98,14 @@ def rank(
       icebear rank "The ice bear lives in the" --contrast " desert" --site ffn --top 5
     """
     from app.terminal import explanation, ranking
-    from concepts.attribution import attribute as run
     from concepts.relevance import ranked_dict
-    from concepts.vocabulary import project_many
 
-    chosen = method_named(method)
-    model = load(**options)
-    sites = ("attn",) if site == "head" else (site,) if site else ("ffn", "attn")
-    relevance = run(model, prompt, target, contrast, method=chosen, sites=sites, prefix=prefix, at=at)
-    found = relevance.top(top, site, polarity, _position(position), include_sinks)  # type: ignore[arg-type]
-    writers = [row.neuron for row in found if row.neuron.site in ("ffn", "attn", "cross")]
-    words = dict(zip(writers, project_many(model, writers, 5), strict=True))
+    _one_of({"a PROMPT": prompt, "--image": image})
+    chosen, asked = method_named(method), taken(given, EXPLAIN)
+    model = load(**given)
+    relevance = _explained(model, prompt, image, method=chosen, sites=_recorded(site), **asked)
+    found = relevance.top(top, site, polarity, _position(position), include_sinks)
+    words = _words(model, [row.neuron for row in found])
     if as_json:
         rows = [
             {**ranked_dict(row), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
@@ -110,6 +118,19 @@ def rank(
     where = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
     apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
     console.print(ranking(found, relevance, words, f"Most relevant neurons {where}{apart}"))
+
+
+def _recorded(site: str | None) -> tuple[str, ...]:
+    """The sites that a ranking needs."""
+    return ("attn",) if site == "head" else (site,) if site else ("ffn", "attn")
+
+
+def _words(model: Model, neurons: list[Any]) -> dict[Any, Any]:
+    """neuron -> what it writes, of those that write."""
+    from concepts.vocabulary import project_many
+
+    writers = [neuron for neuron in neurons if neuron.site in ("ffn", "attn", "cross")]
+    return dict(zip(writers, project_many(model, writers, 5), strict=True))
 
 
 def _position(text: str) -> Any:
@@ -125,10 +146,8 @@ def _position(text: str) -> Any:
 
 @click.command()
 @click.argument("neuron")
-@click.option("--top", default=10, show_default=True, type=click.IntRange(min=1))
-@json_option
-@model_options
-def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
+@options("--top", "--json", *MODEL)
+def project(neuron: str, top: int, as_json: bool, **given: Any) -> None:
     """The vocabulary that NEURON promotes and suppresses.
 
     \b
@@ -141,7 +160,7 @@ def project(neuron: str, top: int, as_json: bool, **options: Any) -> None:
     from icebear.records import Neuron
 
     wanted = Neuron.parse(neuron)
-    model = load(**options)
+    model = load(**given)
     result = run(model, wanted, top)
     if as_json:
         print_json({**result.to_dict(), **provenance(model)})

@@ -8,24 +8,29 @@ from typing import Any
 
 import click
 
-from app.options import json_option, load, model_options, print_json, stdout, store_option
+from app.options import FILE, MODEL, load, options, print_json, stdout, store_if_any
 
 
 @click.command()
-def demo() -> None:
+@options("--json")
+def demo(as_json: bool) -> None:
     """The ice bear, end to end, in a terminal.
 
     \b
     Example:
       icebear demo
     """
+    from rich.console import Console
+
     from app.demo import run
 
-    run(stdout())
+    found = run(Console(stderr=True, highlight=False) if as_json else stdout())
+    if as_json:
+        print_json(found)
 
 
 @click.command()
-@json_option
+@options("--json")
 def models(as_json: bool) -> None:
     """List presets, families and what is cached.
 
@@ -53,11 +58,8 @@ def models(as_json: bool) -> None:
 
 @click.command()
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535))
-@store_option
-@model_options
-def app(
-    port: int, store_path: str, model_name: str, device: str, dtype: str | None, accept_terms: bool
-) -> None:  # fmt: skip
+@options("--store", *MODEL)
+def app(port: int, store_path: str, model_name: str, **given: Any) -> None:
     """Look around in the browser: explain, cards, search, steer, compare. On this machine only.
 
     \b
@@ -66,18 +68,19 @@ def app(
     """
     from app.launch import launch
 
-    launch(port, {
-        "ICEBEAR_APP_STORE": store_path, "ICEBEAR_APP_MODEL": model_name, "ICEBEAR_APP_DEVICE": device,
-        "ICEBEAR_APP_DTYPE": dtype or "", "ICEBEAR_APP_ACCEPT_TERMS": str(int(accept_terms)),
-    })  # fmt: skip
+    told = {"store": store_path, "model": model_name, **given}
+    launch(port, {f"ICEBEAR_APP_{name.upper()}": _as_text(value) for name, value in told.items()})
+
+
+def _as_text(value: Any) -> str:
+    """For a variable of the environment: nothing is empty, a flag is 0 or 1."""
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
 @click.command()
-@json_option
-@model_options
-@click.option("--checksum", type=click.Path(dir_okay=False), help="Print the checksum of this store's results only.")
-@click.option("--store", "store_path", help="Say whether this index fits the model.")
-def doctor(as_json: bool, checksum: str | None, store_path: str | None, **options: Any) -> None:
+@click.option("--checksum", type=FILE, help="Print the checksum of this store's results only.")
+@options("--store", "--json", *MODEL)
+def doctor(checksum: str | None, store_path: str, as_json: bool, **given: Any) -> None:
     """Versions, import roots, cache, a self-test of the model, and whether a store fits it.
 
     \b
@@ -92,7 +95,7 @@ def doctor(as_json: bool, checksum: str | None, store_path: str | None, **option
             value = store.checksum()
         click.echo(json.dumps({"checksum": value}) if as_json else value)
         return
-    facts = examine(lambda: load(**options), store_path)
+    facts = examine(lambda: load(**given), lambda model: store_if_any(store_path, model))
     if as_json:
         print_json(facts)
     else:
