@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from icebear.errors import InputError, NumericalError, StoreError
+from icebear.paths import local
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ class File(click.Path):
     """A path in which `~` is the home folder, also where the shell does not say so."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(os.path.expanduser(value), param, ctx)
+        return super().convert(str(local(value)), param, ctx)
 
 
 FILE, FOLDER = File(dir_okay=False), File(file_okay=False)
@@ -122,7 +122,7 @@ def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
     with ExitStack() as stack:
         found = None
         try:
-            if wanted or Path(path).exists():
+            if wanted or local(path).exists():
                 store = stack.enter_context(open_store(path, create=False))
                 store.check(model.fingerprint, model.name)
                 store.fact("finished")

@@ -15,6 +15,7 @@ import numpy as np
 from db.scan import ScanFile
 from icebear.errors import InputError, StoreError
 from icebear.fingerprints import fits
+from icebear.paths import local
 from icebear.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @contextmanager
 def open_store(path: str | Path, create: bool = True) -> Iterator[Store]:
     """The store at `path`, made if it does not exist. Raises `StoreError` for what is no store of ours."""
-    store = Store(Path(path), create)
+    store = Store(local(path), create)
     try:
         yield store
     except sqlite3.Error as error:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections import defaultdict
 
 import click
@@ -12,6 +13,7 @@ from app.cli import main
 from app.options import OPTIONS, load
 from concepts import load_model
 from db import open_store
+from icebear.errors import ModelError
 from steering import Edit, Recipe
 
 RUN = CliRunner()
@@ -139,3 +141,23 @@ def test_ranking_takes_what_attributing_takes(told):
     assert [row["neuron"] for row in checkpointed] == [row["neuron"] for row in told("rank", *asked)["ranking"]]
     neither = RUN.invoke(main, ["rank"])
     assert (neither.exit_code, "a PROMPT" in neither.stderr) == (2, True)
+
+
+def test_the_home_folder_is_written_as_a_tilde(told, tmp_path, tiny_folder, monkeypatch):
+    """Also where no shell reads it: a model, a store, a recipe, and what is written."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "model").symlink_to(tiny_folder)
+    model = load_model("~/model")
+    Recipe.for_model(model, "r", [Edit.parse("L1.ffn.3*0.5")]).save("~/r.json")
+    assert Recipe.load("~/r.json").name == "r"
+    home = ("--model", "~/model", "--store", "~/i.db")
+    told("index", "--corpus", "~/c.txt", *home, model=False)
+    assert (tmp_path / "i.db").is_file()
+    assert (
+        told("steer", "Rome is", "--recipe", "~/r.json", "--max-new-tokens", "1", *home, model=False)["recipe"] == "r"
+    )
+    done = RUN.invoke(main, ["attribute", "Rome is", "--html=~/page.html", "--model", "~/model"])
+    assert (done.exit_code, (tmp_path / "page.html").is_file()) == (0, True)
+    with pytest.raises(ModelError, match=re.escape(f"There is no file {tmp_path}/none.GGUF")):
+        load_model("~/none.GGUF")
