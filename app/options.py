@@ -123,7 +123,7 @@ def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
         found = None
         try:
             if wanted or local(path).exists():
-                store = stack.enter_context(open_store(path, create=False))
+                store = stack.enter_context(open_store(path))
                 store.check(model.fingerprint, model.name)
                 store.fact("finished")
                 found = store

@@ -44,7 +44,8 @@ def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> C
     # What is streamed is not read twice, only to know how much it is.
     total = None if corpus.streamed else sum(1 for _ in corpus.sentences())
     with open_store(store_path) as store, bar("sentences", total) as move:
-        done = sum(size for size in store.scanned().values() if size == index.SHARD)
+        shards = store.scanned() if store.path.exists() else {}
+        done = sum(size for size in shards.values() if size == index.SHARD)
 
         def show(progress: Progress) -> None:
             speed = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tokens/s"

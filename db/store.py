@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_store(path: str | Path, create: bool = True) -> Iterator[Store]:
-    """The store at `path`, made if it does not exist. Raises `StoreError` for what is no store of ours."""
+def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
+    """The store at `path`. Raises `StoreError` for what is no store of ours.
+
+    Opening makes no file, only `actmax.build_index` does; until then whatever reads raises.
+    create: make it at once.
+    """
     store = Store(local(path), create)
     try:
         yield store

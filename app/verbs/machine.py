@@ -91,7 +91,7 @@ def doctor(checksum: str | None, store_path: str, as_json: bool, **given: Any) -
     from db.store import open_store
 
     if checksum:
-        with open_store(checksum, create=False) as store:
+        with open_store(checksum) as store:
             value = store.checksum()
         click.echo(json.dumps({"checksum": value}) if as_json else value)
         return

@@ -100,7 +100,7 @@ def neuron(
     from icebear.records import Neuron
 
     wanted = Neuron.parse(neuron)
-    with open_store(store_path, create=False) as store:
+    with open_store(store_path) as store:
         store.statistics(wanted)
         model = load(**given)
         store.check(model.fingerprint, model.name)
@@ -128,7 +128,7 @@ def search(text: str, top: int, store_path: str, as_json: bool) -> None:
     from app.terminal import hits
     from db.store import open_store
 
-    with open_store(store_path, create=False) as store:
+    with open_store(store_path) as store:
         found = store.search(text, top)
         labels, made_with = {hit.neuron: store.label(hit.neuron) for hit in found}, store.made_with()
     if as_json:
@@ -159,12 +159,13 @@ def annotate(
     if bool(neurons) == bool(prompt):
         raise click.UsageError("Give either NEURONS or --prompt.")
     wanted = [Neuron.parse(name) for name in neurons]
-    with open_store(store_path, create=False) as store:
+    with open_store(store_path) as store:
+        sites = store.fact("sites")
         for name in wanted:
             store.statistics(name)
         model = load(**given)
         if prompt:
-            relevance = run(model, prompt, sites=store.fact("sites"))
+            relevance = run(model, prompt, sites=sites)
             wanted = [row.neuron for row in relevance.top(top)]
         done = annotating(model, store, wanted, k)
         if as_json:
@@ -188,7 +189,7 @@ def label(neuron: str, text: str, store_path: str, as_json: bool) -> None:
     from icebear.records import Neuron
 
     named = Neuron.parse(neuron)
-    with open_store(store_path, create=False) as store:
+    with open_store(store_path) as store:
         store.set_label(named, text)
         if as_json:
             print_json({**store.made_with(), "neuron": str(named), "label": store.label(named)})
