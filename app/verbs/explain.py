@@ -18,6 +18,7 @@ from app.options import (
     taken,
     write_page,
 )
+from app.progress import bar
 
 if TYPE_CHECKING:
     from concepts.models.model import Model
@@ -74,6 +75,7 @@ def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any
 @click.command()
 @click.argument("prompt", required=False)
 @options("--target", "--contrast", "--target-text", "--prefix", "--at", "--method", "--checkpoint", "--image")
+@click.option("--file", type=FILE, help="A behaviour instead of a PROMPT: a file of prompts, a JSON object a line.")
 @options("--site", show_default="ffn and attn")
 @click.option("--polarity", type=click.Choice(["+", "-"]), help="Only neurons whose activation has this sign.")
 @click.option("--position", default="last", show_default=True, help="last, all, or a token's position.")
@@ -82,6 +84,7 @@ def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any
 def rank(
     prompt: str | None,
     image: str | None,
+    file: str | None,
     method: str,
     site: str | None,
     polarity: Any,
@@ -93,6 +96,9 @@ def rank(
 ) -> None:
     """The neurons that carried the prediction after PROMPT, by signed relevance.
 
+    With --file by their mean over many prompts, with a bootstrap over them; an object has a prompt and, if wanted, a
+    target and a contrast, which otherwise are those of the options.
+
     \b
     Example:
       icebear rank "The ice bear lives in the" --contrast " desert" --site ffn --top 5
@@ -100,8 +106,17 @@ def rank(
     from app.terminal import explanation, ranking
     from concepts.relevance import ranked_dict
 
-    _one_of({"a PROMPT": prompt, "--image": image})
+    _one_of({"a PROMPT": prompt, "--image": image, "--file": file})
     chosen, asked = method_named(method), taken(given, EXPLAIN)
+    if file:
+        if (
+            position != "last"
+            or include_sinks
+            or any(asked[name] is not None for name in ("target_text", "prefix", "at"))
+        ):
+            raise click.UsageError("--file goes with --target, --contrast, --site, --polarity and --top only.")
+        _rank_behaviour(file, given, asked, as_json, k=top, site=site, polarity=polarity, method=chosen)
+        return
     model = load(**given)
     relevance = _explained(model, prompt, image, method=chosen, sites=_recorded(site), **asked)
     found = relevance.top(top, site, polarity, _position(position), include_sinks)
@@ -118,6 +133,29 @@ def rank(
     where = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
     apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
     console.print(ranking(found, relevance, words, f"Most relevant neurons {where}{apart}"))
+
+
+def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_json: bool, **ranking: Any) -> None:
+    from app.terminal import behaviour_table
+    from concepts.behaviour import Case, behaviour, read
+    from concepts.models.provenance import provenance
+
+    cases = [
+        Case(case.prompt, case.target or asked["target"], case.contrast or asked["contrast"]) for case in read(file)
+    ]
+    model = load(**given)
+    with bar("prompts", len(cases)) as move:
+        found = behaviour(model, cases, checkpoint=asked["checkpoint"], on_progress=move, **ranking)
+    words = _words(model, [row.neuron for row in found])
+    if as_json:
+        rows = [
+            {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
+            for row in found
+        ]
+        told = provenance(model, method=repr(ranking["method"]), seed=0)
+        print_json({**told, "file": file, "prompts": len(cases), "ranking": rows})
+    else:
+        stdout().print(behaviour_table(found, words, len(cases)))
 
 
 def _recorded(site: str | None) -> tuple[str, ...]:
