@@ -18,6 +18,7 @@ import numpy as np
 
 from icebear.cache import cache_folder, ensure, extract_from_wheels, sha256
 from icebear.errors import InputError, UnknownName
+from icebear.extras import need
 from icebear.paths import kind, local, opened
 from icebear.records import Sentence
 
@@ -47,6 +48,7 @@ class Corpus:
 
         It remembers which it gave, in some 14 bytes a sentence (see `Seen`): a hundredth of what an index keeps of it.
         """
+        need("index")
         from sentencex import segment
 
         counts = Counter() if counts is None else counts
@@ -98,6 +100,7 @@ class Seen:
 
 def held_out(count: int = 24) -> list[str]:
     """The first sentences of the last `count` summaries of Wikipedia: those that an index of the first ones lacks."""
+    need("index")
     from sentencex import segment
 
     last = list(_summaries("en")())[-count:]
@@ -235,6 +238,7 @@ def _csv(path: Path, column: str) -> Iterator[Document]:
 
 
 def _parquet(path: Path, column: str) -> Iterator[Document]:
+    need("index")
     from datasets import load_dataset
 
     def rows() -> Iterator[Any]:
@@ -255,6 +259,7 @@ READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
 def _data_set(
     name: str, column: str, config: str | None, split: str | None, revision: str | None
 ) -> Iterator[Document]:
+    need("index")
     from datasets import load_dataset
 
     try:

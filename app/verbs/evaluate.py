@@ -9,6 +9,7 @@ import click
 
 from app.options import MODEL, load, options, print_json, stdout
 from app.progress import bar
+from icebear.extras import need
 
 if TYPE_CHECKING:
     from concepts.evaluation.questions import Question
@@ -63,6 +64,7 @@ def faithfulness(
 
     if task == "choice" and corpus:
         raise click.UsageError("--task choice makes its own prompts, so it takes no --corpus.")
+    need("evaluate")
     wanted = listed(methods)
     model = load(**given)
     corpus = corpus or CORPORA[task]
@@ -133,6 +135,7 @@ def groundtruth(
     from concepts.baselines.methods import listed
     from concepts.evaluation import groundtruth as evaluation
 
+    need("evaluate")
     wanted = listed(methods)
     items = evaluation.read(data, samples, seed) if data else evaluation.TASKS[task](samples, seed)
     model = load(**given)
@@ -190,6 +193,7 @@ def pruning(
     from concepts.evaluation import pruning as evaluation
     from concepts.evaluation import runner
 
+    need("evaluate")
     wanted, corpus = listed(methods, evaluation.METHODS), corpus or CORPORA["next-word"]
     model = load(**given)
     asked = _questions(model, "next-word", corpus, 2 * samples, seed, max_tokens)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from app.options import FILE, MODEL, load, options, print_json, stdout, store_if_any
+from icebear.extras import need
 
 
 @click.command()
@@ -24,6 +25,7 @@ def demo(as_json: bool) -> None:
 
     from app.demo import run
 
+    need("index")
     found = run(Console(stderr=True, highlight=False) if as_json else stdout())
     if as_json:
         print_json(found)
@@ -68,6 +70,7 @@ def app(port: int, store_path: str, model_name: str, **given: Any) -> None:
     """
     from app.launch import launch
 
+    need("app")
     told = {"store": store_path, "model": model_name, **given}
     launch(port, {f"ICEBEAR_APP_{name.upper()}": _as_text(value) for name, value in told.items()})
 

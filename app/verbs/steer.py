@@ -91,7 +91,7 @@ def flip(
     """
     from actmax.corpus import held_out
     from app.terminal import recipe_table
-    from icebear.errors import DownloadError
+    from icebear.errors import DownloadError, InputError
     from steering.flipping import flip as run
     from steering.price import NEUTRAL, price, token_rows
 
@@ -104,7 +104,7 @@ def flip(
     token_rows(model, texts)
     try:
         held = held_out()
-    except DownloadError as error:
+    except (DownloadError, InputError) as error:  # no network, or no package that finds sentences
         held = []
         click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
     with store_if_any(store_path, model) as store, bar("flip", max_neurons) as advance:

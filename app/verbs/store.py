@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout, write_page
+from icebear.extras import need
 
 WIKI = "wiki-summaries"
 
@@ -68,6 +69,7 @@ def index(
     from app.progress import indexing
     from db.store import open_store
 
+    need("index")
     where = on_ray(workers, address) if engine == "ray" else local
     documents = read_corpus(corpus or WIKI, limit, language, column, config, split, revision)
     model = load(**given)
@@ -99,6 +101,7 @@ def neuron(
     from db.store import open_store
     from icebear.records import Neuron
 
+    need("index")
     wanted = Neuron.parse(neuron)
     with open_store(store_path) as store:
         store.statistics(wanted)
