@@ -15,7 +15,7 @@ from torch import Tensor
 from concepts.attribution import attribute
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models.model import Model
-from concepts.models.tasks import Token
+from concepts.models.plan import Token
 from concepts.relevance import Relevance
 from icebear.errors import InputError
 from icebear.paths import local
@@ -129,7 +129,7 @@ def _case(line: str, where: str) -> Case:
 
 def _order(case: Case) -> tuple[int, str]:
     """By length, so that little is padded."""
-    return len(case.prompt), repr(case)
+    return len(repr(case.prompt)), repr(case)
 
 
 def _explained(
@@ -138,18 +138,17 @@ def _explained(
     sites = tuple("attn" if name == "head" else name for name in names)
     for start in range(0, len(cases), ROWS):
         part = cases[start : start + ROWS]
-        targets, contrasts = [case.target for case in part], [case.contrast for case in part]
+        asked: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
         prompts = [case.prompt for case in part]
-        yield from attribute(model, prompts, targets, contrasts, method=method, sites=sites, checkpoint=checkpoint)
+        yield from attribute(model, prompts, *asked, method=method, sites=sites, checkpoint=checkpoint, record="last")
 
 
 def _at_the_answer(found: Relevance, site: str) -> tuple[Tensor, Tensor]:
     """(L, N) relevance, summed over where the prediction is made, and the mean activation there."""
-    places = list(found.explained_at)
     if site == "head":
-        relevance = found.heads()[:, places].sum(1)
+        relevance = found.heads().sum(1)
         return relevance, torch.full_like(relevance, torch.nan)
-    return found.of(site)[:, places].sum(1), found.activation(site)[:, places].mean(1)
+    return found.of(site).sum(1), found.activation(site).mean(1)
 
 
 def _neuron(place: int, names: Sequence[str], widths: Sequence[int], layers: int) -> Neuron:

@@ -118,7 +118,8 @@ def rank(
         _rank_behaviour(file, given, asked, as_json, k=top, site=site, polarity=polarity, method=chosen)
         return
     model = load(**given)
-    relevance = _explained(model, prompt, image, method=chosen, sites=_recorded(site), **asked)
+    record = "last" if position == "last" else "all"
+    relevance = _explained(model, prompt, image, method=chosen, sites=_recorded(site), record=record, **asked)
     found = relevance.top(top, site, polarity, _position(position), include_sinks)
     words = _words(model, [row.neuron for row in found])
     if as_json:
