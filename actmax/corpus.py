@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ import numpy as np
 
 from icebear.cache import cache_folder, ensure, extract_from_wheels, sha256
 from icebear.errors import InputError, UnknownName
+from icebear.extras import need
+from icebear.paths import kind, local, opened
 from icebear.records import Sentence
 
 WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
@@ -45,6 +48,7 @@ class Corpus:
 
         It remembers which it gave, in some 14 bytes a sentence (see `Seen`): a hundredth of what an index keeps of it.
         """
+        need("index")
         from sentencex import segment
 
         counts = Counter() if counts is None else counts
@@ -96,6 +100,7 @@ class Seen:
 
 def held_out(count: int = 24) -> list[str]:
     """The first sentences of the last `count` summaries of Wikipedia: those that an index of the first ones lacks."""
+    need("index")
     from sentencex import segment
 
     last = list(_summaries("en")())[-count:]
@@ -118,25 +123,24 @@ def read_corpus(
 ) -> Corpus:
     """A corpus by name.
 
-    name: ``wiki-summaries`` (`language` en, es or fr) or ``imdb-reviews``, fetched once; a .txt (a document a line),
-        .jsonl, .csv or .parquet file; or the id of a Hugging Face data set (streamed).
+    name: ``wiki-summaries`` (`language` en, es or fr) or ``imdb-reviews``, fetched once; a file, .txt (a document a
+        line), .jsonl, .json (a list of texts or objects), .csv, each also with .gz, or .parquet; or the id of a Hugging
+        Face data set (streamed).
     limit: documents to read.
-    column: where .jsonl, .csv, .parquet and data sets keep the text.
+    column: where files and data sets keep the text.
     config, split, revision: of a Hugging Face data set; None for its own, ``train``, and the newest.
     """
     if limit is not None and limit < 1:
         raise InputError(f"The limit must be at least 1 document, not {limit}.")
-    path, streamed = Path(name), False
+    path, streamed = local(name), False
     if name == WIKI:
         if language not in LANGUAGES:
             raise UnknownName("language", language, LANGUAGES, f"{WIKI} has {', '.join(LANGUAGES)}.")
         documents, content = _summaries(language), f"{WIKI} {language}"
     elif name == REVIEWS:
         documents, content = _reviews, REVIEWS
-    elif path.suffix in READERS:
-        if not path.is_file():
-            raise InputError(f"There is no file {path}; check the path.")
-        documents, content = (lambda: READERS[path.suffix](path, column)), sha256(path)
+    elif kind(path) in READERS or path.is_file():
+        documents, content, name = _file(path, column), sha256(path), str(path)
     else:
         documents, content = (lambda: _data_set(name, column, config, split, revision)), name
         streamed = True
@@ -182,8 +186,24 @@ def _unpacked(what: str, requirement: str, files: str) -> Path:
 # --- files ----------------------------------------------------------------------------------------------
 
 
+def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
+    """Its documents. Raises `InputError` where it is none of `READERS`, or cannot be read."""
+    if not path.is_file():
+        raise InputError(f"There is no file {path}; check the path.")
+    if kind(path) not in READERS:
+        raise InputError(f"{path} is no {', '.join(READERS)} file; rename it if it is one.")
+
+    def read() -> Iterator[Document]:
+        try:
+            yield from READERS[kind(path)](path, column)
+        except (OSError, EOFError, zlib.error) as error:  # as of a compressed file that was cut short
+            raise InputError(f"{path} cannot be read on ({error}); check the file.") from None
+
+    return read
+
+
 def _lines(path: Path, column: str) -> Iterator[Document]:
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with opened(path) as file:
         for number, line in enumerate(file, 1):
             yield f"{path.name}:{number}", line.rstrip("\n")
 
@@ -198,14 +218,27 @@ def _jsonl(path: Path, column: str) -> Iterator[Document]:
             yield _row(row, column, title, path)
 
 
+def _json(path: Path, column: str) -> Iterator[Document]:
+    with opened(path) as file:
+        try:
+            rows = json.load(file)
+        except ValueError:
+            rows = None
+    if not isinstance(rows, list):
+        raise InputError(f"{path} is not a JSON list of texts or objects; call it .jsonl if each line is an object.")
+    for number, row in enumerate(rows, 1):
+        yield _row({column: row} if isinstance(row, str) else row, column, f"{path.name}:{number}", path)
+
+
 def _csv(path: Path, column: str) -> Iterator[Document]:
     csv.field_size_limit(2**31 - 1)  # a C long, which has 32 bits on Windows
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    with opened(path, newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 1):
             yield _row(row, column, f"{path.name}:{number}", path)
 
 
 def _parquet(path: Path, column: str) -> Iterator[Document]:
+    need("index")
     from datasets import load_dataset
 
     def rows() -> Iterator[Any]:
@@ -217,6 +250,7 @@ def _parquet(path: Path, column: str) -> Iterator[Document]:
 READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
     ".txt": _lines,
     ".jsonl": _jsonl,
+    ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
 }
@@ -225,6 +259,7 @@ READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
 def _data_set(
     name: str, column: str, config: str | None, split: str | None, revision: str | None
 ) -> Iterator[Document]:
+    need("index")
     from datasets import load_dataset
 
     try:

@@ -111,7 +111,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise InputError("The engine ray needs Ray; pip install 'icebear[ray]'.") from None
+        raise InputError("The engine ray needs Ray; pip install ray.") from None
     ours = not ray.is_initialized()
     try:
         if ours:

@@ -24,6 +24,7 @@ from concepts.models.model import Model
 from concepts.models.provenance import provenance
 from db.store import Store
 from icebear.errors import InputError
+from icebear.extras import need
 from icebear.records import Sentence
 
 SHARD = 256
@@ -64,6 +65,7 @@ def build_index(
     corpus's counts. Raises `StoreError` when the store was made otherwise, or with a larger limit.
     by, max_tokens, seed: see `actmax.scan.Settings`. engine: see `actmax.engines`.
     """
+    need("index")  # not when all is scanned
     settings = Settings(k, tuple(dict.fromkeys(sites)), by, max_tokens, seed)
     neuron_count(model, settings.sites)  # raises for what the model does not have, before anything is written
     with store.exclusively():

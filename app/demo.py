@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actmax.card import describe
 from actmax.corpus import held_out, read_corpus
@@ -11,6 +11,7 @@ from app.sidebyside import compare
 from app.terminal import card, explanation, projection, ranking, recipe_table, side_by_side
 from concepts.attribution import attribute
 from concepts.models.loading import load_model
+from concepts.relevance import ranked_dict
 from concepts.vocabulary import project_many
 from db.store import open_store
 from icebear.cache import cache_folder
@@ -25,7 +26,8 @@ PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel li
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
 
 
-def run(console: Console) -> None:
+def run(console: Console) -> dict[str, Any]:
+    """Tells it on the console; what was found, JSON-ready."""
     model = load_model()
     console.rule("1. Why did the model say that?")
     relevance = attribute(model, PROMPT, contrast=CONTRAST)
@@ -46,13 +48,14 @@ def run(console: Console) -> None:
     indexing(model, corpus, str(store_path))
     with open_store(store_path) as store:
         annotating(model, store, [NEURON], 4)
-        console.print(card(describe(store, NEURON, model, k=4)))
+        described = describe(store, NEURON, model, k=4)
+        console.print(card(described))
 
     console.rule("4. Is it causal?")
     console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
     recipe = flip(model, PROMPT, CONTRAST, like=SOURCE)
-    cost = price(model, recipe, held_out=held_out())
-    console.print(recipe_table(recipe.noting(price=cost.to_dict())))
+    recipe = recipe.noting(price=price(model, recipe, held_out=held_out()).to_dict())
+    console.print(recipe_table(recipe))
     result = compare(model, PROMPT, recipe, 24)
     console.print(side_by_side(result))
 
@@ -65,3 +68,10 @@ def run(console: Console) -> None:
         f'  icebear search "water" --store {store_path}\n'
         "  icebear -h                              everything else"
     )
+    return {
+        "explanation": relevance.to_dict(0),
+        "ranking": [ranked_dict(row) for row in found],
+        "card": described.to_dict(),
+        "recipe": recipe.to_dict(),
+        "steered": result,
+    }

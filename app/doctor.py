@@ -5,17 +5,20 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from concepts.models.model import Model
-from db.store import open_store
+from db.store import Store
 from icebear.cache import cache_folder
 from icebear.errors import IcebearError
 from icebear.rooms import roots
 
 
-def examine(load: Callable[[], Model], store_path: str | None = None) -> dict[str, Any]:
+def examine(
+    load: Callable[[], Model], store_of: Callable[[Model], AbstractContextManager[Store | None]]
+) -> dict[str, Any]:
     """Versions, places, a self-test of the model, and whether a store fits it."""
     facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
     for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
@@ -28,10 +31,8 @@ def examine(load: Callable[[], Model], store_path: str | None = None) -> dict[st
     try:
         model = load()
         facts.update(_model_facts(model))
-        if store_path:
-            with open_store(store_path, create=False) as store:
-                store.check(model.fingerprint, model.name)
-                facts["store"] = f"{store_path} fits the model"
+        with store_of(model) as store:
+            facts["store"] = f"{store.path} fits the model" if store else "none"
     except IcebearError as error:
         facts["error"] = str(error)
     return facts

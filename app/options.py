@@ -1,56 +1,137 @@
-"""What the verbs share: options, the model, and printing."""
+"""What the verbs share: the table of options, the model, the store that is optional, and printing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from icebear.errors import InputError, NumericalError
+from icebear.errors import InputError, NumericalError, StoreError
+from icebear.paths import local
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from concepts.models.model import Model
+    from db.store import Store
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-html_option = click.option("--html", type=click.Path(dir_okay=False), help="Write a self-contained page.")
-store_option = click.option("--store", "store_path", default="icebear.db", show_default=True, help="The SQLite file.")
+class File(click.Path):
+    """A path in which `~` is the home folder, also where the shell does not say so."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(str(local(value)), param, ctx)
 
 
-def model_options(command: Callable) -> Callable:
-    for option in (
-        click.option("--accept-terms", is_flag=True, help="Accept the terms of a preset that has them."),
-        click.option("--dtype", help="float32, bfloat16, float16; default: what suits the device."),
-        click.option("--device", default="auto", show_default=True, help="cuda, mps or cpu."),
-        click.option("--model", "model_name", default="smollm2-135m", show_default=True,
-                     help="A preset, hub id, folder or .gguf file."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+FILE, FOLDER = File(dir_okay=False), File(file_okay=False)
+AT_LEAST_1 = click.IntRange(min=1)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    # what is explained
+    "--target": {"help": "The token or label to explain; default: the most probable one."},
+    "--contrast": {"help": "Explain the target against this token or label."},
+    "--target-text": {"help": "Explain a whole continuation instead of one token."},
+    "--prefix": {"help": "What the decoder of an encoder-decoder has written before the target."},
+    "--at": {"type": int, "help": "The token whose label is explained, of a model that labels tokens."},
+    "--method": {
+        "default": "attnlrp",
+        "help": "attnlrp, cp-lrp, pa-lrp, gxi, ... (README), or written out, AttnLRP(linear=Gamma(1)).",
+    },
+    "--checkpoint": {"is_flag": True, "help": "Less memory for long prompts, more time."},
+    "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
+    # what is kept and shown
+    "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
+    "--top": {"default": 20, "type": AT_LEAST_1, "help": "How many rows to show or take, from the top."},
+    "--k": {"default": 32, "type": AT_LEAST_1, "help": "Examples of a neuron and sign."},
+    "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
+    "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
+    "--seed": {"default": 0, "help": "Of what is drawn by chance."},
+    # evaluations
+    "--methods": {"default": "all", "help": "Names, with commas; all are in the README. LRP can be written out."},
+    "--samples": {"default": 20, "type": AT_LEAST_1, "help": "How many prompts are measured."},
+    "--task": {"help": "What is asked of the model."},
+    "--data": {"type": FILE, "help": "A file of your own to evaluate on."},
+    "--out": {
+        "type": FOLDER,
+        "required": True,
+        "help": "The folder of results; an interrupted evaluation goes on in it.",
+    },
+    # where things are
+    "--corpus": {
+        "help": "wiki-summaries, imdb-reviews, a .txt, .jsonl, .json, .csv or .parquet file (also .gz), or the id of a "
+        "Hugging Face data set.  [default: wiki-summaries; for reviews imdb-reviews]"
+    },
+    "--store": {"default": "icebear.db", "help": "The SQLite file of the index."},
+    "--html": {"type": FILE, "help": "Write a self-contained page."},
+    "--save": {"type": FILE, "help": "Write the result to this file."},
+    "--json": {"is_flag": True, "help": "One JSON document on stdout."},
+    # the model
+    "--model": {"default": "smollm2-135m", "help": "A preset, hub id, folder or .gguf file."},
+    "--device": {"default": "auto", "help": "cuda, mps or cpu."},
+    "--dtype": {"help": "float32, bfloat16, float16; default: what suits the device."},
+    "--attention": {"help": "sdpa or eager; default: the model's own."},
+    "--trust-remote-code": {"is_flag": True, "help": "Run the code that a model of the hub brings."},
+    "--accept-terms": {"is_flag": True, "help": "Accept the terms of a preset that has them."},
+}
+"""One meaning a name. A verb may give a name its own values (`options`), not another meaning."""
+
+MODEL = ("--model", "--device", "--dtype", "--attention", "--trust-remote-code", "--accept-terms")
+EXPLAIN = ("--target", "--contrast", "--target-text", "--prefix", "--at", "--checkpoint")
+ARGUMENTS = {"--json": "as_json", "--model": "model_name", "--store": "store_path"}
+"""What a verb's function calls them, where that is not the name itself."""
 
 
-def explain_options(command: Callable) -> Callable:
-    for option in (
-        click.option("--method", default="attnlrp", show_default=True,
-                     help="attnlrp, cp-lrp, pa-lrp, gxi, ... (README), or written out, AttnLRP(linear=Gamma(1))."),
-        click.option("--at", type=int, help="The token whose label is explained, of a model that labels tokens."),
-        click.option("--prefix", help="What the decoder of an encoder-decoder has written before the target."),
-        click.option("--contrast", help="Explain the target against this token or label."),
-        click.option("--target", help="The token or label to explain; default: the most probable one."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+def options(*names: str, **own: Any) -> Callable[[Callable], Callable]:
+    """Options of the table in this order; own: what this verb alone says of the one option that is named."""
+
+    def decorate(command: Callable) -> Callable:
+        for name in reversed(names):
+            told = {"show_default": "default" in OPTIONS[name] or "default" in own, **OPTIONS[name], **own}
+            command = click.option(name, *([ARGUMENTS[name]] if name in ARGUMENTS else []), **told)(command)
+        return command
+
+    assert len(names) == 1 or not own
+    return decorate
 
 
-def load(model_name: str, device: str, dtype: str | None, accept_terms: bool) -> Model:
+def taken(given: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of these options, taken out of all that were given."""
+    keys = [name.removeprefix("--").replace("-", "_") for name in names]
+    return {key: given.pop(key) for key in keys}
+
+
+def load(model_name: str, **options: Any) -> Model:
     from concepts.models.loading import load_model
 
-    return load_model(model_name, device=device, dtype=dtype, accept_terms=accept_terms)
+    return load_model(model_name, **options)
+
+
+@contextmanager
+def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
+    """The store, for a verb that does without as well: the default one is passed over where it is not there, or is not
+    of this model, which is said. Raises `StoreError` for one that was asked for."""
+    from db.store import open_store
+
+    source = click.get_current_context().get_parameter_source("store_path")
+    wanted = source is not ParameterSource.DEFAULT
+    with ExitStack() as stack:
+        found = None
+        try:
+            if wanted or local(path).exists():
+                store = stack.enter_context(open_store(path))
+                store.check(model.fingerprint, model.name)
+                store.fact("finished")
+                found = store
+        except StoreError as error:
+            if wanted:
+                raise
+            click.echo(f"Without a store: {error}", err=True)
+        yield found
 
 
 def stdout() -> Console:

@@ -1,52 +1,66 @@
-"""Long work with a progress bar on stderr."""
+"""Long work, with a progress bar on stderr that counts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+import click
 
-from actmax import index
-from actmax.annotation import annotate
-from actmax.corpus import Corpus
-from concepts.models.model import Model
-from db.store import Store, open_store
-from icebear.records import Neuron
+if TYPE_CHECKING:
+    from actmax.corpus import Corpus
+    from actmax.index import Progress
+    from concepts.models.model import Model
+    from db.store import Store
+    from icebear.records import Neuron
 
 
-def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> None:
-    """`build_index` with its options, showing sentences, tokens per second and the time left."""
-    console = Console(stderr=True, highlight=False)
+@contextmanager
+def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A function of (done, total) that moves it, and of a note to stand behind it; nothing is drawn where stderr is not
+    a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    note_column, console = TextColumn("{task.fields[note]}"), Console(stderr=True)
+    with Progress(*columns, note_column, console=console, disable=not sys.stderr.isatty()) as drawn:
+        task = drawn.add_task(what, total=total, note="")
+
+        def move(done: int, total: int | None = total, note: str = "") -> None:
+            drawn.update(task, completed=done, total=total, note=note)
+
+        yield move
+
+
+def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> Counter[str]:
+    """`build_index` with its options; its counts. Shown are sentences, tokens per second and the time left."""
+    from actmax import index
+    from db.store import open_store
+
     # What is streamed is not read twice, only to know how much it is.
     total = None if corpus.streamed else sum(1 for _ in corpus.sentences())
-    of = "" if total is None else f"/{total}"
-    columns = (TextColumn(f"{{task.completed}}{of} sentences"), BarColumn(), TextColumn("{task.fields[speed]}"))
-    with open_store(store_path) as store, Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        done = sum(size for size in store.scanned().values() if size == index.SHARD)
-        task = bar.add_task("", total=total, completed=done, speed="")
+    with open_store(store_path) as store, bar("sentences", total) as move:
+        shards = store.scanned() if store.path.exists() else {}
+        done = sum(size for size in shards.values() if size == index.SHARD)
 
-        def show(progress: index.Progress) -> None:
+        def show(progress: Progress) -> None:
             speed = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tokens/s"
-            bar.update(task, completed=done + progress.sentences, speed=speed)
+            move(done + progress.sentences, note=speed)
 
         try:
-            counts = index.build_index(model, corpus, store, on_progress=show, **options)
-            bar.update(task, total=counts["sentences"], completed=counts["sentences"])
+            return index.build_index(model, corpus, store, on_progress=show, **options)
         except KeyboardInterrupt:
-            console.print("Interrupted; the same command goes on from the last commit.")
+            click.echo("Interrupted; the same command goes on from the last commit.", err=True)
             raise SystemExit(130) from None
-    summary = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-    console.print(f"{store_path}: {summary}", highlight=False)
 
 
-def annotating(model: Model, store: Store, neurons: Sequence[Neuron], k: int) -> None:
-    """Attribute examples, showing how many are done."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.completed}/{task.total} examples"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=None)
-        annotate(
-            model, store, neurons, k, on_progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+def annotating(model: Model, store: Store, neurons: Sequence[Neuron], k: int) -> int:
+    """Attribute examples; how many."""
+    from actmax.annotation import annotate
+
+    with bar("examples") as move:
+        return annotate(model, store, neurons, k, on_progress=move)

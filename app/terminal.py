@@ -20,6 +20,7 @@ from steering.price import PLACES
 
 if TYPE_CHECKING:
     from actmax.card import Card
+    from concepts.behaviour import Shared
     from concepts.relevance import Relevance
     from icebear.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
     from steering.recipe import Recipe
@@ -97,6 +98,29 @@ def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Pro
             "" if head else f"{row.activation:+.3f}",
             f"{row.relevance:+.3f}",
             Text(projection.words(row.polarity) if projection else ""),
+        )
+    return table
+
+
+def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
+    """Neurons by their mean over prompts; `words` may lack some."""
+    table = _grid(
+        ("neuron", "left"),
+        ("activation", "right"),
+        ("relevance", "right"),
+        ("95 %", "right"),
+        (f"in the top {len(found)}", "right"),
+        ("promotes there", "left"),
+        title=f"Most relevant neurons, means over {prompts} prompts, where it is predicted",
+    )
+    for row in found:
+        table.add_row(
+            str(row.neuron),
+            "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
+            f"{row.relevance:+.3f}",
+            f"{row.low:+.3f} to {row.high:+.3f}",
+            f"{row.among_top} of {prompts}",
+            Text(words[row.neuron].words(row.polarity) if row.neuron in words else ""),
         )
     return table
 

@@ -20,12 +20,23 @@ BUSY_SECONDS = 10.0
 class SqliteFile:
     """A store's file: opened, brought up to date, written in transactions, its troubles put into words."""
 
-    def __init__(self, path: Path, create: bool = True):
+    def __init__(self, path: Path, create: bool = False):
         self.path = path
-        if not create and not path.exists():
-            raise StoreError(f"There is no store {path}; build one with: icebear index --store {path}")
+        self._database: Database | None = None
+        if create or path.exists():
+            self._open()
+
+    @property
+    def database(self) -> Database:
+        """Raises `StoreError` where there is none yet."""
+        if self._database is None:
+            raise StoreError(f"There is no store {self.path}; build one with: icebear index --store {self.path}")
+        return self._database
+
+    def _open(self) -> None:
+        """Makes the file where there is none."""
         try:
-            self.database = self._opened()
+            self._database = self._opened()
             self._migrate()
             self.database.execute("PRAGMA foreign_keys = ON")
         except sqlite3.Error as error:
@@ -49,7 +60,8 @@ class SqliteFile:
         return database
 
     def close(self) -> None:
-        self.database.conn.close()
+        if self._database is not None:
+            self._database.conn.close()
 
     def _migrate(self) -> None:
         version = self.database.execute("PRAGMA user_version").fetchone()[0]
@@ -80,7 +92,7 @@ class SqliteFile:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Held by the one process that builds the index. Raises `StoreError` in a second one."""
+        """Held by the one process that builds the index, which makes the file. Raises `StoreError` in a second one."""
         lock = FileLock(f"{self.path}.lock", timeout=0)
         try:
             lock.acquire()
@@ -89,6 +101,8 @@ class SqliteFile:
         except OSError:
             raise self._unwritable() from None
         try:
+            if self._database is None:
+                self._open()
             yield
         finally:
             lock.release()

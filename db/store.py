@@ -15,6 +15,7 @@ import numpy as np
 from db.scan import ScanFile
 from icebear.errors import InputError, StoreError
 from icebear.fingerprints import fits
+from icebear.paths import local
 from icebear.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
 
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_store(path: str | Path, create: bool = True) -> Iterator[Store]:
-    """The store at `path`, made if it does not exist. Raises `StoreError` for what is no store of ours."""
-    store = Store(Path(path), create)
+def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
+    """The store at `path`. Raises `StoreError` for what is no store of ours.
+
+    Opening makes no file, only `actmax.build_index` does; until then whatever reads raises.
+    create: make it at once.
+    """
+    store = Store(local(path), create)
     try:
         yield store
     except sqlite3.Error as error:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from icebear.errors import StoreError
+from icebear.extras import need
 
 NAMES = ("w2", "w1", "examples", "tokens")
 
@@ -26,6 +27,7 @@ def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
 
     unit: scale the rows to length 1, so that inner products are cosines.
     """
+    need("index")
     import faiss
 
     index: Any = None
@@ -58,6 +60,7 @@ def load(path: Path) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _read(path: Path, modified: int) -> Any:
+    need("index")
     import faiss
 
     return faiss.read_index(str(path))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
+from icebear.paths import local
 from steering.edits import Edit
 
 if TYPE_CHECKING:
@@ -120,13 +121,13 @@ class Recipe:
 
     def save(self, path: str | Path) -> None:
         try:
-            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+            local(path).write_text(self.to_json() + "\n", encoding="utf-8")
         except OSError as error:
             raise RecipeError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            return cls.from_json(local(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"The recipe {path} cannot be read ({error}); check the path.") from None

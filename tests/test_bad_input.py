@@ -102,14 +102,16 @@ def test_a_stray_byte_in_a_terminal():
     ids=lambda error: type(error).__name__,
 )
 def test_a_full_memory_has_a_way_out(monkeypatch, error):
+    loaded = types.SimpleNamespace(task=types.SimpleNamespace(reads_text=True), name="large")
+
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr("app.cli.load", lambda **_: types.SimpleNamespace(task="causal", name="large"))
+    monkeypatch.setattr("app.verbs.explain.load", lambda **_: loaded)
     monkeypatch.setattr("concepts.attribution.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
     fails("attribute", PROMPT, message=message)
-    monkeypatch.setattr("app.cli.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
+    monkeypatch.setattr("app.verbs.explain.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
     assert isinstance(RUN.invoke(main, ["attribute", PROMPT]).exception, ZeroDivisionError)
 
 

@@ -1,9 +1,11 @@
 """Corpora: files of every kind, and text that is no text."""
 
 import collections
+import gzip
 import itertools
 import json
 import random
+import re
 import tracemalloc
 
 import datasets
@@ -13,9 +15,9 @@ from click.testing import CliRunner
 
 from actmax import read_corpus
 from actmax.corpus import sentence_id
-from app import store_verbs
 from app.cli import main
 from app.progress import indexing
+from app.verbs import store as store_verbs
 from db import open_store
 from icebear.errors import InputError
 
@@ -35,6 +37,38 @@ def test_files_of_every_kind(tmp_path):
         document = next(row["text"] for row in rows if row["title"] == sentence.title)
         assert document[sentence.start : sentence.end] == sentence.text
         assert sentence.id == sentence_id(sentence.text)
+
+
+def test_paths_as_people_write_them(tmp_path, monkeypatch):
+    """At home, in capitals, compressed: the same documents."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    texts = ["One is here. Two is here.", "Three came late."]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    written = {
+        "A.TXT": "\n".join(texts),
+        "A.JSONL": lines,
+        "A.JSON": json.dumps(texts),
+        "b.json": json.dumps([{"text": t} for t in texts]),
+        "A.CSV": "text\n" + "\n".join(texts),
+    }
+    for name, content in written.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / f"{name}.GZ").write_bytes(gzip.compress(content.encode()))
+    for name in written:
+        for given in (str(tmp_path / name), f"~/{name}", f"~/{name}.GZ"):
+            corpus = read_corpus(given)
+            assert [text for _, text in corpus.documents()] == texts
+            assert corpus.facts["corpus"].startswith(str(tmp_path))  # the same index, however it is written
+    for name, content, message in (
+        ("notes.md", b"Text.", "notes.md is no .txt, .jsonl, .json, .csv, .parquet file"),
+        ("cut.txt.gz", gzip.compress(b"Text. " * 99)[:-9], "cannot be read on"),
+        ("no.txt.gz", b"Text.", "cannot be read on"),
+        ("object.json", b'{"a": 1}', "is not a JSON list"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=re.escape(message)):
+            list(read_corpus(f"~/{name}").documents())
 
 
 def test_rough_text_is_counted_never_fatal(tmp_path):

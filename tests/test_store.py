@@ -51,13 +51,27 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
     (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 50)
     with pytest.raises(StoreError, match="no SQLite file"), open_store(tmp_path / "text.db"):
         pass
-    with pytest.raises(StoreError, match="There is no store"), open_store(tmp_path / "none.db", create=False):
-        pass
-    with pytest.raises(StoreError, match="cannot be written"), open_store(tmp_path / "no" / "folder.db"):
+    with pytest.raises(StoreError, match="There is no store"), open_store(tmp_path / "none.db") as store:
+        store.facts()
+    assert not (tmp_path / "none.db").exists()
+    with pytest.raises(StoreError, match="cannot be written"), open_store(tmp_path / "no" / "folder.db", create=True):
         pass
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     with pytest.raises(StoreError, match="something else"), open_store(tmp_path / "other.db"):
         pass
+
+
+def test_opening_makes_no_file(model, corpus, tmp_path):
+    """What was never built cannot be read, or named; a scan makes it."""
+    with open_store(tmp_path / "typo.db") as store:
+        for read in (store.facts, store.checksum, lambda: store.search("bear"),
+                     lambda: store.set_label(Neuron(0, "ffn", 0), "x")):  # fmt: skip
+            with pytest.raises(StoreError, match=r"There is no store .*typo\.db; build one with: icebear index"):
+                read()
+    assert list(tmp_path.iterdir()) == [tmp_path / "c.txt"]
+    with open_store(tmp_path / "wiki.db") as store:
+        build_index(model, corpus, store, k=K)
+        assert store.search("bear")
 
 
 def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp_path):
@@ -127,7 +141,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
 
 
 def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):
-    with open_store(tmp_path / "i.db") as first, open_store(tmp_path / "i.db") as second:
+    with open_store(tmp_path / "i.db", create=True) as first, open_store(tmp_path / "i.db", create=True) as second:
         second.database.conn.execute("PRAGMA busy_timeout = 100")
         with first.writing(), pytest.raises(StoreError, match="Another process is writing"):
             second.commit_shards({}, {}, {"k": 1})
@@ -136,7 +150,10 @@ def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):
 
 def test_a_full_disk_loses_nothing(model, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
-    with open_store(tmp_path / "full.db") as store, open_store(tmp_path / "whole.db") as whole:
+    with (
+        open_store(tmp_path / "full.db", create=True) as store,
+        open_store(tmp_path / "whole.db", create=True) as whole,
+    ):
         pages = store.database.execute("PRAGMA page_count").fetchone()[0]
         store.database.execute(f"PRAGMA max_page_count = {pages + 9}")  # SQLite fails as on a full disk
         with pytest.raises(StoreError, match=r"disk of .* is full; make room and run the same command again"):
@@ -148,7 +165,7 @@ def test_a_full_disk_loses_nothing(model, corpus, tmp_path, monkeypatch):
 
 
 def test_folders_that_cannot_be_written(model, corpus, tmp_path):
-    with pytest.raises(StoreError, match="cannot be written"), open_store("/proc/icebear.db"):
+    with pytest.raises(StoreError, match="cannot be written"), open_store("/proc/icebear.db", create=True):
         pass
     with pytest.raises(StoreError, match="cannot be written"):
         vectors.save(tmp_path / "no" / "folder.faiss", [np.ones((2, 3))])
@@ -190,7 +207,7 @@ def test_a_finished_store_opens_where_nothing_can_be_written(model, corpus, left
 
 def test_what_is_still_in_a_log_is_never_left_out(model, corpus):
     """A store that lies where it cannot be written, and is not whole without the log beside it."""
-    with tempfile.TemporaryDirectory() as name, open_store(Path(name) / "i.db") as store:
+    with tempfile.TemporaryDirectory() as name, open_store(Path(name) / "i.db", create=True) as store:
         store.database.execute("PRAGMA journal_mode = WAL")
         store.commit_shards({}, {}, {"k": 1})
         for suffix in ("", "-wal"):
@@ -227,7 +244,7 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
 def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
     seen = []
-    with open_store(tmp_path / "i.db") as writer, open_store(tmp_path / "i.db") as reader:
+    with open_store(tmp_path / "i.db", create=True) as writer, open_store(tmp_path / "i.db") as reader:
 
         def look(progress):
             with writer.writing():
@@ -255,7 +272,7 @@ def test_damaged_stale_and_other_vectors_are_made_anew(model, corpus, tmp_path):
 
 
 def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         with pytest.raises(InputError, match=r"needs sites, of ffn, attn, q, k, v, cross, router, not fnn"):
             build_index(model, corpus, store, k=K, sites=("fnn",))
         assert store.facts() == {}

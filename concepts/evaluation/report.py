@@ -15,6 +15,7 @@ import pandas
 
 from concepts.render import page
 from icebear.errors import InputError
+from icebear.extras import need
 
 RESAMPLES = 10_000
 
@@ -159,6 +160,7 @@ def draw(
     place: Path, samples: Sequence[dict[str, Any]], found: Table, columns: Mapping[str, str], shares: Sequence[float]
 ) -> list[Path]:
     """Bars of the first column, and mean curves over `shares`, if there are any; each as PNG and SVG."""
+    need("evaluate")
     import matplotlib
 
     matplotlib.use("Agg")

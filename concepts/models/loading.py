@@ -15,6 +15,7 @@ from concepts.models.model import Model
 from concepts.models.presets import PRESETS, fetch
 from concepts.models.tasks.known import task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
+from icebear.paths import local
 
 
 def load_model(
@@ -42,6 +43,8 @@ def load_model(
     loud = logging.get_verbosity()
     place = _device(device)
     kind = _dtype(dtype, place)
+    name = str(local(name)) if str(name).startswith("~") else name  # a hub id is no path
+    gguf = name.lower().endswith(".gguf")
     source: str | Path = name
     if name in PRESETS:
         source = fetch(PRESETS[name], accept_terms)
@@ -50,9 +53,9 @@ def load_model(
     if name in PRESETS:  # which are known to load, whatever transformers remarks
         logging.set_verbosity_error()
     try:
-        if not os.path.exists(source) and not name.endswith(".gguf") and not _hub_reachable():
+        if not os.path.exists(source) and not gguf and not _hub_reachable():
             source = _from_hub_cache(name)
-        if str(name).endswith(".gguf"):
+        if gguf:
             path = _existing(Path(name))
             net = load_gguf(path, kind, attention)
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options)
@@ -77,7 +80,7 @@ def load_model(
     model = Model(net, tokenizer, name, processor)
     if name in PRESETS:
         model.weights = f"{PRESETS[name].bits}-bit weights, de-quantised"
-    elif str(name).endswith(".gguf"):
+    elif gguf:
         model.weights = "weights of a GGUF file, de-quantised"
     return model
 

@@ -1,42 +1,89 @@
-"""The verbs around recipes: finding one, looking at it, combining, making it permanent."""
+"""The verbs that turn neurons: steer, flip, and recipe, which shows recipes, combines them, makes them permanent."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.bars import bar
-from app.options import json_option, load, model_options, print_json, stdout
+from app.options import AT_LEAST_1, FILE, MODEL, load, options, print_json, stdout, store_if_any
+from app.progress import bar
 
 if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--edit", "edits", multiple=True, help="Such as L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last.")
+@click.option("--recipe", type=FILE, help="A saved recipe.")
+@click.option("--max-new-tokens", default=40, show_default=True, type=AT_LEAST_1, help="How long the texts get.")
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0), help="0: greedy.")
+@options("--seed", "--store", "--json", *MODEL)
+def steer(
+    prompt: str,
+    edits: tuple[str, ...],
+    recipe: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    store_path: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Generate after PROMPT without and with edited neurons.
+
+    \b
+    Example:
+      icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
+    """
+    from app.sidebyside import compare
+    from app.terminal import side_by_side
+    from steering.edits import parse_edits
     from steering.recipe import Recipe
+
+    if bool(edits) == bool(recipe):
+        raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
+    wanted: Any = Recipe.load(recipe) if recipe else parse_edits(edits)
+    model = load(**given)
+    with store_if_any(store_path, model) as store:  # it knows max and std, for edits in those units
+        statistic = store.statistic if store else None
+        result = compare(model, prompt, wanted, max_new_tokens, statistic, temperature, seed)
+    if as_json:
+        print_json(result)
+    else:
+        stdout().print(side_by_side(result))
 
 
 @click.command()
 @click.argument("prompt")
 @click.option("--to", help="The token that shall come next.")
 @click.option("--away", is_flag=True, help="Instead: the current answer leaves the first tokens.")
-@click.option("--top-k", type=click.IntRange(min=1), help="With --away: how many first tokens it leaves.  [default: 5]")
+@click.option("--top-k", type=AT_LEAST_1, help="With --away: how many first tokens it leaves.  [default: 5]")
 @click.option("--like", help="A source prompt that the wanted token follows.")
-@click.option("--max-neurons", default=10, show_default=True)
-@click.option("--neutral", type=click.Path(), help="Texts that the edits should leave alone: a file, a line each.")
+@options("--max-neurons")
+@click.option("--neutral", type=FILE, help="Texts that the edits should leave alone: a file, a line each.")
 @click.option("--budget", type=float, help="Say when it costs more KL than this at neutral places, in nats.")
 @click.option("--beyond", is_flag=True, help="Let neurons go further than they were seen to go.")
-@click.option("--save", type=click.Path(dir_okay=False, writable=True), help="Write the recipe.")
-@click.option(
-    "--store",
-    "store_path",
-    help="An index: its neurons for the token are tried, and their examples told.",
-)
-@json_option
-@model_options
+@options("--save", "--store", "--json", *MODEL)
 def flip(
-    prompt: str, to: str | None, away: bool, top_k: int | None, like: str | None, max_neurons: int, neutral: str | None,
-    budget: float | None, beyond: bool, save: str | None, store_path: str | None, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    prompt: str,
+    to: str | None,
+    away: bool,
+    top_k: int | None,
+    like: str | None,
+    max_neurons: int,
+    neutral: str | None,
+    budget: float | None,
+    beyond: bool,
+    save: str | None,
+    store_path: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """The few neurons that change the answer to PROMPT, and what it costs.
+
+    Where there is a store, what it finds for the token is tried as well, and examples are told.
 
     \b
     Example:
@@ -44,8 +91,7 @@ def flip(
     """
     from actmax.corpus import held_out
     from app.terminal import recipe_table
-    from db.store import open_store
-    from icebear.errors import DownloadError
+    from icebear.errors import DownloadError, InputError
     from steering.flipping import flip as run
     from steering.price import NEUTRAL, price, token_rows
 
@@ -54,17 +100,15 @@ def flip(
     if top_k and not away:
         raise click.UsageError("--top-k is for --away.")
     texts = _lines(neutral) if neutral else NEUTRAL
-    model = load(**options)
+    model = load(**given)
     token_rows(model, texts)
     try:
         held = held_out()
-    except DownloadError as error:
+    except (DownloadError, InputError) as error:  # no network, or no package that finds sentences
         held = []
         click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
-    with ExitStack() as stack:
-        store = stack.enter_context(open_store(store_path, create=False)) if store_path else None
-        with bar("flip", max_neurons) as advance:
-            found = run(model, prompt, to, like, max_neurons, away, top_k or 5, store, advance, beyond)
+    with store_if_any(store_path, model) as store, bar("flip", max_neurons) as advance:
+        found = run(model, prompt, to, like, max_neurons, away, top_k or 5, store, advance, beyond)
     cost = price(model, found, texts, held, budget=budget)
     found = found.noting(price=cost.to_dict())
     if not found:
@@ -100,8 +144,8 @@ def recipe() -> None:
 
 
 @recipe.command()
-@click.argument("file", type=click.Path())
-@json_option
+@click.argument("file", type=FILE)
+@options("--json")
 def show(file: str, as_json: bool) -> None:
     """What a recipe changes, and where it came from; needs no model.
 
@@ -120,10 +164,9 @@ def show(file: str, as_json: bool) -> None:
 
 
 @recipe.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path())
-@json_option
-@model_options
-def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@options("--json", *MODEL)
+def check(files: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Whether saved flips hold: run each on its prompt. Exits with 1 if one does not.
 
     \b
@@ -135,7 +178,7 @@ def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     from steering.recipe import Recipe
 
     found = [Recipe.load(file) for file in files]
-    model = load(**options)
+    model = load(**given)
     rows = [{"file": file, **first_tokens(model, recipe)} for file, recipe in zip(files, found, strict=True)]
     if as_json:
         print_json({**provenance(model), "recipes": rows})
@@ -148,10 +191,11 @@ def check(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 @recipe.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option("--share", default=1.0, show_default=True, help="How much of its way each edit goes.")
-@click.option("--save", required=True, type=click.Path(dir_okay=False))
-def combine(files: tuple[str, ...], share: float, save: str) -> None:
+@options("--save", required=True)
+@options("--json")
+def combine(files: tuple[str, ...], share: float, save: str, as_json: bool) -> None:
     """Several recipes as one, or one at another strength.
 
     \b
@@ -160,49 +204,56 @@ def combine(files: tuple[str, ...], share: float, save: str) -> None:
     """
     from steering.recipe import Recipe
 
-    total: Recipe | None = None
-    for file in files:
-        part = Recipe.load(file)
-        total = part if total is None else total + part
-    assert total is not None
-    (total * share if share != 1 else total).save(save)
+    first, *others = (Recipe.load(file) for file in files)
+    total = sum(others, start=first)
+    found = total * share if share != 1 else total
+    found.save(save)
     click.echo(f"Wrote {save}", err=True)
+    if as_json:
+        print_json(found.to_dict())
 
 
 @recipe.command()
-@click.argument("file", type=click.Path())
-@click.option("--save", required=True, type=click.Path(dir_okay=False), help="A .safetensors file.")
-@click.option("--prompt", default="The ice bear lives in the", show_default=True, help="To check the patch on.")
-@model_options
-def patch(file: str, save: str, prompt: str, **options: Any) -> None:
+@click.argument("file", type=FILE)
+@options("--save", required=True)
+@click.option("--check-on", default="The ice bear lives in the", show_default=True, help="A prompt to check it on.")
+@options("--json", *MODEL)
+def patch(file: str, save: str, check_on: str, as_json: bool, **given: Any) -> None:
     """The weights and biases that make a recipe permanent, where weights can express it, checked against steering.
+
+    They are saved as .safetensors.
 
     \b
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
+    from concepts.models.provenance import provenance
     from icebear.errors import RecipeError
     from steering.permanent import difference, new_biases, save_patch
     from steering.permanent import patch as run
     from steering.recipe import Recipe
 
-    found, model = Recipe.load(file), load(**options)
+    found, model = Recipe.load(file), load(**given)
     weights = run(model, found)
-    off = difference(model, found, weights, prompt)
+    off = difference(model, found, weights, check_on)
     if not off < 1e-3:
         raise RecipeError(
             f"The patch would differ from steering by {off:.1e} of the largest logit; nothing was written."
         )
     save_patch(model, weights, save)
+    new = list(new_biases(model, weights))
     click.echo(
         f"Wrote {save}: {', '.join(weights)}; logits differ from steering's by {off:.1e} of the largest", err=True
     )
-    if new := new_biases(model, weights):
+    if new:
         click.echo(
             f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
             "steering.apply_patch(net, file).",
             err=True,
         )
+    if as_json:
+        told = {"file": save, "weights": list(weights), "new_biases": new, "difference": off, "checked_on": check_on}
+        print_json({**provenance(model), "recipe": found.name, **told})
 
 
-VERBS = (flip, recipe)
+VERBS = (steer, flip, recipe)

@@ -6,33 +6,28 @@ from typing import Any
 
 import click
 
-from app.options import html_option, json_option, load, model_options, print_json, stdout, store_option, write_page
+from app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout, write_page
+from icebear.extras import need
+
+WIKI = "wiki-summaries"
 
 
 @click.command()
-@click.option(
-    "--corpus",
-    default="wiki-summaries",
-    show_default=True,
-    help="Or a .txt, .jsonl, .csv, .parquet, or the id of a Hugging Face data set.",
-)
-@click.option("--language", default="en", show_default=True, help="Of the corpus: en, es or fr for wiki-summaries.")
+@options("--corpus")
+@click.option("--language", default="en", show_default=True, help=f"Of the corpus: en, es or fr for {WIKI}.")
 @click.option("--column", default="text", show_default=True, help="Where files and data sets keep the text.")
 @click.option("--config", help="Of a Hugging Face data set that has several.")
 @click.option("--split", help="Of a Hugging Face data set; default: train.")
 @click.option("--revision", help="Of a Hugging Face data set; default: the newest.")
-@click.option("--limit", type=click.IntRange(min=1), help="Documents to read; a larger one goes on from a smaller one.")
-@click.option("--max-tokens", default=256, show_default=True, help="Of a sentence; the rest of it is not read.")
-@click.option(
+@click.option("--limit", type=AT_LEAST_1, help="Documents to read; a larger one goes on from a smaller one.")
+@options("--max-tokens", default=256)
+@options(
     "--site",
-    "sites",
     multiple=True,
     default=("ffn",),
-    show_default=True,
     type=click.Choice(("ffn", "attn", "q", "k", "v")),
-    help="Repeat it for several.",
 )
-@click.option("--k", default=32, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
+@options("--k")
 @click.option(
     "--by",
     default="activation",
@@ -41,15 +36,28 @@ from app.options import html_option, json_option, load, model_options, print_jso
     help="Extreme in activation, or in relevance for the model's own predictions (RelMax; slower).",
 )
 @click.option("--engine", default="local", show_default=True, type=click.Choice(("local", "ray")))
-@click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Of the engine ray.")
+@click.option("--workers", default=2, show_default=True, type=AT_LEAST_1, help="Of the engine ray.")
 @click.option("--address", help="Of a running Ray cluster; default: one on this machine, for the scan.")
-@store_option
-@model_options
+@options("--store", "--json", *MODEL)
 def index(
-    corpus: str, language: str, column: str, config: str | None, split: str | None, revision: str | None,
-    limit: int | None, max_tokens: int, sites: tuple[str, ...], k: int, by: str, engine: str, workers: int,
-    address: str | None, store_path: str, **options: Any,
-) -> None:  # fmt: skip
+    corpus: str | None,
+    language: str,
+    column: str,
+    config: str | None,
+    split: str | None,
+    revision: str | None,
+    limit: int | None,
+    max_tokens: int,
+    site: tuple[str, ...],
+    k: int,
+    by: str,
+    engine: str,
+    workers: int,
+    address: str | None,
+    store_path: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Scan a corpus for the sentences that drive each neuron furthest. Interrupt it, run it again: it goes on.
 
     \b
@@ -59,23 +67,28 @@ def index(
     from actmax.corpus import read_corpus
     from actmax.engines import local, on_ray
     from app.progress import indexing
+    from db.store import open_store
 
+    need("index")
     where = on_ray(workers, address) if engine == "ray" else local
-    documents = read_corpus(corpus, limit, language, column, config, split, revision)
-    indexing(load(**options), documents, store_path, k=k, sites=sites, by=by, max_tokens=max_tokens, engine=where)
+    documents = read_corpus(corpus or WIKI, limit, language, column, config, split, revision)
+    model = load(**given)
+    counts = indexing(model, documents, store_path, k=k, sites=site, by=by, max_tokens=max_tokens, engine=where)
+    if as_json:
+        with open_store(store_path) as store:
+            print_json({**store.made_with(), "store": store_path, "counts": counts})
+    else:
+        click.echo(f"{store_path}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
 @click.command()
 @click.argument("neuron")
-@click.option("--top", default=8, show_default=True, type=click.IntRange(min=1), help="Examples and words to show.")
+@options("--top")
 @click.option("--annotate", "annotated", is_flag=True, help="Attribute the shown examples first, and keep that.")
-@html_option
-@json_option
-@store_option
-@model_options
+@options("--html", "--store", "--json", *MODEL)
 def neuron(
-    neuron: str, top: int, annotated: bool, html: str | None, as_json: bool, store_path: str, **options: Any
-) -> None:  # fmt: skip
+    neuron: str, top: int, annotated: bool, html: str | None, store_path: str, as_json: bool, **given: Any
+) -> None:
     """What NEURON means: its vocabulary and the sentences that drive it, both signs.
 
     \b
@@ -88,10 +101,11 @@ def neuron(
     from db.store import open_store
     from icebear.records import Neuron
 
+    need("index")
     wanted = Neuron.parse(neuron)
-    with open_store(store_path, create=False) as store:
+    with open_store(store_path) as store:
         store.statistics(wanted)
-        model = load(**options)
+        model = load(**given)
         store.check(model.fingerprint, model.name)
         if annotated:
             annotating(model, store, [wanted], top)
@@ -106,10 +120,8 @@ def neuron(
 
 @click.command()
 @click.argument("text")
-@click.option("--top", default=20, show_default=True, type=click.IntRange(min=1))
-@json_option
-@store_option
-def search(text: str, top: int, as_json: bool, store_path: str) -> None:
+@options("--top", "--store", "--json")
+def search(text: str, top: int, store_path: str, as_json: bool) -> None:
     """Which neurons know about TEXT: by what they write and by the sentences that drive them.
 
     \b
@@ -119,7 +131,7 @@ def search(text: str, top: int, as_json: bool, store_path: str) -> None:
     from app.terminal import hits
     from db.store import open_store
 
-    with open_store(store_path, create=False) as store:
+    with open_store(store_path) as store:
         found = store.search(text, top)
         labels, made_with = {hit.neuron: store.label(hit.neuron) for hit in found}, store.made_with()
     if as_json:
@@ -132,11 +144,10 @@ def search(text: str, top: int, as_json: bool, store_path: str) -> None:
 @click.command()
 @click.argument("neurons", nargs=-1)
 @click.option("--prompt", help="The neurons that matter most to what follows this prompt.")
-@click.option("--top", default=50, show_default=True, type=click.IntRange(min=1), help="How many of them.")
-@click.option("--k", default=8, show_default=True, type=click.IntRange(min=1), help="Examples a neuron and sign.")
-@store_option
-@model_options
-def annotate(neurons: tuple[str, ...], prompt: str | None, top: int, k: int, store_path: str, **options: Any) -> None:
+@options("--top", "--k", "--store", "--json", *MODEL)
+def annotate(
+    neurons: tuple[str, ...], prompt: str | None, top: int, k: int, store_path: str, as_json: bool, **given: Any
+) -> None:
     """Attribute the examples of NEURONS to their tokens, and keep that in the store.
 
     \b
@@ -151,21 +162,26 @@ def annotate(neurons: tuple[str, ...], prompt: str | None, top: int, k: int, sto
     if bool(neurons) == bool(prompt):
         raise click.UsageError("Give either NEURONS or --prompt.")
     wanted = [Neuron.parse(name) for name in neurons]
-    with open_store(store_path, create=False) as store:
+    with open_store(store_path) as store:
+        sites = store.fact("sites")
         for name in wanted:
             store.statistics(name)
-        model = load(**options)
+        model = load(**given)
         if prompt:
-            relevance = run(model, prompt, sites=store.fact("sites"))
+            relevance = run(model, prompt, sites=sites)
             wanted = [row.neuron for row in relevance.top(top)]
-        annotating(model, store, wanted, k)
+        done = annotating(model, store, wanted, k)
+        if as_json:
+            print_json({**store.made_with(), "neurons": list(map(str, wanted)), "attributed": done})
+        else:
+            click.echo(f"{done} examples attributed; those that were before are kept.")
 
 
 @click.command()
 @click.argument("neuron")
 @click.argument("text")
-@store_option
-def label(neuron: str, text: str, store_path: str) -> None:
+@options("--store", "--json")
+def label(neuron: str, text: str, store_path: str, as_json: bool) -> None:
     """Call NEURON by a name of your own; an empty TEXT removes it.
 
     \b
@@ -175,29 +191,11 @@ def label(neuron: str, text: str, store_path: str) -> None:
     from db.store import open_store
     from icebear.records import Neuron
 
-    with open_store(store_path, create=False) as store:
-        store.set_label(Neuron.parse(neuron), text)
+    named = Neuron.parse(neuron)
+    with open_store(store_path) as store:
+        store.set_label(named, text)
+        if as_json:
+            print_json({**store.made_with(), "neuron": str(named), "label": store.label(named)})
 
 
-@click.command()
-@click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535))
-@store_option
-@model_options
-def app(
-    port: int, store_path: str, model_name: str, device: str, dtype: str | None, accept_terms: bool
-) -> None:  # fmt: skip
-    """Look around in the browser: explain, cards, search, steer, compare. On this machine only.
-
-    \b
-    Example:
-      icebear app --store wiki.db
-    """
-    from app.launch import launch
-
-    launch(port, {
-        "ICEBEAR_APP_STORE": store_path, "ICEBEAR_APP_MODEL": model_name, "ICEBEAR_APP_DEVICE": device,
-        "ICEBEAR_APP_DTYPE": dtype or "", "ICEBEAR_APP_ACCEPT_TERMS": str(int(accept_terms)),
-    })  # fmt: skip
-
-
-VERBS = (index, neuron, search, annotate, label, app)
+VERBS = (index, neuron, search, annotate, label)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.bars import bar
-from app.options import json_option, load, model_options, print_json, stdout
+from app.options import MODEL, load, options, print_json, stdout
+from app.progress import bar
+from icebear.extras import need
 
 if TYPE_CHECKING:
     from concepts.evaluation.questions import Question
@@ -28,38 +29,31 @@ def evaluate() -> None:
     """
 
 
-def evaluation_options(command: Callable) -> Callable:
-    for option in (
-        click.option("--seed", default=0, show_default=True, help="Of the choice of samples."),
-        click.option("--out", type=click.Path(file_okay=False), required=True,
-                     help="The folder of results; an interrupted evaluation goes on in it."),
-        click.option("--samples", default=20, show_default=True, type=click.IntRange(min=1)),
-        click.option("--methods", default="all", show_default=True,
-                     help="Names, with commas; all are in the README. Methods of LRP can be written out."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+MEASURED = ("--methods", "--samples", "--out", "--seed")
 
 
 @evaluate.command()
-@evaluation_options
-@click.option(
-    "--task",
-    type=click.Choice(list(CORPORA)),
-    default="next-word",
-    show_default=True,
-    help="What is asked: the next word, whether a review is positive, one answer of four.",
-)
-@click.option("--corpus", help="As of icebear index; imdb-reviews for reviews.")
-@click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=17))
+@options(*MEASURED)
+@options("--task", type=click.Choice(list(CORPORA)), default="next-word")
+@options("--corpus")
+@options("--max-tokens", default=128, type=click.IntRange(min=17))
 @click.option("--tune", is_flag=True, help="Choose parameters on other samples first, where a method has one.")
-@json_option
-@model_options
+@options("--json", *MODEL)
 def faithfulness(
-    methods: str, samples: int, out: str, seed: int, task: str, corpus: str | None, max_tokens: int, tune: bool,
-    as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    methods: str,
+    samples: int,
+    out: str,
+    seed: int,
+    task: str,
+    corpus: str | None,
+    max_tokens: int,
+    tune: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Remove tokens, most and least relevant first, and watch the predicted answer go.
+
+    Predicted is the next word, whether a review is positive, or one answer of four.
 
     \b
     Example:
@@ -70,8 +64,9 @@ def faithfulness(
 
     if task == "choice" and corpus:
         raise click.UsageError("--task choice makes its own prompts, so it takes no --corpus.")
+    need("evaluate")
     wanted = listed(methods)
-    model = load(**options)
+    model = load(**given)
     corpus = corpus or CORPORA[task]
     asked = _questions(model, task, corpus, samples + 10 * tune, seed, max_tokens)
     wanted_samples, others = asked[:samples], asked[samples:]
@@ -79,10 +74,23 @@ def faithfulness(
     if tune:
         able = evaluation.tuned(model, others, able)
     _run(
-        model, "faithfulness", able, unable, wanted_samples, lambda question: evaluation.sample(model, question, able),
-        evaluation.COLUMNS, out, as_json, notes=_accuracy, task=task, corpus=corpus, samples=samples, seed=seed,
-        max_tokens=max_tokens, shares=evaluation.SHARES,
-    )  # fmt: skip
+        model,
+        "faithfulness",
+        able,
+        unable,
+        wanted_samples,
+        lambda question: evaluation.sample(model, question, able),
+        evaluation.COLUMNS,
+        out,
+        as_json,
+        notes=_accuracy,
+        task=task,
+        corpus=corpus,
+        samples=samples,
+        seed=seed,
+        max_tokens=max_tokens,
+        shares=evaluation.SHARES,
+    )
 
 
 def _questions(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
@@ -98,18 +106,27 @@ def _questions(model: Model, task: str, corpus: str, samples: int, seed: int, lo
 
 
 @evaluate.command()
-@evaluation_options
-@click.option("--task", type=click.Choice(["agreement", "anaphora", "qa"]), default="agreement", show_default=True)
-@click.option("--data", type=click.Path(), help="A BLiMP file (JSON lines) or a SQuAD file (JSON) instead of a task.")
-@click.option("--contrast/--no-contrast", default=True, show_default=True, help="Explain against the wrong answer.")
+@options(*MEASURED)
+@options("--task", type=click.Choice(["agreement", "anaphora", "qa"]), default="agreement")
+@options("--data")
+@click.option("--no-contrast", is_flag=True, help="Explain the right answer, not the right against the wrong one.")
 @click.option("--special/--no-special", default=True, show_default=True, help="Let special tokens and the first count.")
-@json_option
-@model_options
+@options("--json", *MODEL)
 def groundtruth(
-    methods: str, samples: int, out: str, seed: int, task: str, data: str | None, contrast: bool, special: bool,
-    as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    methods: str,
+    samples: int,
+    out: str,
+    seed: int,
+    task: str,
+    data: str | None,
+    no_contrast: bool,
+    special: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Whether relevance lies where the evidence is: the subject of a verb, the answer in a text.
+
+    Instead of a task, --data takes a BLiMP file (JSON lines) or a SQuAD file (JSON).
 
     \b
     Example:
@@ -118,15 +135,28 @@ def groundtruth(
     from concepts.baselines.methods import listed
     from concepts.evaluation import groundtruth as evaluation
 
+    need("evaluate")
     wanted = listed(methods)
     items = evaluation.read(data, samples, seed) if data else evaluation.TASKS[task](samples, seed)
-    model = load(**options)
+    model = load(**given)
     able, unable = _able(model, items[0].prompt, wanted)
     _run(
-        model, "groundtruth", able, unable, items,
-        lambda item: evaluation.sample(model, item, able, contrast, special), evaluation.COLUMNS, out, as_json,
-        notes=_accuracy, task=data or task, samples=samples, seed=seed, contrast=contrast, special=special,
-    )  # fmt: skip
+        model,
+        "groundtruth",
+        able,
+        unable,
+        items,
+        lambda item: evaluation.sample(model, item, able, not no_contrast, special),
+        evaluation.COLUMNS,
+        out,
+        as_json,
+        notes=_accuracy,
+        task=data or task,
+        samples=samples,
+        seed=seed,
+        contrast=not no_contrast,
+        special=special,
+    )
 
 
 def _accuracy(lines: list[dict[str, Any]]) -> list[str]:
@@ -137,16 +167,22 @@ def _accuracy(lines: list[dict[str, Any]]) -> list[str]:
 
 
 @evaluate.command()
-@evaluation_options
-@click.option("--site", type=click.Choice(["ffn", "head"]), default="ffn", show_default=True)
-@click.option("--corpus", default="wiki-summaries", show_default=True, help="As of icebear index.")
-@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=17))
-@json_option
-@model_options
+@options(*MEASURED)
+@options("--site", type=click.Choice(["ffn", "head"]), default="ffn")
+@options("--corpus")
+@options("--max-tokens", default=64, type=click.IntRange(min=17))
+@options("--json", *MODEL)
 def pruning(
-    methods: str, samples: int, out: str, seed: int, site: str, corpus: str, max_tokens: int, as_json: bool,
-    **options: Any,
-) -> None:  # fmt: skip
+    methods: str,
+    samples: int,
+    out: str,
+    seed: int,
+    site: str,
+    corpus: str | None,
+    max_tokens: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Prune FFN neurons or heads, least and most relevant first, and watch the predicted words go.
 
     \b
@@ -157,26 +193,30 @@ def pruning(
     from concepts.evaluation import pruning as evaluation
     from concepts.evaluation import runner
 
-    wanted = listed(methods, evaluation.METHODS)
-    model = load(**options)
+    need("evaluate")
+    wanted, corpus = listed(methods, evaluation.METHODS), corpus or CORPORA["next-word"]
+    model = load(**given)
     asked = _questions(model, "next-word", corpus, 2 * samples, seed, max_tokens)
     prompts, reference = evaluation.split([question.prompt for question in asked], seed)
-    facts = runner.facts(model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed,
-                         shares=list(evaluation.SHARES))  # fmt: skip
+    facts = runner.facts(
+        model, "pruning", wanted, site=site, corpus=corpus, samples=samples, seed=seed, shares=list(evaluation.SHARES)
+    )
     with bar("pruning", len(wanted)) as advance:
         curves = runner.run(
-            out, facts, list(wanted.values()),
-            lambda method: evaluation.curves(model, prompts, reference, method, site, seed), advance,
-        )  # fmt: skip
+            out,
+            facts,
+            list(wanted.values()),
+            lambda method: evaluation.curves(model, prompts, reference, method, site, seed),
+            advance,
+        )
     lines = evaluation.samples(prompts, dict(zip(wanted, curves, strict=True)))
     note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(evaluation.SHARES)} of all."
     _tell(out, lines, evaluation.COLUMNS, facts, {}, [note], as_json)
 
 
 @evaluate.command()
-@click.option("--data", type=click.Path(), required=True, help="A JSON list of objects with prompt, to and like.")
-@click.option("--out", type=click.Path(file_okay=False), required=True, help="The folder of recipes and results.")
-@click.option("--max-neurons", default=10, show_default=True, type=click.IntRange(min=1))
+@options("--data", required=True)
+@options("--out", "--max-neurons")
 @click.option("--no-like", is_flag=True, help="Without the source prompts.")
 @click.option(
     "--controls/--no-controls",
@@ -184,12 +224,11 @@ def pruning(
     show_default=True,
     help="Candidates by gradient, distance, activation and chance too, with the same search.",
 )
-@json_option
-@model_options
-def flips(
-    data: str, out: str, max_neurons: int, no_like: bool, controls: bool, as_json: bool, **options: Any
-) -> None:  # fmt: skip
+@options("--json", *MODEL)
+def flips(data: str, out: str, max_neurons: int, no_like: bool, controls: bool, as_json: bool, **given: Any) -> None:
     """How often answers flip, inside what neurons were seen to be and beyond, at what price, against controls.
+
+    --data is a JSON list of objects with prompt, to and like; the recipes found are kept as well.
 
     \b
     Example:
@@ -207,7 +246,7 @@ def flips(
     pairs = evaluation.read(data)
     if no_like:
         pairs = [replace(pair, like=None) for pair in pairs]
-    model = load(**options)
+    model = load(**given)
     choosers = list(CHOOSERS)[: None if controls else 1]
     with bar("flips", len(pairs)) as advance:
         lines = evaluation.run(model, pairs, out, max_neurons, choosers, on_progress=advance)
@@ -223,24 +262,20 @@ def flips(
 
 
 @evaluate.command()
+@options("--data", required=True)
+@options("--top")
 @click.option(
-    "--data",
-    type=click.Path(),
-    required=True,
-    help="A JSON object: a fact's name -> its answer and prompts that say the same.",
-)
-@click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Most relevant of each prompt.")
-@click.option(
-    "--share",
+    "--quorum",
     default=0.7,
     show_default=True,
     type=click.FloatRange(0, 1),
-    help="A fact's neurons are among them for at least this share of its prompts.",
+    help="The share of a fact's prompts whose top a neuron must be in to be the fact's.",
 )
-@json_option
-@model_options
-def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) -> None:
+@options("--json", *MODEL)
+def knowledge(data: str, top: int, quorum: float, as_json: bool, **given: Any) -> None:
     """Knowledge neurons of facts: what suppressing and amplifying them does to those facts, and to others.
+
+    --data is a JSON object: a fact's name -> its answer and prompts that say the same.
 
     \b
     Example:
@@ -251,22 +286,21 @@ def knowledge(data: str, top: int, share: float, as_json: bool, **options: Any) 
     from steering import knowledge as evaluation
 
     facts = evaluation.read(data)
-    model = load(**options)
+    model = load(**given)
     with bar("knowledge", len(facts)) as advance:
-        rows = evaluation.report(model, facts, top, share, advance)
+        rows = evaluation.report(model, facts, top, quorum, advance)
     if as_json:
-        print_json({**provenance(model, top=top, share=share, seed=0), "facts": rows})
+        print_json({**provenance(model, top=top, share=quorum, seed=0), "facts": rows})
     else:
         stdout().print(knowledge_table(rows))
 
 
 @evaluate.command()
-@click.option("--methods", default="all", show_default=True)
+@options("--methods")
 @click.option("--lengths", default="32,128", show_default=True, help="Of prompts, in tokens.")
 @click.option("--watts", default=65.0, show_default=True, help="Of the machine while busy, for the energy.")
-@json_option
-@model_options
-def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any) -> None:
+@options("--json", *MODEL)
+def cost(methods: str, lengths: str, watts: float, as_json: bool, **given: Any) -> None:
     """Time, memory and an estimate of energy of each method, by the length of the prompt.
 
     \b
@@ -283,7 +317,7 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **options: Any
         sizes = [int(part) for part in lengths.split(",")]
     except ValueError:
         raise click.UsageError(f"--lengths {lengths!r} is not a list of numbers, as 32,128.") from None
-    model = load(**options)
+    model = load(**given)
     able, unable = _able(model, list(range(10, 20)), wanted)
     with bar("cost", len(sizes) * len(able)) as advance:
         rows = evaluation.table(model, able, sizes, watts=watts, on_progress=advance)
@@ -307,10 +341,18 @@ def _able(model: Model, prompt: Any, methods: Mapping[str, Any]) -> tuple[dict[s
 
 
 def _run(
-    model: Model, kind: str, able: dict[str, Any], unable: dict[str, str], items: Sequence[Any],
-    measure: Callable[[Any], dict[str, Any]], columns: Mapping[str, str], out: str, as_json: bool,
-    notes: Callable[[list], list[str]] = lambda lines: [], **settings: Any,
-) -> None:  # fmt: skip
+    model: Model,
+    kind: str,
+    able: dict[str, Any],
+    unable: dict[str, str],
+    items: Sequence[Any],
+    measure: Callable[[Any], dict[str, Any]],
+    columns: Mapping[str, str],
+    out: str,
+    as_json: bool,
+    notes: Callable[[list], list[str]] = lambda lines: [],
+    **settings: Any,
+) -> None:
     from concepts.evaluation import runner
 
     facts = runner.facts(model, kind, {**able, **dict.fromkeys(unable)}, **settings)
@@ -321,9 +363,14 @@ def _run(
 
 
 def _tell(
-    out: str, lines: Sequence[dict[str, Any]], columns: Mapping[str, str], facts: dict[str, Any],
-    unable: dict[str, str], notes: Sequence[str], as_json: bool,
-) -> None:  # fmt: skip
+    out: str,
+    lines: Sequence[dict[str, Any]],
+    columns: Mapping[str, str],
+    facts: dict[str, Any],
+    unable: dict[str, str],
+    notes: Sequence[str],
+    as_json: bool,
+) -> None:
     """The report into its folder, and its table on stdout."""
     from app.terminal import evaluation_table
     from concepts.evaluation import report

@@ -1,0 +1,210 @@
+"""The verbs that explain a prediction: attribute, rank, project."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.options import (
+    EXPLAIN,
+    FILE,
+    MODEL,
+    load,
+    method_named,
+    options,
+    print_json,
+    stdout,
+    taken,
+    write_page,
+)
+from app.progress import bar
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
+    from concepts.relevance import Relevance
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@options("--target", "--contrast", "--target-text", "--prefix", "--at", "--method", "--checkpoint", "--image")
+@click.option("--png", type=FILE, help="With --image: write the image under its relevance.")
+@options("--html", "--json", *MODEL)
+def attribute(
+    prompt: str | None, image: str | None, method: str, png: str | None, html: str | None, as_json: bool, **given: Any
+) -> None:
+    """Which tokens of PROMPT (or parts of an image) carried the prediction.
+
+    \b
+    Example:
+      icebear attribute "The ice bear lives in the" --contrast " desert"
+    """
+    from app.terminal import explanation
+
+    _one_of({"a PROMPT": prompt, "--image": image})
+    if png and not image:
+        raise click.UsageError("--png goes with --image.")
+    chosen, asked = method_named(method), taken(given, EXPLAIN)
+    relevance = _explained(load(**given), prompt, image, method=chosen, **asked)
+    if html:
+        write_page(html, relevance.to_html())
+    if png:
+        write_page(png, relevance.image.png())  # type: ignore[union-attr]
+    if as_json:
+        print_json(relevance.to_dict())
+    else:
+        stdout().print(explanation(relevance))
+
+
+def _one_of(choices: dict[str, Any]) -> None:
+    if sum(value is not None for value in choices.values()) != 1:
+        *names, last = choices
+        raise click.UsageError(f"Give either {', '.join(names)} or {last}.")
+
+
+def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any) -> Relevance:
+    """`attribute` of the prompt or the image, whichever the model reads."""
+    from concepts.attribution import attribute as run
+
+    if model.task.reads_text is bool(image):
+        raise click.UsageError(f"{model.name} reads {'images: give --image' if not image else 'text: give a PROMPT'}.")
+    what: Any = image or prompt
+    return run(model, what, **asked)
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@options("--target", "--contrast", "--target-text", "--prefix", "--at", "--method", "--checkpoint", "--image")
+@click.option("--file", type=FILE, help="A behaviour instead of a PROMPT: a file of prompts, a JSON object a line.")
+@options("--site", show_default="ffn and attn")
+@click.option("--polarity", type=click.Choice(["+", "-"]), help="Only neurons whose activation has this sign.")
+@click.option("--position", default="last", show_default=True, help="last, all, or a token's position.")
+@click.option("--include-sinks", is_flag=True, help="With --position all: rank sink positions too.")
+@options("--top", "--json", *MODEL)
+def rank(
+    prompt: str | None,
+    image: str | None,
+    file: str | None,
+    method: str,
+    site: str | None,
+    polarity: Any,
+    position: str,
+    include_sinks: bool,
+    top: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """The neurons that carried the prediction after PROMPT, by signed relevance.
+
+    With --file by their mean over many prompts, with a bootstrap over them; an object has a prompt and, if wanted, a
+    target and a contrast, which otherwise are those of the options.
+
+    \b
+    Example:
+      icebear rank "The ice bear lives in the" --contrast " desert" --site ffn --top 5
+    """
+    from app.terminal import explanation, ranking
+    from concepts.relevance import ranked_dict
+
+    _one_of({"a PROMPT": prompt, "--image": image, "--file": file})
+    chosen, asked = method_named(method), taken(given, EXPLAIN)
+    if file:
+        if (
+            position != "last"
+            or include_sinks
+            or any(asked[name] is not None for name in ("target_text", "prefix", "at"))
+        ):
+            raise click.UsageError("--file goes with --target, --contrast, --site, --polarity and --top only.")
+        _rank_behaviour(file, given, asked, as_json, k=top, site=site, polarity=polarity, method=chosen)
+        return
+    model = load(**given)
+    record = "last" if position == "last" else "all"
+    relevance = _explained(model, prompt, image, method=chosen, sites=_recorded(site), record=record, **asked)
+    found = relevance.top(top, site, polarity, _position(position), include_sinks)
+    words = _words(model, [row.neuron for row in found])
+    if as_json:
+        rows = [
+            {**ranked_dict(row), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
+            for row in found
+        ]
+        print_json({**relevance.to_dict(0), "position": position, "ranking": rows})
+        return
+    console = stdout()
+    console.print(explanation(relevance))
+    where = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
+    apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
+    console.print(ranking(found, relevance, words, f"Most relevant neurons {where}{apart}"))
+
+
+def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_json: bool, **ranking: Any) -> None:
+    from app.terminal import behaviour_table
+    from concepts.behaviour import Case, behaviour, read
+    from concepts.models.provenance import provenance
+
+    cases = [
+        Case(case.prompt, case.target or asked["target"], case.contrast or asked["contrast"]) for case in read(file)
+    ]
+    model = load(**given)
+    with bar("prompts", len(cases)) as move:
+        found = behaviour(model, cases, checkpoint=asked["checkpoint"], on_progress=move, **ranking)
+    words = _words(model, [row.neuron for row in found])
+    if as_json:
+        rows = [
+            {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
+            for row in found
+        ]
+        told = provenance(model, method=repr(ranking["method"]), seed=0)
+        print_json({**told, "file": file, "prompts": len(cases), "ranking": rows})
+    else:
+        stdout().print(behaviour_table(found, words, len(cases)))
+
+
+def _recorded(site: str | None) -> tuple[str, ...]:
+    """The sites that a ranking needs."""
+    return ("attn",) if site == "head" else (site,) if site else ("ffn", "attn")
+
+
+def _words(model: Model, neurons: list[Any]) -> dict[Any, Any]:
+    """neuron -> what it writes, of those that write."""
+    from concepts.vocabulary import project_many
+
+    writers = [neuron for neuron in neurons if neuron.site in ("ffn", "attn", "cross")]
+    return dict(zip(writers, project_many(model, writers, 5), strict=True))
+
+
+def _position(text: str) -> Any:
+    from icebear.errors import InputError
+
+    if text in ("last", "all"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--position {text!r} is not last, all or a number.") from None
+
+
+@click.command()
+@click.argument("neuron")
+@options("--top", "--json", *MODEL)
+def project(neuron: str, top: int, as_json: bool, **given: Any) -> None:
+    """The vocabulary that NEURON promotes and suppresses.
+
+    \b
+    Example:
+      icebear project L29.ffn.860 --top 5
+    """
+    from app.terminal import projection
+    from concepts.models.provenance import provenance
+    from concepts.vocabulary import project as run
+    from icebear.records import Neuron
+
+    wanted = Neuron.parse(neuron)
+    model = load(**given)
+    result = run(model, wanted, top)
+    if as_json:
+        print_json({**result.to_dict(), **provenance(model)})
+    else:
+        stdout().print(projection(result))
+
+
+VERBS = (attribute, rank, project)

@@ -1,0 +1,24 @@
+"""The optional parts of icebear, and what they need beyond a plain installation (see pyproject.toml)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from icebear.errors import InputError
+
+EXTRAS = {
+    "app": {"streamlit": "streamlit", "altair": "altair", "vl_convert": "vl-convert-python"},
+    "index": {"faiss": "faiss-cpu", "sentencex": "sentencex", "datasets": "datasets"},
+    "evaluate": {"matplotlib": "matplotlib"},
+}
+"""Part -> module -> the package that has it."""
+
+
+def need(extra: str) -> None:
+    """Raise `InputError` where a package of this part is missing."""
+    missing = [package for module, package in EXTRAS[extra].items() if find_spec(module) is None]
+    if missing:
+        raise InputError(
+            f"This needs {', '.join(missing)}; pip install {' '.join(missing)} (or, in icebear's checkout, "
+            f"pip install -e '.[{extra}]')."
+        )

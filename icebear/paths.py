@@ -1,0 +1,25 @@
+"""Paths as people write them: `~` for the home folder, suffixes in capitals, text that is compressed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import TextIO
+
+
+def local(name: str | Path) -> Path:
+    return Path(os.path.expanduser(name))
+
+
+def kind(path: str | Path) -> str:
+    """The suffix in lower case; of what gzip compressed the one before ``.gz``."""
+    name = Path(str(path).lower())
+    return Path(name.stem).suffix if name.suffix == ".gz" else name.suffix
+
+
+def opened(path: Path, newline: str | None = None) -> TextIO:
+    """A text in UTF-8, compressed or not; bytes that are none become question marks."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace", newline=newline)  # type: ignore[return-value]
+    return path.open(encoding="utf-8", errors="replace", newline=newline)

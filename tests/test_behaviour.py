@@ -1,0 +1,118 @@
+"""A behaviour: one prompt is a ranking, many are its mean, in whatever order and batches they come."""
+
+import json
+import random
+from itertools import product
+
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import LLAMA, random_model
+
+from app.cli import main
+from concepts import CP_LRP, attribute
+from concepts import behaviour as module
+from concepts.behaviour import Case, behaviour, read
+from icebear.errors import InputError
+
+CASES = [
+    Case([7, 3, 12, 44, 5], 4, 9),
+    Case([3, 21, 9]),
+    Case([12, 44, 5, 3, 21, 9, 2], 4),
+    Case([30, 31], None, 9),
+    Case([8, 8, 1, 40], 17, 4),
+]
+
+
+@pytest.mark.parametrize(("site", "polarity"), [*product((None, "ffn", "attn"), (None, "+", "-")), ("head", None)])
+def test_one_prompt_is_a_ranking(llama, site, polarity):
+    case = CASES[0]
+    sites = {None: ("ffn", "attn"), "head": ("attn",)}.get(site, (site,))
+    expected = attribute(llama, case.prompt, case.target, case.contrast, sites=sites).top(12, site, polarity)
+    found = behaviour(llama, [case], 12, site, polarity)
+    assert [row.neuron for row in found] == [row.neuron for row in expected]
+    assert [row.relevance for row in found] == pytest.approx([row.relevance for row in expected], abs=1e-6)
+    assert {(row.low == row.high == row.relevance, row.among_top) for row in found} == {(True, 1)}
+    if site != "head":
+        assert [row.activation for row in found] == pytest.approx([row.activation for row in expected], abs=1e-6)
+
+
+def test_many_are_the_mean_of_each(llama):
+    """Against the definition, prompt by prompt."""
+    singles = [attribute(llama, case.prompt, case.target, case.contrast, sites=("ffn",)) for case in CASES]
+    means = torch.stack([single.ffn[:, -1] for single in singles]).mean(0)
+    acts = torch.stack([single.activation("ffn")[:, -1] for single in singles]).mean(0)
+    tops = [{row.neuron for row in single.top(7, "ffn")} for single in singles]
+    found = behaviour(llama, CASES, 7, "ffn")
+    assert [row.relevance for row in found] == pytest.approx(means.flatten().sort(descending=True).values[:7].tolist())
+    for row in found:
+        place = row.neuron.layer, row.neuron.index
+        assert (row.relevance, row.activation) == pytest.approx((means[place].item(), acts[place].item()), abs=1e-5)
+        assert row.among_top == sum(row.neuron in top for top in tops)
+        assert row.low <= row.relevance <= row.high
+
+
+def test_the_order_of_prompts_does_not_matter(llama, monkeypatch):
+    monkeypatch.setattr(module, "ROWS", 2)
+    found = behaviour(llama, CASES, 9)
+    for seed in range(3):
+        assert behaviour(llama, random.Random(seed).sample(CASES, len(CASES)), 9) == found
+
+
+def test_neither_duplicates_nor_batches_change_the_mean(llama, monkeypatch):
+    found = behaviour(llama, CASES, 9, method=CP_LRP)
+    twice = behaviour(llama, CASES * 2, 9, method=CP_LRP)
+    monkeypatch.setattr(module, "ROWS", 1)
+    alone = behaviour(llama, CASES, 9, method=CP_LRP)
+    for other in (twice, alone):
+        assert [row.neuron for row in other] == [row.neuron for row in found]
+        assert [row.relevance for row in other] == pytest.approx([row.relevance for row in found], abs=1e-5)
+    assert [row.among_top for row in twice] == [2 * row.among_top for row in found]
+    assert all(second.high - second.low < first.high - first.low for first, second in zip(found, twice, strict=True))
+
+
+def test_the_interval_is_that_of_a_bootstrap():
+    """Of the mean of 200 normal numbers: 1.96 standard errors to either side."""
+    values = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high = module._interval(values, 0)
+    error = 1.96 * values.std(0) / 200**0.5
+    assert torch.allclose(low, values.mean(0) - error, atol=0.15 * error.max().item())
+    assert torch.allclose(high, values.mean(0) + error, atol=0.15 * error.max().item())
+
+
+def test_never_one_batch_of_any_size(llama, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(module, "attribute", lambda model, prompts, *rest, **more: sizes.append(len(prompts))
+                        or attribute(model, prompts, *rest, **more))  # fmt: skip
+    behaviour(random_model(LLAMA, dtype=torch.float32), [[n, 3] for n in range(19)], 3, "ffn")
+    assert sizes == [8, 8, 3]
+
+
+def test_a_file_of_prompts(tmp_path, tiny_folder):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Rome is", "target": " A"}\n\n{"prompt": "Paris is", "contrast": " are"}\n')
+    assert read(path) == [Case("Rome is", " A"), Case("Paris is", None, " are")]
+    words = ["rank", "--file", str(path), "--top", "3", "--model", tiny_folder]
+    done = CliRunner().invoke(main, [*words, "--target", " B", "--site", "ffn", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["prompts"], len(told["ranking"])) == (2, 3)
+    assert {"neuron", "relevance", "low", "high", "activation", "polarity", "among_top", "promotes"} == set(
+        told["ranking"][0]
+    )
+    shown = CliRunner().invoke(main, words)
+    assert "means over 2 prompts" in shown.stdout
+    for more in (["--position", "all"], ["--target-text", " A B"], ["a prompt"]):
+        assert CliRunner().invoke(main, [*words, *more]).exit_code == 2
+    for content, message in (
+        ("", "has no prompt"),
+        ('{"prompt": "a"}\n{"text": "b"}', "line 2 is not a JSON object"),
+        ("[", "line 1"),
+    ):
+        path.write_text(content)
+        with pytest.raises(InputError, match=message):
+            read(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="There is no prompt"):
+        behaviour(None, [])

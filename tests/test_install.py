@@ -1,0 +1,120 @@
+"""A plain installation, and what it says about the parts that it lacks."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from packaging.requirements import Requirement
+
+from app.cli import main
+from icebear.extras import EXTRAS
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OPTIONAL = PROJECT["optional-dependencies"]
+
+
+def test_lower_bounds_are_what_is_tested():
+    """Each is there, and the versions of constraints.txt are above it."""
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    users = [*PROJECT["dependencies"], *(name for part, names in OPTIONAL.items() if part != "dev" for name in names)]
+    for wanted in map(Requirement, users):
+        if wanted.name not in ("pip", "icebear"):
+            assert wanted.specifier, f"{wanted} has no lower bound"
+            assert wanted.specifier.contains(tested[wanted.name]), wanted
+
+
+def test_the_parts_are_those_that_errors_name():
+    for part, packages in EXTRAS.items():
+        assert {Requirement(name).name for name in OPTIONAL[part]} == set(packages.values())
+    assert set(re.findall(r"\w+", OPTIONAL["all"][0])) == {"icebear", *OPTIONAL} - {"all", "dev"}
+    assert OPTIONAL["dev"][0] == "icebear[all]"  # make install installs everything
+
+
+HIDDEN = [module for modules in EXTRAS.values() for module in modules]
+PLAIN = f"""
+import sys
+sys.modules.update(dict.fromkeys({HIDDEN}))  # as if they were not installed
+from app.cli import main
+for words in (
+    ["attribute", "Rome is"],
+    ["rank", "Rome is", "--top", "3"],
+    ["project", "L1.ffn.3"],
+    ["steer", "Rome is", "--edit", "L1.ffn.3*0", "--max-new-tokens", "2"],
+    ["flip", "Rome is", "--away", "--top-k", "1", "--beyond"],
+):
+    main([*words, "--json", "--model", sys.argv[1]], standalone_mode=False)
+main(["index"], standalone_mode=False)
+"""
+
+
+def test_a_plain_installation_explains_and_steers(tiny_folder, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PLAIN, tiny_folder]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.count("\n}\n") == 5, done.stderr
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, said("index"))
+
+
+def said(part):
+    packages = list(EXTRAS[part].values())
+    return (
+        f"icebear: This needs {', '.join(packages)}; pip install {' '.join(packages)} (or, in icebear's checkout, "
+        f"pip install -e '.[{part}]')."
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("index", ["index"]),
+        ("index", ["neuron", "L1.ffn.3"]),
+        ("index", ["demo"]),
+        ("app", ["app"]),
+        ("evaluate", ["evaluate", "faithfulness", "--out", "f"]),
+        ("evaluate", ["evaluate", "groundtruth", "--out", "f"]),
+        ("evaluate", ["evaluate", "pruning", "--out", "f"]),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else part,
+)
+def test_what_is_missing_is_said_before_anything_is_done(part, words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for module in HIDDEN:
+        monkeypatch.setitem(sys.modules, module, None)
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.stderr) == (1, f"{said(part)}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wheel_is_enough(tmp_path, tiny_folder):
+    """Built, installed in an empty environment that sees our dependencies, used there."""
+    source, home = tmp_path / "source", tmp_path / "venv"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command):
+        return subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+        ).stdout
+
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "docs", "*.db*"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, source)
+    (built,) = tmp_path.glob("*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", home)
+    run(*pip, "--python", home, "install", "-q", "--no-deps", "--no-index", built)
+    bin = next(path for path in (home / "bin", home / "Scripts") if path.is_dir())
+    packages = Path(run(bin / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))  # whose own .pth files are not read then
+    where = run(bin / "python", "-c", "import icebear, app; print(icebear.__file__, app.__file__)").split()
+    assert all(Path(path).is_relative_to(packages) for path in where)
+    told = json.loads(run(bin / "icebear", "project", "L1.ffn.3", "--json", "--model", tiny_folder))
+    assert len(told["promoted"]) == 20
+    assert "project" in run(bin / "icebear", "-h")

@@ -1,0 +1,163 @@
+"""The words of the command line: one meaning a name, a document on every verb, a store that may be missing."""
+
+import inspect
+import json
+import re
+from collections import defaultdict
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from app.cli import main
+from app.options import OPTIONS, load
+from concepts import load_model
+from db import open_store
+from icebear.errors import ModelError
+from steering import Edit, Recipe
+
+RUN = CliRunner()
+OWN_VALUES = {"--site", "--task", "--max-tokens"}
+"""What these may be, and are by default, is a verb's own."""
+
+
+def verbs(group=main, before=""):
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from verbs(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+VERBS = dict(verbs())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_an_example_and_json(verb):
+    command = VERBS[verb]
+    assert f"  icebear {verb}" in command.help.partition("Example:")[2]
+    flags = {flag for option in command.params for flag in option.opts}
+    if verb != "app":  # which serves, and prints no result
+        assert "--json" in flags
+
+
+def test_an_option_means_the_same_wherever_it_is():
+    found = defaultdict(list)
+    for verb, command in VERBS.items():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                values = () if option.opts[0] in OWN_VALUES else (option.default, repr(option.type), option.multiple)
+                found[option.opts[0]].append((verb, (option.help, option.is_flag, *values)))
+    shared = {name: told for name, told in found.items() if len(told) > 1}
+    assert {"--top", "--k", "--store", "--seed", "--out", "--save", "--target-text", "--checkpoint"} <= set(shared)
+    assert set(shared) == set(OPTIONS), "the table has the options of more than one verb, and no others"
+    for name, told in shared.items():
+        assert len({meaning for _, meaning in told}) == 1, f"{name}: {told}"
+
+
+def test_a_model_is_loaded_as_python_loads_it():
+    """Every argument of load_model is an option of every verb that loads a model."""
+    wanted = {"--model"} | {
+        f"--{name.replace('_', '-')}" for name in list(inspect.signature(load_model).parameters)[1:]
+    }
+    for verb, command in VERBS.items():
+        flags = {flag for option in command.params for flag in option.opts}
+        assert wanted <= flags or not wanted & flags, verb
+
+
+def test_the_options_of_a_model_reach_it(tiny_folder):
+    model = load(tiny_folder, device="cpu", dtype="float64", attention="eager", trust_remote_code=False,
+                 accept_terms=False)  # fmt: skip
+    assert (model.net.config._attn_implementation, str(model.dtype)) == ("eager", "torch.float64")
+
+
+@pytest.fixture
+def told(tiny_folder, tmp_path, monkeypatch):
+    """Runs a verb on the tiny model in a folder of its own; its JSON document."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.txt").write_text("Rome is a city. Paris is one too.\nAre the cities far apart? They are.\n")
+
+    def run(*words, model=True):
+        done = RUN.invoke(main, [*words, *(["--model", tiny_folder] if model else []), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_what_is_made_is_told_in_a_document(told, tmp_path):
+    made = told("index", "--corpus", "c.txt", "--k", "2")
+    assert made["store"] == "icebear.db"  # the default
+    assert made["counts"]["sentences"] == 4
+    assert made["index"]["k"] == 2
+    done = told("annotate", "L1.ffn.3", "--k", "2")
+    assert done["attributed"] == 4
+    assert told("annotate", "L1.ffn.3", "--k", "2")["attributed"] == 0  # they are kept
+    assert told("annotate", "--prompt", "Rome is", "--top", "3", "--k", "1")["neurons"]
+    assert told("label", "L1.ffn.3", "cities", model=False)["label"] == "cities"
+    assert told("label", "L1.ffn.3", "", model=False)["label"] is None
+    assert told("search", "Rome", model=False)["hits"]
+    assert told("doctor")["store"] == "icebear.db fits the model"
+
+
+def test_recipes_told_in_a_document(told, tmp_path, tiny_folder):
+    model = load_model(tiny_folder)
+    for name, edit in (("a.json", "L1.ffn.3*0.5"), ("b.json", "L0.ffn.2=1")):
+        Recipe.for_model(model, name, [Edit.parse(edit)]).save(tmp_path / name)
+    both = told("recipe", "combine", "a.json", "b.json", "--save", "both.json", model=False)
+    assert both == json.loads((tmp_path / "both.json").read_text())
+    patch = told("recipe", "patch", "both.json", "--save", "p.safetensors", "--check-on", "Rome is")
+    assert patch["difference"] < 1e-3
+    assert patch["new_biases"] == ["model.layers.0.mlp.down_proj.bias"]
+    assert set(patch["new_biases"]) < set(patch["weights"])
+
+
+def test_a_store_that_is_not_needed_may_be_missing_or_of_another_model(told, tmp_path, tiny_folder):
+    edited = ("steer", "Rome is", "--max-new-tokens", "2", "--edit")
+    assert told(*edited, "L1.ffn.3*0")["edits"] == ["L1.ffn.3*0"]
+    assert told("doctor")["store"] == "none"
+    missing = RUN.invoke(main, [*edited, "L1.ffn.3*0", "--model", tiny_folder, "--store", "wiki.db"])
+    assert (missing.exit_code, "There is no store wiki.db; build one" in missing.stderr) == (1, True)
+    (tmp_path / "icebear.db").write_text("not a database, but long enough to look at" * 50)
+    for words in ((*edited, "L1.ffn.3*0"), ("doctor",)):
+        done = RUN.invoke(main, [*words, "--model", tiny_folder])
+        assert (done.exit_code, "Without a store: icebear.db is no SQLite file" in done.stderr) == (0, True)
+    (tmp_path / "icebear.db").unlink()
+    told("index", "--corpus", "c.txt")
+    with open_store(tmp_path / "icebear.db") as store:
+        std = store.statistic(store.search("Rome", 1)[0].neuron, "std")
+        name = str(store.search("Rome", 1)[0].neuron)
+    assert std > 0
+    in_units = told(*edited, f"{name}=2std")["steered"]["next"]
+    raw = told(*edited, f"{name}={2 * std!r}")["steered"]["next"]
+    assert [token["logit"] for token in in_units] == pytest.approx([token["logit"] for token in raw])
+
+
+def test_ranking_takes_what_attributing_takes(told):
+    asked = ("Rome is", "--target-text", " are", "--method", "cp-lrp")
+    expected = told("attribute", *asked)["conservation"]
+    assert told("rank", *asked)["conservation"] == pytest.approx(expected)
+    checkpointed = told("rank", *asked, "--checkpoint")["ranking"]
+    assert [row["neuron"] for row in checkpointed] == [row["neuron"] for row in told("rank", *asked)["ranking"]]
+    neither = RUN.invoke(main, ["rank"])
+    assert (neither.exit_code, "a PROMPT" in neither.stderr) == (2, True)
+
+
+def test_the_home_folder_is_written_as_a_tilde(told, tmp_path, tiny_folder, monkeypatch):
+    """Also where no shell reads it: a model, a store, a recipe, and what is written."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "model").symlink_to(tiny_folder)
+    model = load_model("~/model")
+    Recipe.for_model(model, "r", [Edit.parse("L1.ffn.3*0.5")]).save("~/r.json")
+    assert Recipe.load("~/r.json").name == "r"
+    home = ("--model", "~/model", "--store", "~/i.db")
+    told("index", "--corpus", "~/c.txt", *home, model=False)
+    assert (tmp_path / "i.db").is_file()
+    assert (
+        told("steer", "Rome is", "--recipe", "~/r.json", "--max-new-tokens", "1", *home, model=False)["recipe"] == "r"
+    )
+    done = RUN.invoke(main, ["attribute", "Rome is", "--html=~/page.html", "--model", "~/model"])
+    assert (done.exit_code, (tmp_path / "page.html").is_file()) == (0, True)
+    with pytest.raises(ModelError, match=re.escape(f"There is no file {tmp_path}/none.GGUF")):
+        load_model("~/none.GGUF")
