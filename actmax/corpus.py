@@ -147,9 +147,14 @@ def read_corpus(
     if (config or split or revision) and not streamed:
         raise InputError(f"config, split and revision are of Hugging Face data sets; {name} has none, leave them out.")
     facts = {
-        "corpus": name, "language": language, "column": column, "config": config, "split": split,
-        "revision": revision, "content": content,
-    }  # fmt: skip
+        "corpus": name,
+        "language": language,
+        "column": column,
+        "config": config,
+        "split": split,
+        "revision": revision,
+        "content": content,
+    }
     return Corpus(facts, limit, lambda: itertools.islice(documents(), limit), streamed)
 
 

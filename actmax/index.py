@@ -93,9 +93,13 @@ def _build(
     if not store.finished_with(facts):
         table, counts = _scan(model, corpus, store, settings, facts, engine, on_progress)
         facts = {
-            "finished": True, "limit": corpus.limit, "tokens": table.token_count, "counts": counts,
-            "gated": "ffn" in settings.sites and gated(model), "made_with": provenance(model),
-        }  # fmt: skip
+            "finished": True,
+            "limit": corpus.limit,
+            "tokens": table.token_count,
+            "counts": counts,
+            "gated": "ffn" in settings.sites and gated(model),
+            "made_with": provenance(model),
+        }
         store.finish(_statistics(table, model, settings.sites), _examples(table), _samples(table), facts)
     ensure_vectors(model, store)
     ensure_classes(store)

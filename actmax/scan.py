@@ -200,11 +200,9 @@ class _Reader:
     def table(self, k: int) -> Table:
         """The shard's table; sums become fixed point here, so that merging tables is exact."""
         top = [
-            top_k(
-                self.values[polarity].T, self.ids.expand(self.values.shape[2], -1), self.tokens[polarity].T, k
-            )
+            top_k(self.values[polarity].T, self.ids.expand(self.values.shape[2], -1), self.tokens[polarity].T, k)
             for polarity in range(2)
-        ]  # fmt: skip
+        ]
         values, ids, tokens = (torch.stack(parts) for parts in zip(*top, strict=True))
         ids = ids.masked_fill(values == -torch.inf, EMPTY)
         tokens = tokens.masked_fill(values == -torch.inf, 0)
@@ -214,9 +212,20 @@ class _Reader:
         chosen = keys.argsort()[:SAMPLE]
         fixed = (self.sums * FIXED_POINT).round().long()
         return Table(
-            values, ids, tokens, self.empty.extremes, fixed[0], fixed[1], self.empty.positive, self.empty.histogram,
-            self.token_count, keys[chosen], self.ids[chosen], self.seeded_tokens[chosen], self.seeded[chosen],
-        )  # fmt: skip
+            values,
+            ids,
+            tokens,
+            self.empty.extremes,
+            fixed[0],
+            fixed[1],
+            self.empty.positive,
+            self.empty.histogram,
+            self.token_count,
+            keys[chosen],
+            self.ids[chosen],
+            self.seeded_tokens[chosen],
+            self.seeded[chosen],
+        )
 
 
 class _Predictions:

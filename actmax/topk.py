@@ -73,9 +73,14 @@ def merge(a: Table, b: Table) -> Table:
     keys = torch.cat((a.sample_keys, b.sample_keys))
     chosen = keys.argsort(stable=True)[:SAMPLE]
     return Table(
-        values, sentences, tokens,
+        values,
+        sentences,
+        tokens,
         torch.maximum(a.extremes, b.extremes),
-        a.total + b.total, a.squares + b.squares, a.positive + b.positive, a.histogram + b.histogram,
+        a.total + b.total,
+        a.squares + b.squares,
+        a.positive + b.positive,
+        a.histogram + b.histogram,
         a.token_count + b.token_count,
         keys[chosen],
         *(
@@ -86,7 +91,7 @@ def merge(a: Table, b: Table) -> Table:
                 (a.sample_values, b.sample_values),
             )
         ),
-    )  # fmt: skip
+    )
 
 
 def top_k(values: Tensor, sentences: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

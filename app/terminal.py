@@ -86,9 +86,13 @@ def explanation(relevance: Relevance) -> Group:
 def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Projection], title: str) -> Table:
     """Ranked neurons with what they write; `words` may lack some."""
     table = _grid(
-        ("neuron", "left"), ("token", "left"), ("activation", "right"), ("relevance", "right"),
-        ("promotes here", "left"), title=title,
-    )  # fmt: skip
+        ("neuron", "left"),
+        ("token", "left"),
+        ("activation", "right"),
+        ("relevance", "right"),
+        ("promotes here", "left"),
+        title=title,
+    )
     for row in ranked:
         projection = words.get(row.neuron)
         head = row.neuron.site == "head"
@@ -186,9 +190,15 @@ def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
     about = {row["neuron"]: row for row in neurons}
     examples = [("examples", "left")] if any(row.get("examples") for row in neurons) else []
     table = _grid(
-        ("edit", "left"), ("was", "right"), ("of its range", "right"), ("relevance", "right"),
-        ("promotes at +", "left"), ("at -", "left"), *examples, title=Text(found.name),
-    )  # fmt: skip
+        ("edit", "left"),
+        ("was", "right"),
+        ("of its range", "right"),
+        ("relevance", "right"),
+        ("promotes at +", "left"),
+        ("at -", "left"),
+        *examples,
+        title=Text(found.name),
+    )
     table.columns[0].no_wrap = True
     for edit in found:
         row = about.get(str(edit.neuron), {})
@@ -214,9 +224,12 @@ def _cost(told: dict[str, Any]) -> list[Table | Text]:
     tokens = {token["text"]: token for token in (told["old"], told["new"]) if token}
     for text, token in tokens.items():
         table.add_row(
-            Text(repr(text)), f"{token['before']:.3f}", str(token["rank_before"]), f"{token['after']:.3f}",
+            Text(repr(text)),
+            f"{token['before']:.3f}",
+            str(token["rank_before"]),
+            f"{token['after']:.3f}",
             str(token["rank_after"]),
-        )  # fmt: skip
+        )
     if "where" not in told:
         return [
             Text("Its price is an earlier icebear's, which measured where no edit acts; flip again for one.", "dim")
@@ -235,17 +248,26 @@ def _cost(told: dict[str, Any]) -> list[Table | Text]:
 def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
     """A row for each pair of `icebear evaluate flips` and reach: what candidates by relevance did."""
     table = _grid(
-        ("prompt", "left"), ("to", "left"), ("reach", "left"), ("flipped", "left"), ("neurons", "right"),
-        ("before", "right"), ("after", "right"), ("KL", "right"),
-    )  # fmt: skip
+        ("prompt", "left"),
+        ("to", "left"),
+        ("reach", "left"),
+        ("flipped", "left"),
+        ("neurons", "right"),
+        ("before", "right"),
+        ("after", "right"),
+        ("KL", "right"),
+    )
     for line in lines:
         for row in [row for row in line["runs"] if row["chosen_by"] == "relevance"] or [{"flipped": False}]:
             numbers = [line["before"], row["after"], row["kl"]] if row["flipped"] else []
             table.add_row(
-                Text(line["prompt"]), Text(repr(line["to"])), row.get("reach", ""),
+                Text(line["prompt"]),
+                Text(repr(line["to"])),
+                row.get("reach", ""),
                 "already" if line.get("already") else "yes" if row["flipped"] else "no",
-                *([str(row["neurons"])] if row["flipped"] else []), *(f"{value:.4f}" for value in numbers),
-            )  # fmt: skip
+                *([str(row["neurons"])] if row["flipped"] else []),
+                *(f"{value:.4f}" for value in numbers),
+            )
     return table
 
 

@@ -19,12 +19,27 @@ from concepts.vocabulary import project, unembedding, w2_row
 from steering.last_token import LastToken
 
 PROMPTS = [
-    "The ice bear lives in the", "The capital of Germany is", "My favourite food is", "In the morning she went to the",
-    "The opposite of hot is", "The dog chased the", "Shakespeare was a famous", "The largest planet is",
-    "He opened the", "Two plus two is", "The colour of the sky is", "They sailed across the", "The king of the",
-    "The doctor said that the", "A year has twelve", "She plays the", "Bread is made from", "The river flows into the",
-    "The film was directed by", "import numpy as",
-]  # fmt: skip
+    "The ice bear lives in the",
+    "The capital of Germany is",
+    "My favourite food is",
+    "In the morning she went to the",
+    "The opposite of hot is",
+    "The dog chased the",
+    "Shakespeare was a famous",
+    "The largest planet is",
+    "He opened the",
+    "Two plus two is",
+    "The colour of the sky is",
+    "They sailed across the",
+    "The king of the",
+    "The doctor said that the",
+    "A year has twelve",
+    "She plays the",
+    "Bread is made from",
+    "The river flows into the",
+    "The film was directed by",
+    "import numpy as",
+]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

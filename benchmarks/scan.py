@@ -93,8 +93,10 @@ def reading(documents: int) -> None:
         examples = [seconds(lambda: [store.examples(n, p) for p in "+-"]) for n in neurons]  # noqa: B023
         print(f"examples of both signs: {1000 * statistics.median(examples):.2f} ms")
         cards = [seconds(lambda: describe(store, n)) for n in neurons]  # noqa: B023
-        print(f"card with vocabulary and nearest neurons, no model: first {1000 * cards[0]:.0f} ms, then "
-              f"{1000 * statistics.median(cards[1:]):.0f} ms")  # fmt: skip
+        print(
+            f"card with vocabulary and nearest neurons, no model: first {1000 * cards[0]:.0f} ms, then "
+            f"{1000 * statistics.median(cards[1:]):.0f} ms"
+        )
         words = ["water", "Arctic ice", "music", "war", "king of France"]
         times = [seconds(lambda: store.search(text)) for text in words]  # noqa: B023
         print(f"search: {1000 * statistics.median(times):.0f} ms")

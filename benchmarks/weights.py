@@ -25,9 +25,14 @@ from concepts.calibration import calibrate
 from concepts.vocabulary import w2_row
 
 CONFIG = LlamaConfig(
-    hidden_size=2048, intermediate_size=8192, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8,
-    vocab_size=32000, tie_word_embeddings=True,
-)  # fmt: skip
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=2,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    vocab_size=32000,
+    tie_word_embeddings=True,
+)
 NEURON = Neuron(1, "ffn", 4321)
 CASES = {
     "width": lambda model: model.width("ffn"),

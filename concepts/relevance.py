@@ -221,9 +221,15 @@ class Relevance:
         return wanted
 
     def _top_of_site(
-        self, k: int, site: str, polarity: str | None, positions: list[int], sign: str, layers: range | None,
+        self,
+        k: int,
+        site: str,
+        polarity: str | None,
+        positions: list[int],
+        sign: str,
+        layers: range | None,
         together: bool,
-    ) -> Iterable[Ranked]:  # fmt: skip
+    ) -> Iterable[Ranked]:
         """together: rank a neuron's sum over the positions, at that which gave most."""
         if site == "head":
             relevance, activation = self.heads(), None

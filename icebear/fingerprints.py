@@ -13,7 +13,8 @@ def fits(made_for: str, model: str, what: str) -> bool:
     if made_for and model.startswith(f"{made_for}-"):
         logging.getLogger("icebear").warning(
             "%s was made by an earlier icebear, which knew a model by the signs of its weights only; if weights were "
-            "scaled or removed since, make it again.", what
-        )  # fmt: skip
+            "scaled or removed since, make it again.",
+            what,
+        )
         return True
     return made_for == model

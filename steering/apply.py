@@ -229,10 +229,16 @@ class _Positions:
         position = self.position[stack]
         read = self.read[stack][:, -position.shape[1] :]
         return [
-            Act(edit, row, int(position[row, column]), int(read[row, column]),
-                old[row, column].mean().item(), new[row, column].mean().item())
+            Act(
+                edit,
+                row,
+                int(position[row, column]),
+                int(read[row, column]),
+                old[row, column].mean().item(),
+                new[row, column].mean().item(),
+            )
             for row, column in acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
-        ]  # fmt: skip
+        ]
 
     def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
         """Where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
@@ -242,10 +248,12 @@ class _Positions:
         if edit.condition:
             acts = self._holds(edit, stack) & (positions >= 0)
         else:
-            acts = torch.tensor([
-                [position >= 0 and acts_at(edit.where, position, length) for position in row]
-                for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
-            ])  # fmt: skip
+            acts = torch.tensor(
+                [
+                    [position >= 0 and acts_at(edit.where, position, length) for position in row]
+                    for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
+                ]
+            )
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
         return acts.to(x.device)[..., None], strength.to(x.device, x.dtype)[..., None]
 

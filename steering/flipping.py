@@ -129,10 +129,18 @@ CHOOSERS: dict[str, Chooser] = {
 
 
 def flip(
-    model: Model, prompt: str, to: str | int | None = None, like: str | None = None, max_neurons: int = 10,
-    away: bool = False, top_k: int = 5, store: Store | None = None, on_progress: OnProgress | None = None,
-    beyond: bool = False, choose: str = "relevance",
-) -> Recipe:  # fmt: skip
+    model: Model,
+    prompt: str,
+    to: str | int | None = None,
+    like: str | None = None,
+    max_neurons: int = 10,
+    away: bool = False,
+    top_k: int = 5,
+    store: Store | None = None,
+    on_progress: OnProgress | None = None,
+    beyond: bool = False,
+    choose: str = "relevance",
+) -> Recipe:
     """A recipe of at most `max_neurons` FFN neurons, set at the last token, after which `to` is the top next token.
 
     like: a source prompt (of any length) whose last token's activations are moved towards; where that is not enough,
@@ -173,9 +181,13 @@ def _found_by(store: Store | None, text: str) -> list[Neuron]:
 
 
 def _search(
-    found: _Found, prefer: Sequence[Neuron], max_neurons: int, choose: Chooser, on_progress: OnProgress | None,
+    found: _Found,
+    prefer: Sequence[Neuron],
+    max_neurons: int,
+    choose: Chooser,
+    on_progress: OnProgress | None,
     state: _State,
-) -> _Found:  # fmt: skip
+) -> _Found:
     """Edits taken one after the other."""
     rows = 0
     while found.margin < MARGIN and len(found.edits) < max_neurons:
@@ -326,12 +338,22 @@ def _recipe(
     asked = {"away": token, "top_k": state.out_of} if state.out_of else {"to": token}
     slopes = _slopes(state, {})
     return Recipe.for_model(
-        model, f"{prompt} -> {'not ' * bool(state.out_of)}{token.strip()}", made,
-        found_by="flip", prompt=prompt, tokens=state.last.ids, like=like, chosen_by=choose, beyond=state.beyond,
-        beyond_goal=state.goal is None and (like is not None or state.out_of is not None), **asked,
-        before=[vars(row) for row in before], after=[vars(row) for row in after], rounds=found.rounds,
+        model,
+        f"{prompt} -> {'not ' * bool(state.out_of)}{token.strip()}",
+        made,
+        found_by="flip",
+        prompt=prompt,
+        tokens=state.last.ids,
+        like=like,
+        chosen_by=choose,
+        beyond=state.beyond,
+        beyond_goal=state.goal is None and (like is not None or state.out_of is not None),
+        **asked,
+        before=[vars(row) for row in before],
+        after=[vars(row) for row in after],
+        rounds=found.rounds,
         neurons=[_about(state, edit, slopes, store) for edit in made],
-    )  # fmt: skip
+    )
 
 
 def _about(state: _State, edit: Edit, slopes: Tensor, store: Store | None) -> dict[str, Any]:
@@ -340,12 +362,14 @@ def _about(state: _State, edit: Edit, slopes: Tensor, store: Store | None) -> di
     words = project(state.model, edit.neuron, 5)
     examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
     return {
-        "neuron": str(edit.neuron), "from": round(state.now[place].item(), 4),
+        "neuron": str(edit.neuron),
+        "from": round(state.now[place].item(), 4),
         "relevance": (state.now * slopes)[place].item(),
         "of_its_range": calibrate(state.model).share(place, edit.value),
-        "promotes": [word.text for word in words.promoted], "suppresses": [word.text for word in words.suppressed],
+        "promotes": [word.text for word in words.promoted],
+        "suppresses": [word.text for word in words.suppressed],
         "examples": [example.sentence.text for example in examples if example.by == "activation"],
-    }  # fmt: skip
+    }
 
 
 def _failure(state: _State, edits: Edits, max_neurons: int, like: str | None) -> str:

@@ -47,10 +47,14 @@ def read(path: str) -> list[Pair]:
 
 
 def run(
-    model: Model, pairs: Sequence[Pair], folder: str | Path, max_neurons: int = 10,
-    choosers: Sequence[str] = tuple(CHOOSERS), reaches: Sequence[str] = REACHES,
+    model: Model,
+    pairs: Sequence[Pair],
+    folder: str | Path,
+    max_neurons: int = 10,
+    choosers: Sequence[str] = tuple(CHOOSERS),
+    reaches: Sequence[str] = REACHES,
     on_progress: runner.OnProgress | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """For each pair and reach: whether it flips, with how many neurons and at what price, with candidates found by
     relevance and by the controls of `steering.flipping.CHOOSERS`, which have the same search around them; recipes are
     kept in `folder` and checked as loaded from there.

@@ -88,9 +88,12 @@ def read(path: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def report(
-    model: Model, facts: Mapping[str, Sequence[tuple[str, str]]], top: int = 20, share: float = 0.7,
+    model: Model,
+    facts: Mapping[str, Sequence[tuple[str, str]]],
+    top: int = 20,
+    share: float = 0.7,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """A row for each fact (prompts that say the same, each with the answer): its refined neurons, and how much
     suppressing and amplifying them changes its own answer's probability and the others' (their mean); and what as many
     random neurons of the same layers change. JSON-ready."""
@@ -103,12 +106,18 @@ def report(
         own = changes.pop(name)
         others = [sum(values) / len(changes) for values in zip(*changes.values(), strict=True)]
         control = effects(model, anywhere, {name: prompts})[0]
-        rows.append({
-            "fact": name, "neurons": [str(neuron) for neuron in neurons], "plain": control.plain,
-            **{f"{whose} {what}": value
-               for whose, pair in (("own", own), ("others", others), ("random", control.changes))
-               for what, value in zip(("suppressed", "amplified"), pair, strict=True)},
-        })  # fmt: skip
+        rows.append(
+            {
+                "fact": name,
+                "neurons": [str(neuron) for neuron in neurons],
+                "plain": control.plain,
+                **{
+                    f"{whose} {what}": value
+                    for whose, pair in (("own", own), ("others", others), ("random", control.changes))
+                    for what, value in zip(("suppressed", "amplified"), pair, strict=True)
+                },
+            }
+        )
         if on_progress:
             on_progress(number + 1, len(facts))
     return rows

@@ -96,9 +96,13 @@ class Price:
 
 
 def price(
-    model: Model, recipe: Recipe, neutral: Sequence[str] = NEUTRAL, held_out: Sequence[str] = (),
-    statistic: Statistic | None = None, budget: float | None = None,
-) -> Price:  # fmt: skip
+    model: Model,
+    recipe: Recipe,
+    neutral: Sequence[str] = NEUTRAL,
+    held_out: Sequence[str] = (),
+    statistic: Statistic | None = None,
+    budget: float | None = None,
+) -> Price:
     """The price of a recipe.
 
     neutral: texts that it should leave alone.
@@ -121,9 +125,18 @@ def price(
         old = _standing(model, int(before.argmax()), before, after)
         new = _standing(model, model.answer_id(wanted, "wanted token", prompt), before, after) if wanted else None
     return Price(
-        at.divergence(edits), len(at.places), _where(edits, len(at.places)), old, new, usual, changed, repetition,
-        repetition_plain, _shares(model, edits), budget,
-    )  # fmt: skip
+        at.divergence(edits),
+        len(at.places),
+        _where(edits, len(at.places)),
+        old,
+        new,
+        usual,
+        changed,
+        repetition,
+        repetition_plain,
+        _shares(model, edits),
+        budget,
+    )
 
 
 def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:

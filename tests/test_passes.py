@@ -6,7 +6,7 @@ import transformers
 from conftest import IDS, LLAMA, Letters, random_model
 from families import mixtures, others
 
-from concepts import CP_LRP, Model, Neuron, attribute
+from concepts import CP_LRP, Model, Neuron, attribute, attribution
 from concepts.models.plan import plan
 from concepts.passes.inputs import Inputs
 from concepts.passes.largest import LargestNeurons
@@ -120,3 +120,21 @@ def test_the_largest_and_the_sums_are_those_of_all(llama, stop):
                 place = r.neuron.layer, r.position, r.neuron.index
                 assert every.relevance[r.neuron.site][row][place] == pytest.approx(r.relevance)
                 assert every.activation[r.neuron.site][row][place] == pytest.approx(r.activation)
+
+
+def test_many_prompts_go_through_in_parts(llama, monkeypatch):
+    """And each keeps its own target and contrast."""
+    many, targets, contrasts = prompts(4) * 2, [1, 2, 3, 4] * 2, [None, 5, 6, None] * 2
+    whole = attribute(llama, many, targets, contrasts)
+    monkeypatch.setattr(attribution, "ROWS", 3)
+    for one, part in zip(whole, attribute(llama, many, targets, contrasts), strict=True):
+        assert (one.target_text, one.token_ids) == (part.target_text, part.token_ids)
+        assert (one.contrast and one.contrast.id) == (part.contrast and part.contrast.id)
+        torch.testing.assert_close(one.tokens, part.tokens, rtol=1e-3, atol=1e-5)
+
+
+def test_a_repr_fits_a_line(llama):
+    found = attribute(llama, IDS * 4, 3, 5)
+    assert repr(found) == (
+        "<Relevance of 32 tokens for '<3>' against '<5>', AttnLRP(); ffn (3, 32, 20), attn (3, 32, 24)>"
+    )

@@ -74,7 +74,7 @@ def _rows(plan: Plan, joint: Tensor) -> list[Tensor]:
     """Rows of (B, T, T) at the positions explained, summed."""
     return [
         joint[row, list(places)].sum(0)[: plan.batch.lengths[row]].cpu() for row, places in enumerate(plan.positions)
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager

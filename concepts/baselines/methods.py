@@ -102,9 +102,21 @@ class TokensAndPositions:
 
 
 Baseline = (
-    Random | Gradient | GradientTimesInput | IntegratedGradients | SmoothGrad | GradCAM | AttentionRollout
-    | GradientRollout | AtMan | Occlusion | AltiLogit | Alti | Positions | TokensAndPositions
-)  # fmt: skip
+    Random
+    | Gradient
+    | GradientTimesInput
+    | IntegratedGradients
+    | SmoothGrad
+    | GradCAM
+    | AttentionRollout
+    | GradientRollout
+    | AtMan
+    | Occlusion
+    | AltiLogit
+    | Alti
+    | Positions
+    | TokensAndPositions
+)
 
 BASELINES: dict[str, Baseline] = {
     "random": Random(),

@@ -22,9 +22,13 @@ WATTS = 65.0
 
 
 def table(
-    model: Model, methods: Mapping[str, Any], lengths: Sequence[int], rounds: int = 3, watts: float = WATTS,
+    model: Model,
+    methods: Mapping[str, Any],
+    lengths: Sequence[int],
+    rounds: int = 3,
+    watts: float = WATTS,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """A row for each method and length: seconds (median), times a forward pass, peak bytes above before, joules."""
     generator = torch.Generator().manual_seed(0)
     rows = []
@@ -37,9 +41,15 @@ def table(
             taken = [_timed(model, partial(token_scores, model, asked, method)) for _ in range(rounds)]
             middle = statistics.median(part[0] for part in taken)
             rows.append(
-                {"method": name, "tokens": length, "seconds": middle, "forward passes": middle / forward,
-                 "peak MB": max(part[1] for part in taken) / 1e6, "joules (estimate)": middle * watts}
-            )  # fmt: skip
+                {
+                    "method": name,
+                    "tokens": length,
+                    "seconds": middle,
+                    "forward passes": middle / forward,
+                    "peak MB": max(part[1] for part in taken) / 1e6,
+                    "joules (estimate)": middle * watts,
+                }
+            )
             if on_progress:
                 on_progress(len(rows), total)
     return rows

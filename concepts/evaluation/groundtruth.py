@@ -172,19 +172,40 @@ def _first(model: Model, prompt: str, text: str) -> int | None:
 # --- templates ------------------------------------------------------------------------------------------
 
 _THINGS = {
-    "key": "keys", "book": "books", "letter": "letters", "window": "windows", "painting": "paintings", "car": "cars",
-    "house": "houses", "river": "rivers", "bridge": "bridges", "song": "songs", "road": "roads", "picture": "pictures",
-}  # fmt: skip
+    "key": "keys",
+    "book": "books",
+    "letter": "letters",
+    "window": "windows",
+    "painting": "paintings",
+    "car": "cars",
+    "house": "houses",
+    "river": "rivers",
+    "bridge": "bridges",
+    "song": "songs",
+    "road": "roads",
+    "picture": "pictures",
+}
 _PEOPLE = {
-    "boy": ("boys", "himself"), "man": ("men", "himself"), "king": ("kings", "himself"), "girl": ("girls", "herself"),
-    "woman": ("women", "herself"), "queen": ("queens", "herself"), "actress": ("actresses", "herself"),
-    "waitress": ("waitresses", "herself"), "uncle": ("uncles", "himself"), "mother": ("mothers", "herself"),
-}  # fmt: skip
+    "boy": ("boys", "himself"),
+    "man": ("men", "himself"),
+    "king": ("kings", "himself"),
+    "girl": ("girls", "herself"),
+    "woman": ("women", "herself"),
+    "queen": ("queens", "herself"),
+    "actress": ("actresses", "herself"),
+    "waitress": ("waitresses", "herself"),
+    "uncle": ("uncles", "himself"),
+    "mother": ("mothers", "herself"),
+}
 # Else the subject would always be the second token, and whoever looks at early tokens would find it.
 _OPENINGS = (
-    "The", "Today the", "As you can see, the", "In the end, the", "It is often said that the",
+    "The",
+    "Today the",
+    "As you can see, the",
+    "In the end, the",
+    "It is often said that the",
     "Because of the rain last night, the",
-)  # fmt: skip
+)
 _MIDDLES = ("near the {}", "behind the {}", "next to the {}", "that the {} {like}", "which the {} {see}")
 _NAMES = "Anna Tom Maria Peter Julia David Laura James Sarah Michael Emma Daniel".split()
 _CITIES = "Paris London Rome Berlin Madrid Tokyo Boston Chicago Dublin Vienna Moscow Athens".split()

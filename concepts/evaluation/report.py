@@ -112,9 +112,13 @@ def markdown(found: Table, columns: Mapping[str, str]) -> str:
 
 
 def write(
-    folder: str | Path, samples: Sequence[dict[str, Any]], columns: Mapping[str, str], settings: dict[str, Any],
-    unable: Mapping[str, str], notes: Sequence[str] = (),
-) -> Table:  # fmt: skip
+    folder: str | Path,
+    samples: Sequence[dict[str, Any]],
+    columns: Mapping[str, str],
+    settings: dict[str, Any],
+    unable: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> Table:
     """Everything from the samples again. unable: methods that cannot run on the model, and why."""
     place = Path(folder)
     methods = list(settings["methods"])

@@ -18,9 +18,12 @@ OnProgress = Callable[[int, int], None]
 
 
 def run(
-    folder: str | Path, settings: dict[str, Any], items: Sequence[Any], measure: Callable[[Any], dict[str, Any]],
+    folder: str | Path,
+    settings: dict[str, Any],
+    items: Sequence[Any],
+    measure: Callable[[Any], dict[str, Any]],
     on_progress: OnProgress | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """`measure` of each item, kept as lines of `samples.jsonl`; those that are there already are not measured again.
 
     Killed at any moment, it keeps every finished line. Raises `InputError` where the folder holds an evaluation with

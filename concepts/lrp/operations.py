@@ -188,9 +188,16 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
 
 
 def _attention_apart(
-    mode: RelevanceMode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    mode: RelevanceMode,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """Fused attention operation by operation, because the z+ rule needs the weights (B, H, T, T)."""
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))

@@ -110,9 +110,15 @@ class LinearMap(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
-        f: Callable, rule: LinearRule, keep: Callable,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        f: Callable,
+        rule: LinearRule,
+        keep: Callable,
+    ) -> Tensor:
         ctx.save_for_backward(x, y, weight, bias)
         ctx.rest = f, rule, keep
         return y.view_as(y)

@@ -31,9 +31,15 @@ def flan_t5_small(parts: Sequence[Path], folder: Path, name: str) -> None:
 
     encoder, decoder, tokenizer = parts
     config = T5Config(
-        vocab_size=32128, d_model=512, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False, decoder_start_token_id=0,
-    )  # fmt: skip
+        vocab_size=32128,
+        d_model=512,
+        d_ff=1024,
+        num_layers=8,
+        num_heads=6,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+    )
     net = T5ForConditionalGeneration(config)
     config.tie_word_embeddings = False  # transformers ties T5's unembedding whatever one says
     net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())

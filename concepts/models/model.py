@@ -114,8 +114,10 @@ class Model(Architecture):
         try:
             return tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                add_generation_prompt=not answering, continue_final_message=answering, return_dict=False,
-            )  # fmt: skip
+                add_generation_prompt=not answering,
+                continue_final_message=answering,
+                return_dict=False,
+            )
         except (TemplateError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"The chat template of {self.name} refuses these messages: {error}") from None
 
@@ -281,9 +283,12 @@ class Model(Architecture):
             return self.net.base_model(**inputs, **options)[0]
         stream = self.net.get_encoder()(batch.ids, attention_mask=batch.mask)[0]
         self.net.get_decoder()(
-            batch.decoder.ids, attention_mask=batch.decoder.mask, encoder_hidden_states=stream,
-            encoder_attention_mask=batch.mask, use_cache=False,
-        )  # fmt: skip
+            batch.decoder.ids,
+            attention_mask=batch.decoder.mask,
+            encoder_hidden_states=stream,
+            encoder_attention_mask=batch.mask,
+            use_cache=False,
+        )
         return stream
 
     def generate(
