@@ -1,0 +1,134 @@
+"""What the rules cost beside LXT: each as the ratio to its own plain gradient x input, tokens only, in its own process.
+
+python benchmarks/peers.py [--tokens 32 128 512] [--rounds 9] [--python VENV/bin/python]
+
+Without --python an environment for LXT is made in benchmarks/.lxt: transformers 4.57.6, with which LXT 2.1 works (it
+asks for torchvision, which a language model does not use: a stub stands in). Both read the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NEEDS = ["torch==2.13.0", "transformers==4.57.6", "tokenizers==0.22.1", "huggingface_hub<1", "safetensors"]
+Work = Callable[[list[int]], object]
+
+
+def environment() -> Path:
+    """A Python that has LXT, made once."""
+    folder = HERE / ".lxt"
+    python = folder / "bin" / "python"
+    if not (folder / "made").exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        for packages in (NEEDS, ["--no-deps", "lxt==2.1"]):
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        (folder / "made").touch()
+    return python
+
+
+def icebear(folder: str) -> tuple[Work, Work]:
+    """AttnLRP, and gradient x input."""
+    from concepts import attribute, load_model
+    from concepts.selftest import gradient_times_input
+
+    model = load_model(folder)
+    return lambda ids: attribute(model, ids, sites=()), lambda ids: gradient_times_input(model, ids)
+
+
+def lxt(folder: str) -> tuple[Work, Work]:
+    """The same by LXT: its patches hold for the whole process, so the plain class is a copy made before them."""
+    import importlib.util
+    import types
+
+    import torch
+    from transformers.models.llama import modeling_llama
+
+    found = importlib.util.find_spec("transformers.models.llama.modeling_llama")
+    own = importlib.util.module_from_spec(found)
+    found.loader.exec_module(own)
+    stubs = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.models")}
+    vision = types.ModuleType("vision_transformer")
+    vision.nn = torch.nn
+    stubs["torchvision.models"].vision_transformer = vision
+    sys.modules |= stubs
+    from lxt.efficient import monkey_patch
+
+    plain = own.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    monkey_patch(modeling_llama)
+    ruled = modeling_llama.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def work(net) -> Work:
+        net.eval().requires_grad_(False)
+
+        def once(ids: list[int]) -> object:
+            x = net.get_input_embeddings()(torch.tensor([ids])).requires_grad_()
+            logits = net(inputs_embeds=x, use_cache=False, logits_to_keep=1).logits[0, -1]
+            logits.max().backward()
+            return (x * x.grad).sum(-1)
+
+        return once
+
+    return work(ruled), work(plain)
+
+
+def ratios(pair: tuple[Work, Work], tokens: list[int], rounds: int) -> None:
+    """Prints the median ratio of the two, taken in turn."""
+    import torch
+
+    for count in tokens:
+        ids = torch.randint(100, 40000, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+        found = []
+        for turn in range(rounds + 2):
+            seconds = []
+            for work in pair:
+                start = time.perf_counter()
+                work(ids)
+                seconds.append(time.perf_counter() - start)
+            if turn > 1:  # the first rounds warm up
+                found.append(seconds)
+        ratio = statistics.median(a / b for a, b in found)
+        own, plain = (1000 * statistics.median(column) for column in zip(*found, strict=True))
+        print(f"{count} {ratio:.3f} {own:.0f} {plain:.0f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--python", type=Path)
+    parser.add_argument("--child", choices=["icebear", "lxt"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        ratios({"icebear": icebear, "lxt": lxt}[options.child](options.folder), options.tokens, options.rounds)
+        return
+    from concepts.models.presets import PRESETS, fetch
+
+    asked = ["--folder", str(fetch(PRESETS["smollm2-135m"])), "--rounds", str(options.rounds), "--tokens"]
+    asked += map(str, options.tokens)
+    pythons = {"icebear": Path(sys.executable), "lxt": options.python or environment()}
+    print("| | tokens | relevance / gradient x input | relevance, ms | gradient x input, ms |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, python in pythons.items():
+        paths = {"icebear": str(HERE.parent), "lxt": ""}[name]
+        lines = subprocess.run(
+            [python, __file__, "--child", name, *asked],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        ).stdout.split("\n")
+        for line in filter(None, lines):
+            print(f"| {name} | {' | '.join(line.split())} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
