@@ -1,0 +1,256 @@
+"""Every command and every Python block of the README and of docs/ runs, and says what the page says it says."""
+
+import importlib.util
+import io
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import icebear
+from app.cli import main
+from concepts.models import loading
+from steering import flipping
+from steering import price as pricing
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<mark>[\w ]+) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
+FEW = {"--samples": 1, "--limit": 20, "limit=": 20}
+"""What a block marked `long` does less of. One marked `hours` is of a table that took hours."""
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    mark: str
+    code: str
+
+
+def blocks(page):
+    return [Block(found["language"], found["mark"] or "", found["code"]) for found in BLOCK.finditer(page.read_text())]
+
+
+def commands(console):
+    """Each command of a console block as words."""
+    lines = console.replace("\\\n", " ").splitlines()
+    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+
+
+def lowered(code):
+    for option, count in FEW.items():
+        code = re.sub(rf"({option} ?)\d+", rf"\g<1>{count}", code)
+    return code
+
+
+@pytest.fixture(scope="module")
+def here(folder, smol):
+    """The folder of a small index, icebear.db, where the model is loaded and the same flip is found and priced once."""
+    for path in [folder / "wiki.db", *folder.glob("wiki.db.*.faiss")]:
+        (folder / path.name.replace("wiki", "icebear", 1)).symlink_to(path)
+    load, flip, price = loading.load_model, flipping.flip, pricing.price
+    known = {}
+
+    def once(run):
+        def kept(model, what, *rest, **options):
+            told = [value for value in (*rest, *options.values()) if isinstance(value, (str, int, float, type(None)))]
+            key = (run, str(what), *told)
+            known[key] = known.get(key) or run(model, what, *rest, **options)
+            return known[key]
+
+        return kept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
+        )
+        patch.setattr(flipping, "flip", once(flip))
+        patch.setattr(pricing, "price", once(price))
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_page_runs(page, here):
+    names, said = {}, ""
+    for block in blocks(page):
+        long = block.mark == "long"
+        code = lowered(block.code) if long else block.code
+        if block.language == "python":
+            said = python(code, names)
+        elif block.language == "console":
+            said = "".join(command(words, block.mark == "hours") for words in commands(code))
+        elif block.language == "text" and said and not block.mark:
+            assert_said(code, said)
+        if long or block.language == "text":
+            said = ""
+
+
+def python(code, names):
+    output = io.StringIO()
+    with redirect_stdout(output):
+        exec(compile(code, "a page", "exec"), names)
+    return output.getvalue()
+
+
+def command(words, hours=False):
+    """What `icebear` prints. For what takes `hours` the command line is only read; of what sets up or builds, which
+    other tests and CI run, it is only seen that it is there."""
+    name, *rest = words
+    if name == "make":
+        subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
+    elif name != "icebear":
+        assert name == "python3" or name.endswith("/pip"), f"{name} is nothing that pages should run"
+    elif hours:
+        read(main, rest)
+    elif rest[0] != "app":  # it does not end; tests/test_browser.py starts it
+        result = CliRunner().invoke(main, rest)
+        assert result.exit_code == 0, (words, result.output, result.exception)
+        return result.stdout
+    return ""
+
+
+def read(verb, words):
+    """Raises where the command line does not take the words."""
+    name, *rest = words
+    found = verb.commands[name]
+    return read(found, rest) if hasattr(found, "commands") else found.make_context(name, rest)
+
+
+def assert_said(shown, said):
+    """Each line of `shown` is in the output, in this order, with numbers as near as other processors give them."""
+    lines = iter([line for line in said.splitlines() if line.strip()])
+    for wanted in shown.splitlines():
+        rule = not wanted.strip(" ─")
+        assert rule or any(alike(wanted, line) for line in lines), f"Not printed:\n{wanted}\n\nbut:\n{said}"
+
+
+def alike(wanted, line):
+    if NUMBER.sub("#", wanted).split() != NUMBER.sub("#", line).split():
+        return False
+    numbers = zip(NUMBER.findall(wanted), NUMBER.findall(line), strict=True)
+    return all(as_number(other) == pytest.approx(as_number(one), rel=0.03, abs=0.011) for one, other in numbers)
+
+
+def as_number(text):
+    return float(text.replace(",", ""))
+
+
+def test_alike_knows_other_words_and_other_numbers():
+    assert alike("L29.ffn.860 +3.76  ' ice'", "L29.ffn.860 +3.75   ' ice'")
+    assert not alike("L29.ffn.860 +3.76 ' ice'", "L29.ffn.860 -3.76 ' ice'")
+    assert not alike("L29.ffn.860 +3.76 ' ice'", "L29.ffn.860 +3.76 ' snow'")
+    with pytest.raises(AssertionError):
+        assert_said("second\nfirst\n", "first\nsecond\n")
+
+
+# --- what pages name ------------------------------------------------------------------------------------
+
+
+def verbs():
+    """That some page runs."""
+    consoles = [block.code for page in PAGES for block in blocks(page) if block.language == "console"]
+    return {words[1] for code in consoles for words in commands(code) if words[0] == "icebear"}
+
+
+def test_every_verb_is_on_a_page():
+    assert set(main.commands) - {"demo"} <= verbs()
+    assert "make demo" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_and_names_that_a_page_names_are_there(page):
+    text = BLOCK.sub("", page.read_text())
+    for path in re.findall(
+        r"`((?:app|actmax|steering|concepts|db|icebear|tests|docs|benchmarks|examples)/[\w./-]*)`", text
+    ):
+        assert (ROOT / path).exists(), path
+    for name, path in re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py)`", text):
+        assert re.search(rf"^(?:def |class )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)
+
+
+@cache
+def anchors(page):
+    """As GitHub and the site make them of headings."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text())):
+        if not link.startswith("http"):
+            path, _, anchor = link.partition("#")
+            there = (page.parent / path) if path else page
+            assert there.exists(), link
+            assert not anchor or anchor in anchors(there), link
+
+
+# --- what is written by commands ------------------------------------------------------------------------
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_api_page_is_current_and_whole():
+    page = script("api").page()
+    assert page == (ROOT / "docs" / "api.md").read_text(), "out of date: python docs/api.py"
+    assert {f"### {name}" for name in icebear.__all__} <= set(page.splitlines())
+
+
+def test_the_drawing_of_the_imports_is_current_and_every_arrow_goes_down():
+    imports = script("imports")
+    found = imports.graph()
+    assert imports.picture(found) == (ROOT / "docs" / "imports.svg").read_text(), "out of date: python docs/imports.py"
+    height, order = imports.heights(found), list(imports.ROOMS)
+    for box, direct in found.items():
+        for other in direct:
+            assert height[box] > height[other]
+            assert order.index(box.split("/")[0]) <= order.index(other.split("/")[0])
+
+
+def test_a_circle_is_not_drawn(tmp_path, monkeypatch):
+    imports = script("imports")
+    (tmp_path / "concepts").mkdir()
+    (tmp_path / "concepts" / "a.py").write_text("from concepts.b import x")
+    (tmp_path / "concepts" / "b.py").write_text("def f():\n    from concepts import a")
+    monkeypatch.setattr(imports, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="import one another: concepts/a, concepts/b"):
+        imports.graph()
+
+
+def test_the_site_is_built(tmp_path):
+    """With every link in place; nothing of it comes from the web."""
+    config = (ROOT / "zensical.toml").read_text()
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("README.md", "zensical.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in PAGES[1:]:
+        assert f'"{page.name}"' in config, f"{page.name} is in no nav"
+        name = "index.html" if page.stem == "index" else f"{page.stem}/index.html"
+        built = (tmp_path / "site" / name).read_text()
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://(?!zensical)', built)
+        assert "--8<--" not in built
