@@ -43,9 +43,11 @@ def blocks(page):
 
 
 def commands(console):
-    """Each command of a console block as words."""
-    lines = console.replace("\\\n", " ").splitlines()
-    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+    """Each command of a console block as words, with the block's variables in place."""
+    lines = [line[2:] for line in console.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
+    given = dict(found.groups() for line in lines if (found := re.fullmatch(r'(\w+)="(.*)"', line)))
+    words = [shlex.split(line, comments=True) for line in lines if not re.match(r"\w+=", line)]
+    return [[re.sub(r"^\$(\w+)$", lambda name: given[name[1]], word) for word in line] for line in words]
 
 
 def lowered(code):
@@ -59,14 +61,16 @@ def here(folder, smol):
     """The folder of a small index, icebear.db, where the model is loaded and the same flip is found and priced once."""
     for path in [folder / "wiki.db", *folder.glob("wiki.db.*.faiss")]:
         (folder / path.name.replace("wiki", "icebear", 1)).symlink_to(path)
-    load, flip, price = loading.load_model, flipping.flip, pricing.price
-    known = {}
+    load = cache(loading.load_model)
 
     def once(run):
+        """What was asked and told in words and numbers says which run it is."""
+        known = {}
+
         def kept(model, what, *rest, **options):
-            told = [value for value in (*rest, *options.values()) if isinstance(value, (str, int, float, type(None)))]
-            key = (run, str(what), *told)
-            known[key] = known.get(key) or run(model, what, *rest, **options)
+            key = (str(what), *(told for told in (*rest, *options.values()) if isinstance(told, str | int | None)))
+            if key not in known:
+                known[key] = run(model, what, *rest, **options)
             return known[key]
 
         return kept
@@ -75,8 +79,8 @@ def here(folder, smol):
         patch.setattr(
             loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
         )
-        patch.setattr(flipping, "flip", once(flip))
-        patch.setattr(pricing, "price", once(price))
+        patch.setattr(flipping, "flip", once(flipping.flip))
+        patch.setattr(pricing, "price", once(pricing.price))
         patch.chdir(folder)
         yield folder
 
@@ -129,17 +133,21 @@ def read(verb, words):
 
 
 def assert_said(shown, said):
-    """Each line of `shown` is in the output, in this order, with numbers as near as other processors give them."""
-    lines = iter([line for line in said.splitlines() if line.strip()])
-    for wanted in shown.splitlines():
-        rule = not wanted.strip(" ─")
-        assert rule or any(alike(wanted, line) for line in lines), f"Not printed:\n{wanted}\n\nbut:\n{said}"
+    """The words of each line of `shown` are in the output, together and in this order, wherever it breaks lines."""
+    words, at = said.split(), 0
+    for line in shown.splitlines():
+        wanted = line.replace("─", "").split()
+        places = (at for at in range(at, len(words) - len(wanted) + 1) if alike(wanted, words[at : at + len(wanted)]))
+        found = next(places, None)
+        assert found is not None, f"Not printed:\n{line}\n\nbut:\n{said}"
+        at = found + len(wanted)
 
 
-def alike(wanted, line):
-    if NUMBER.sub("#", wanted).split() != NUMBER.sub("#", line).split():
+def alike(wanted, words):
+    """The same but for numbers, which are as near as other processors give them."""
+    if NUMBER.sub("#", " ".join(wanted)) != NUMBER.sub("#", " ".join(words)):
         return False
-    numbers = zip(NUMBER.findall(wanted), NUMBER.findall(line), strict=True)
+    numbers = zip(*(NUMBER.findall(" ".join(part)) for part in (wanted, words)), strict=True)
     return all(as_number(other) == pytest.approx(as_number(one), rel=0.03, abs=0.011) for one, other in numbers)
 
 
@@ -147,12 +155,11 @@ def as_number(text):
     return float(text.replace(",", ""))
 
 
-def test_alike_knows_other_words_and_other_numbers():
-    assert alike("L29.ffn.860 +3.76  ' ice'", "L29.ffn.860 +3.75   ' ice'")
-    assert not alike("L29.ffn.860 +3.76 ' ice'", "L29.ffn.860 -3.76 ' ice'")
-    assert not alike("L29.ffn.860 +3.76 ' ice'", "L29.ffn.860 +3.76 ' snow'")
-    with pytest.raises(AssertionError):
-        assert_said("second\nfirst\n", "first\nsecond\n")
+def test_other_words_and_other_numbers_are_seen():
+    assert_said("L29.ffn.860 +3.76\n ' ice'\n", "L29.ffn.860 +3.75\n\n ' ice'  1")
+    for shown in ("L29.ffn.860 -3.76", "L29.ffn.86 +3.76", "' snow'", "' ice'\nL29.ffn.860", "+3.76 ' ice'  ' ice'"):
+        with pytest.raises(AssertionError):
+            assert_said(shown, "L29.ffn.860 +3.76 ' ice'")
 
 
 # --- what pages name ------------------------------------------------------------------------------------
