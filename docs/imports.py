@@ -48,9 +48,10 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def box_of(name: str, opened: set[str]) -> str:
-    """The box that a module is drawn in."""
+    """The box that a module is drawn in: its room, or the one inside that it is in."""
     *rooms, file = name.split(".")
-    return "/".join(rooms if "/".join(rooms) not in opened | {OPEN} else [*rooms, file])
+    box = "/".join(rooms[:2])
+    return box if box not in opened | {OPEN} else "/".join([*rooms, file])
 
 
 def graph() -> Graph:
@@ -104,7 +105,7 @@ def heights(found: Graph) -> dict[str, int]:
 
 # --- the picture ----------------------------------------------------------------------------------------
 
-WIDTH, BOX_HEIGHT, STEP, LETTER = 860, 30, 62, 7.6
+WIDTH, BOX_HEIGHT, STEP, LETTER = 860, 30, 54, 7.6
 Chain = list[str]
 """The boxes at the ends of an arrow, and between them an empty place in each row that it passes."""
 
