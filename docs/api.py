@@ -34,7 +34,7 @@ def page() -> str:
     for room in ROOMS:
         loader.load(room)
     loader.resolve_aliases(external=False)
-    names = [name.strip("'\"") for name in map(str, public["__all__"].value.elements)]
+    names = [name for name, found in public.members.items() if found.is_alias and not name.startswith("_")]
     parts = [HEAD]
     for room, heading in ROOMS.items():
         here = [name for name in names if public[name].target_path.startswith(f"{room}.")]

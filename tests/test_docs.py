@@ -1,6 +1,7 @@
 """Every command and every Python block of the README and of docs/ runs, and says what the page says it says."""
 
 import importlib.util
+import inspect
 import io
 import re
 import shlex
@@ -57,36 +58,37 @@ def lowered(code):
 
 
 @pytest.fixture(scope="module")
-def here(folder, smol):
-    """The folder of a small index, icebear.db, where the model is loaded and the same flip is found and priced once."""
-    for path in [folder / "wiki.db", *folder.glob("wiki.db.*.faiss")]:
-        (folder / path.name.replace("wiki", "icebear", 1)).symlink_to(path)
+def once(smol):
+    """The model is there, and the same flip is found and priced once for all pages."""
     load = cache(loading.load_model)
 
-    def once(run):
-        """What was asked and told in words and numbers says which run it is."""
+    def kept(run):
         known = {}
 
-        def kept(model, what, *rest, **options):
-            key = (str(what), *(told for told in (*rest, *options.values()) if isinstance(told, str | int | None)))
-            if key not in known:
-                known[key] = run(model, what, *rest, **options)
-            return known[key]
+        def keep(*args, **options):
+            told = inspect.signature(run).bind(*args, **options)
+            told.apply_defaults()
+            asked = str([value for value in told.arguments.values() if value is not None and not callable(value)])
+            if asked not in known:
+                known[asked] = run(*args, **options)
+            return known[asked]
 
-        return kept
+        return keep
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
         )
-        patch.setattr(flipping, "flip", once(flipping.flip))
-        patch.setattr(pricing, "price", once(pricing.price))
-        patch.chdir(folder)
-        yield folder
+        patch.setattr(flipping, "flip", kept(flipping.flip))
+        patch.setattr(pricing, "price", kept(pricing.price))
+        yield
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_of_a_page_runs(page, here):
+def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
+    """In a folder of its own, with the examples."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(folder / "examples")
     names, said = {}, ""
     for block in blocks(page):
         long = block.mark == "long"
@@ -94,7 +96,7 @@ def test_every_block_of_a_page_runs(page, here):
         if block.language == "python":
             said = python(code, names)
         elif block.language == "console":
-            said = "".join(command(words, block.mark == "hours") for words in commands(code))
+            said = "".join(command(words, folder, block.mark == "hours") for words in commands(code))
         elif block.language == "text" and said and not block.mark:
             assert_said(code, said)
         if long or block.language == "text":
@@ -108,9 +110,9 @@ def python(code, names):
     return output.getvalue()
 
 
-def command(words, hours=False):
-    """What `icebear` prints. For what takes `hours` the command line is only read; of what sets up or builds, which
-    other tests and CI run, it is only seen that it is there."""
+def command(words, folder, hours):
+    """What `icebear` prints; `icebear index` goes on where the folder's index is. For what takes `hours` the command
+    line is only read; of what sets up or builds, which other tests and CI run, it is only seen that it is there."""
     name, *rest = words
     if name == "make":
         subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
@@ -119,6 +121,9 @@ def command(words, hours=False):
     elif hours:
         read(main, rest)
     elif rest[0] != "app":  # it does not end; tests/test_browser.py starts it
+        if rest[0] == "index":
+            for path in (folder / "wiki.db", *folder.glob("wiki.db.*.faiss")):
+                Path(path.name.replace("wiki", "icebear", 1)).symlink_to(path)
         result = CliRunner().invoke(main, rest)
         assert result.exit_code == 0, (words, result.output, result.exception)
         return result.stdout
