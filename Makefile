@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo app pictures test random lint
+.PHONY: install demo app pictures docs test random lint
 
 install: .venv/installed
 
@@ -21,6 +21,11 @@ app: install
 pictures: install
 	$(BIN)/icebear index --limit 1000 --store docs/pictures.db
 	$(BIN)/python docs/pictures.py docs/pictures.db
+
+docs: install
+	$(BIN)/python docs/api.py
+	$(BIN)/python docs/imports.py
+	$(BIN)/zensical build --clean --strict
 
 lint: install
 	$(BIN)/ruff check .

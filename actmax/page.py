@@ -7,8 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from actmax.topk import HISTOGRAM_EDGES
-from concepts.models.provenance import said
-from concepts.render import NEGATIVE, POSITIVE, marked, page
+from concepts.render import NEGATIVE, POSITIVE, marked, page, said
 from icebear.records import Example, NeuronStatistics, Projection, Promotion
 
 if TYPE_CHECKING:

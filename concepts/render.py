@@ -5,9 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
-
-from concepts.models.provenance import said
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from concepts.relevance import Relevance
@@ -131,3 +129,16 @@ def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) 
             text = f'<span title="{values[place]:+.3f}" style="{style(parts[place])}">{text}</span>'
         spans.append(text)
     return f'<span dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(spans)}</span>'
+
+
+def said(told: dict[str, Any]) -> str:
+    """`concepts.models.provenance` in a line, for the foot of a page; a store of version 250f754 knows less."""
+    model = told["model"]
+    index = [f"{key} {told['index'][key]}" for key in ("corpus", "limit", "k", "by") if key in told.get("index", {})]
+    weights = f", {model['weights']}" if "weights" in model else ""
+    parts = [
+        f"{model['name']} ({model['fingerprint']}), {model['dtype']}{weights}",
+        ", ".join(index),
+        ", ".join(f"{name} {number}" for name, number in told.get("versions", {}).items()),
+    ]
+    return "; ".join(part for part in parts if part)

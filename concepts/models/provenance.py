@@ -30,16 +30,3 @@ def provenance(model: Model, **more: Any) -> dict[str, Any]:
 @cache
 def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
-
-
-def said(told: dict[str, Any]) -> str:
-    """The same in a line, for the foot of a page; a store of version 250f754 knows less."""
-    model = told["model"]
-    index = [f"{key} {told['index'][key]}" for key in ("corpus", "limit", "k", "by") if key in told.get("index", {})]
-    weights = f", {model['weights']}" if "weights" in model else ""
-    parts = [
-        f"{model['name']} ({model['fingerprint']}), {model['dtype']}{weights}",
-        ", ".join(index),
-        ", ".join(f"{name} {number}" for name, number in told.get("versions", {}).items()),
-    ]
-    return "; ".join(part for part in parts if part)
