@@ -30,6 +30,11 @@ def is_activation(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+def _is_gradient(rule: LinearRule) -> bool:
+    """Eq. 8 with eps -> 0: the gradient as it is."""
+    return isinstance(rule, Epsilon) and rule.eps == 0
+
+
 # --- the rules, as the mode calls them: rule(mode, func, args, kwargs) ---------------------------------
 
 
@@ -72,11 +77,11 @@ def linear(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     if is_activation(weight):
         raise MissingRule(f"{func.__name__} with a weight that depends on the input has no relevance rule.")
     y = func(x, weight, bias, *rest, **given)
-    if not is_activation(y):
+    rule = mode.method.linear if func is F.linear else mode.method.conv or mode.method.linear
+    if not is_activation(y) or (bias is None and _is_gradient(rule)):
         return y
     if bias is not None and func is not F.linear:
         bias = bias.view(-1, *[1] * (y.dim() - 2))  # behind the channels
-    rule = mode.method.linear if func is F.linear else mode.method.conv or mode.method.linear
     return mode.linear_map(lambda x, weight: func(x, weight, None, *rest, **given), x, y, weight, bias, rule)
 
 
@@ -311,18 +316,25 @@ class RelevanceMode(TorchFunctionMode):
             self._next_node = node
 
     @contextmanager
-    def knowing(self) -> Iterator[None]:
-        """Nodes made inside are our own."""
+    def aside(self) -> Iterator[None]:
+        """Operations inside are not looked at, and their nodes are our own."""
         self.catch_up()
-        first = self._next_node
-        yield
-        self._next_node = _get_sequence_nr()
-        self.unseen.difference_update(range(first, self._next_node))  # those seen by operations inside
+        super().__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            super().__enter__()
+            self._next_node = _get_sequence_nr()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.catch_up()
-        kwargs, rule = kwargs or {}, TABLE.get(func)
-        y = func(*args, **kwargs) if rule is keep_gradient else self._ruled(rule, func, args, kwargs)
+        # Some 80 times a layer: what is not needed here costs a pass a percent.
+        if _get_sequence_nr() != self._next_node:
+            self.catch_up()
+        rule = TABLE.get(func)
+        if rule is keep_gradient:
+            y = func(*args, **kwargs) if kwargs else func(*args)
+        else:
+            y = self._ruled(rule, func, args, kwargs or {})
         self._next_node = _get_sequence_nr()
         return y
 
@@ -361,7 +373,7 @@ class RelevanceMode(TorchFunctionMode):
     ) -> Tensor:
         """y = f(x, weight) + bias under `rule`, with the bias's share booked."""
         ledger = self.ledger
-        if rule == Epsilon():  # the gradient as it is
+        if _is_gradient(rule):
             if ledger is not None and bias is not None:
                 self.book_constant(y, bias, "biases")
             return y
