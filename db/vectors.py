@@ -49,7 +49,7 @@ def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
 
 
 def load(path: Path) -> Any:
-    """An index, kept in memory until its file changes. Raises `StoreError` when it is missing or damaged."""
+    """An index, mapped from its file until that changes. Raises `StoreError` when it is missing or damaged."""
     try:
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, RuntimeError):
@@ -63,7 +63,7 @@ def _read(path: Path, modified: int) -> Any:
     need("index")
     import faiss
 
-    return faiss.read_index(str(path))
+    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)  # its pages are the system's to keep, or take back
 
 
 def search(index: Any, query: np.ndarray, k: int) -> list[tuple[int, float]]:
