@@ -8,6 +8,7 @@ taken, again and again. Then what is not needed goes, and the rest is weakened t
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,7 +113,8 @@ def by_activation(state: _State, edits: Edits) -> Choice:
 
 def by_chance(seed: int, state: _State, edits: Edits) -> Choice:
     """Drawn uniformly, in either direction; anew in each round."""
-    generator = torch.Generator().manual_seed(1000 * seed + len(edits))
+    drawn = zlib.crc32(repr((seed, sorted(edits.items()))).encode())  # the same on every machine
+    generator = torch.Generator().manual_seed(drawn)
     furthest = _furthest(state, torch.rand(state.now.shape, generator=generator) < 0.5)
     moves = (furthest != _where(state, edits)).float()
     return moves * (1e-6 + torch.rand(state.now.shape, generator=generator)), furthest

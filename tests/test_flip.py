@@ -350,6 +350,8 @@ def test_controls_have_the_same_budget_and_reach(letters):
     draws = [CHOOSERS[f"chance {seed}"](state, {})[0] for seed in range(3)]
     assert not torch.equal(draws[0], draws[1])
     assert torch.equal(draws[2], CHOOSERS["chance 2"](state, {})[0])
+    moved = [CHOOSERS["chance 2"](state, {(0, 3): value})[0] for value in (1.0, 2.0)]  # one neuron, twice
+    assert not torch.equal(*moved)
 
 
 def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
