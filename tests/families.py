@@ -29,13 +29,18 @@ from transformers import (
     StableLmConfig,
     T5Config,
     ViTConfig,
-)  # fmt: skip
+)
 
 
 def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     base = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    small = {**base, "hidden_size": 24 * scale, "intermediate_size": 20 * scale, "num_hidden_layers": layers,
-             "num_attention_heads": 4}  # fmt: skip
+    small = {
+        **base,
+        "hidden_size": 24 * scale,
+        "intermediate_size": 20 * scale,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+    }
     grouped = {**small, "num_key_value_heads": 2, "max_position_embeddings": positions}
     return base, small, grouped
 
@@ -43,8 +48,14 @@ def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dic
 def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, PreTrainedConfig]:
     """name -> configuration, 24 x scale wide."""
     base, small, grouped = _parts(scale, layers, positions)
-    gpt = {**base, "n_embd": 24 * scale, "n_layer": layers, "n_head": 4, "n_inner": 20 * scale,
-           "n_positions": positions}  # fmt: skip
+    gpt = {
+        **base,
+        "n_embd": 24 * scale,
+        "n_layer": layers,
+        "n_head": 4,
+        "n_inner": 20 * scale,
+        "n_positions": positions,
+    }
     gemma = {**grouped, "head_dim": 6 * scale, "sliding_window": 4, "query_pre_attn_scalar": 6}
     falcon = {**small, "ffn_hidden_size": 20 * scale}
     neox = {**small, "max_position_embeddings": positions, "rotary_pct": 0.5}
@@ -92,10 +103,24 @@ def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tu
     base, small, _ = _parts(scale, layers, positions)
     names = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
     bert = {**small, "max_position_embeddings": positions}
-    distil = {**base, "dim": 24 * scale, "hidden_dim": 20 * scale, "n_layers": layers, "n_heads": 4,
-              "max_position_embeddings": positions}  # fmt: skip
-    t5 = {**base, "d_model": 24 * scale, "d_kv": 6 * scale, "d_ff": 20 * scale, "num_layers": layers, "num_heads": 4,
-          "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}  # fmt: skip
+    distil = {
+        **base,
+        "dim": 24 * scale,
+        "hidden_dim": 20 * scale,
+        "n_layers": layers,
+        "n_heads": 4,
+        "max_position_embeddings": positions,
+    }
+    t5 = {
+        **base,
+        "d_model": 24 * scale,
+        "d_kv": 6 * scale,
+        "d_ff": 20 * scale,
+        "num_layers": layers,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+        "relative_attention_num_buckets": 8,
+    }
     image = {**small, "image_size": (16, 24), "patch_size": 8, "num_channels": 3}
     return {
         "bert": ("AutoModelForMaskedLM", BertConfig(**bert)),

@@ -194,9 +194,11 @@ def test_readings_of_pa_lrp_s_sum(model, name):
         for place, entries in enumerate(layer.tolist()):
             whole = sum(entries)
             expected[place] += {
-                "pa-lrp": max(whole, 0), "pa-lrp-relu-d": sum(max(entry, 0) for entry in entries),
-                "pa-lrp-signed": whole, "pa-lrp-magnitude": abs(whole),
-            }[name]  # fmt: skip
+                "pa-lrp": max(whole, 0),
+                "pa-lrp-relu-d": sum(max(entry, 0) for entry in entries),
+                "pa-lrp-signed": whole,
+                "pa-lrp-magnitude": abs(whole),
+            }[name]
     scores = token_scores(model, plan(model, [prompt(model)], 11), named(name))
     assert close(scores, expected)
     if name == "pa-lrp":

@@ -29,8 +29,10 @@ def test_files_of_every_kind(tmp_path):
     pandas.DataFrame(rows).to_csv(tmp_path / "a.csv")
     pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    read = {s: [(x.text, x.title) for x in read_corpus(str(tmp_path / f"a.{s}")).sentences()] for s in
-            ("csv", "parquet", "jsonl")}  # fmt: skip
+    read = {
+        s: [(x.text, x.title) for x in read_corpus(str(tmp_path / f"a.{s}")).sentences()]
+        for s in ("csv", "parquet", "jsonl")
+    }
     assert read["csv"] == read["parquet"] == read["jsonl"]
     assert ("Two is here.", "T") in read["csv"]
     for sentence in read_corpus(str(tmp_path / "a.jsonl")).sentences():

@@ -40,9 +40,14 @@ def evaluate(tiny_folder, tmp_path, monkeypatch):
     texts = [f"The {word} lives near the cold river and eats what it finds there." for word in ("bear", "fox", "owl")]
     Path("texts.txt").write_text("\n".join(texts))
     Path("pairs.json").write_text(json.dumps([{"prompt": "The ice bear lives in", "to": " Rome"}]))
-    Path("facts.json").write_text(json.dumps({
-        name: {"answer": f" {name}", "prompts": ["The city of", f"{name} is the city"]} for name in ("Paris", "Rome")
-    }))  # fmt: skip
+    Path("facts.json").write_text(
+        json.dumps(
+            {
+                name: {"answer": f" {name}", "prompts": ["The city of", f"{name} is the city"]}
+                for name in ("Paris", "Rome")
+            }
+        )
+    )
 
     def run(*words):
         result = CliRunner().invoke(main, ["evaluate", *words, "--model", tiny_folder, "--device", "cpu"])
@@ -188,8 +193,10 @@ def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
     """Holm: of n methods that are worse, the smallest p counts n times, the next n - 1 times, and none is below it."""
     generator = np.random.default_rng(0)
     worse = {f"m{number}": generator.normal(0.05 * number, 1, 40) for number in range(8)}
-    samples = [{"methods": {"best": {"x": 3.0}, **{name: {"x": 3 - values[row]} for name, values in worse.items()}}}
-               for row in range(40)]  # fmt: skip
+    samples = [
+        {"methods": {"best": {"x": 3.0}, **{name: {"x": 3 - values[row]} for name, values in worse.items()}}}
+        for row in range(40)
+    ]
 
     def p(names):
         found = report.table(samples, {"x": ""}, ["best", *names])

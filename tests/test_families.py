@@ -64,8 +64,10 @@ def test_eager_equals_sdpa(name):
 @pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_batch_equals_single_and_everything_is_undone(name):
     model = make(name, "sdpa" if name in EXPERTS else "eager")
-    before = [(path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
-              for path, m in model.net.named_modules()]  # fmt: skip
+    before = [
+        (path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
+        for path, m in model.net.named_modules()
+    ]
     prompts = [IDS, IDS[:3], [4, 5, 6, 7, 8, 9]]
     with Double():
         together = attribute(model, prompts, method=PA_LRP, sites=model.sites)
@@ -77,8 +79,10 @@ def test_batch_equals_single_and_everything_is_undone(name):
             assert abs(found.conservation().rest) < (1e-5 if name in EXPERTS else 1e-9)
             for site in model.sites:
                 assert torch.allclose(alone.of(site), found.of(site), **close), site
-    assert before == [(path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
-                      for path, m in model.net.named_modules()]  # fmt: skip
+    assert before == [
+        (path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
+        for path, m in model.net.named_modules()
+    ]
 
 
 @pytest.mark.parametrize("site", ["ffn", "attn"])
@@ -116,8 +120,11 @@ def test_q_k_and_v_are_what_attention_is_made_of(name):
     """Written out for families without rotation: softmax(q k / sqrt(d) + mask) v is the site `attn`."""
     model = make(name, "eager" if name in NO_SDPA else "sdpa")
     seen = {}
-    with Double(), torch.no_grad(), visiting(model, [(s, 1) for s in ("q", "k", "v", "attn")],
-                                             lambda site, layer, x: seen.update({site: x[0]})):  # fmt: skip
+    with (
+        Double(),
+        torch.no_grad(),
+        visiting(model, [(s, 1) for s in ("q", "k", "v", "attn")], lambda site, layer, x: seen.update({site: x[0]})),
+    ):
         model.net(torch.tensor([IDS]), use_cache=False)
     q, k, v = (seen[site].unflatten(-1, (4, -1)).transpose(0, 1) for site in "qkv")  # (H, T, d)
     scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
@@ -177,12 +184,22 @@ def test_the_unembedding_includes_the_map_before_it():
 def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text_model():
     """Gemma 3 from 4B on, whose configuration and layers of text are one level down."""
     text = make("gemma3")
-    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-              "image_size": 8, "patch_size": 4}  # fmt: skip
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 8,
+        "patch_size": 4,
+    }
     config = Gemma3Config(
-        text_config=CONFIGS["gemma3"].to_dict(), vision_config=vision, mm_tokens_per_image=4, image_token_index=48,
-        boi_token_index=46, eoi_token_index=47,
-    )  # fmt: skip
+        text_config=CONFIGS["gemma3"].to_dict(),
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=48,
+        boi_token_index=46,
+        eoi_token_index=47,
+    )
     both = random_model(config, "eager")
     both.net.model.language_model.load_state_dict(text.net.model.state_dict())
     both.net.lm_head.load_state_dict(text.net.lm_head.state_dict())

@@ -9,11 +9,23 @@ from transformers import GenerationConfig, LlamaConfig
 from concepts import Model
 
 CONFIG = LlamaConfig(
-    vocab_size=200, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
-    max_position_embeddings=64, tie_word_embeddings=True,
-)  # fmt: skip
-HABITS = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 1, "min_length": 30, "suppress_tokens": [7],
-          "forced_eos_token_id": 3, "top_k": 1, "top_p": 0.1}  # fmt: skip
+    vocab_size=200,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    tie_word_embeddings=True,
+)
+HABITS = {
+    "repetition_penalty": 1.5,
+    "no_repeat_ngram_size": 1,
+    "min_length": 30,
+    "suppress_tokens": [7],
+    "forced_eos_token_id": 3,
+    "top_k": 1,
+    "top_p": 0.1,
+}
 PROMPTS = [[5, 9, 2], [4, 11, 4, 11], [150, 3]]
 
 

@@ -45,8 +45,12 @@ def test_imports_go_down_only(package):
 
 def test_imports_have_no_circles():
     """Inside the rooms too, and inside functions; what is only for types does not count."""
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for room in ALLOWED
-             for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py"}  # fmt: skip
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for room in ALLOWED
+        for path in (ROOT / room).rglob("*.py")
+        if path.name != "__init__.py"
+    }
     below = {name: set(modules(path)) & set(files) - {name} for name, path in files.items()}
     left = set(below)
     while free := {name for name in left if not below[name] & left}:
@@ -57,8 +61,12 @@ def test_imports_have_no_circles():
 def modules(path):
     """What a file imports, as modules of ours."""
     tree = ast.parse(path.read_text())
-    types = {id(part) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-             for part in ast.walk(node)}  # fmt: skip
+    types = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for part in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and id(node) not in types:
             yield node.module

@@ -22,9 +22,15 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("vit")
     torch.manual_seed(0)
     config = ViTConfig(
-        hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8,
-        id2label={0: "ice", 1: "bear"}, label2id={"ice": 0, "bear": 1},
-    )  # fmt: skip
+        hidden_size=24,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
+        id2label={0: "ice", 1: "bear"},
+        label2id={"ice": 0, "bear": 1},
+    )
     net = ViTForImageClassification(config)
     with torch.no_grad():
         for parameter in net.parameters():

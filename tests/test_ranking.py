@@ -130,9 +130,9 @@ def test_json_frame_and_html(smol):
     found = attribute(smol, "if a < b & c > '\"<script>alert(1)</script>", contrast=" desert")
     data = json.loads(found.to_json(k=3))
     assert len(data["top"]["ffn"]) == 3
-    assert data["conservation"]["target"] == pytest.approx(sum(
-        value for name, value in data["conservation"].items() if name != "target"
-    ))  # fmt: skip
+    assert data["conservation"]["target"] == pytest.approx(
+        sum(value for name, value in data["conservation"].items() if name != "target")
+    )
     frame = found.to_frame(5, site="ffn")
     assert list(frame.neuron) == [row["neuron"] for row in json.loads(found.to_json(5))["top"]["ffn"]]
     page = found.to_html()

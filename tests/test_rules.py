@@ -113,8 +113,17 @@ def test_lemma_3_3_relevance_that_is_only_in_positions():
     """A model that answers by position alone: the tokens' embeddings and the positions' lie in different dimensions,
     and the unembedding reads those of the positions. AttnLRP gives the tokens nothing; PA-LRP gives it to the position
     that is asked about."""
-    config = GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4, n_inner=20, n_positions=64,
-                        bos_token_id=0, eos_token_id=0, tie_word_embeddings=False)  # fmt: skip
+    config = GPT2Config(
+        vocab_size=50,
+        n_embd=24,
+        n_layer=2,
+        n_head=4,
+        n_inner=20,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+    )
     net = GPT2LMHeadModel(config).double()
     torch.manual_seed(6)
     with torch.no_grad():

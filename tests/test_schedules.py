@@ -158,8 +158,13 @@ def test_every_act_is_in_the_trace(smol, options):
     seen = []
 
     def visit(site, layer, x):
-        seen.append((layer, (x[..., 3] == 7).sum().item() if layer == 5 else (x[..., 9] == 3).sum().item(),
-                     (x[..., 4] == 5).sum().item() if layer == 5 else 0))  # fmt: skip
+        seen.append(
+            (
+                layer,
+                (x[..., 3] == 7).sum().item() if layer == 5 else (x[..., 9] == 3).sum().item(),
+                (x[..., 4] == 5).sum().item() if layer == 5 else 0,
+            )
+        )
 
     with steer(smol, edits, trace=True) as trace, visiting(smol, [("ffn", 5), ("ffn", 7)], visit):
         texts = smol.generate(PROMPTS, max_new_tokens=4, **options)

@@ -19,11 +19,14 @@ edits = st.one_of(
     st.builds(
         Edit,
         st.builds(Neuron, st.integers(0, 99), st.sampled_from(["ffn", "attn", "q", "head"]), st.integers(0, 9999)),
-        st.sampled_from(["set", "add"]), numbers, st.sampled_from(["", "max", "std"]), places,
+        st.sampled_from(["set", "add"]),
+        numbers,
+        st.sampled_from(["", "max", "std"]),
+        places,
         st.floats(0, 1),
     ),
     st.builds(Edit, st.just(Neuron(1, "ffn", 2)), st.just("scale"), numbers, st.just(""), places),
-)  # fmt: skip
+)
 
 
 @given(edits)
@@ -48,9 +51,13 @@ def test_the_text_form(text, expected):
 def test_where_an_edit_acts():
     """Against the definition: prompt of 4 tokens, positions 0 to 6."""
     expected = {
-        "all": {0, 1, 2, 3, 4, 5, 6}, "prompt": {0, 1, 2, 3}, "last": {3}, "generated": {4, 5, 6},
-        "position:0,5-6": {0, 5, 6}, "step:0,2": {3, 5},
-    }  # fmt: skip
+        "all": {0, 1, 2, 3, 4, 5, 6},
+        "prompt": {0, 1, 2, 3},
+        "last": {3},
+        "generated": {4, 5, 6},
+        "position:0,5-6": {0, 5, 6},
+        "step:0,2": {3, 5},
+    }
     for where, positions in expected.items():
         assert {p for p in range(7) if acts_at(where, p, 4)} == positions
 
@@ -179,8 +186,21 @@ def test_a_bad_recipe_says_what_is_wrong(text, message):
         Recipe.from_json(text)
 
 
-@pytest.mark.parametrize("text", ["", "L1.ffn.2", "L1.ffn.2=", "L1.ffn.2=x", "L1.ffn.2=1@nowhere", "L1.mlp.2=1",
-                                  "L1.ffn.2=inf", "L1.ffn.2*2max", "L1.ffn.2=1~x", "ffn.2=1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "L1.ffn.2",
+        "L1.ffn.2=",
+        "L1.ffn.2=x",
+        "L1.ffn.2=1@nowhere",
+        "L1.mlp.2=1",
+        "L1.ffn.2=inf",
+        "L1.ffn.2*2max",
+        "L1.ffn.2=1~x",
+        "ffn.2=1",
+    ],
+)
 def test_a_bad_edit_says_so(text):
     with pytest.raises(InputError):
         Edit.parse(text)

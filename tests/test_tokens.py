@@ -18,10 +18,14 @@ from steering.flips import Pair, flips
 
 PROMPT = "The ice bear lives in the"
 TEXTS = [
-    "The ice bear lives in the Arctic.", "The camel lives in the desert.", "bears", "the keys are", "the book is",
+    "The ice bear lives in the Arctic.",
+    "The camel lives in the desert.",
+    "bears",
+    "the keys are",
+    "the book is",
     *(f"{item.prompt}{item.target}{item.contrast}" for item in groundtruth.subject_verb(200)),
     *(f"{item.prompt}{item.target}{item.contrast}" for item in groundtruth.facts(100)),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +44,17 @@ def folder(tmp_path_factory):
     tokenizer.model = whole.model
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     torch.manual_seed(0)
-    net = MistralForCausalLM(MistralConfig(
-        vocab_size=len(fast), hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    ))  # fmt: skip
+    net = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=len(fast),
+            hidden_size=24,
+            intermediate_size=20,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+        )
+    )
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.normal_(0, 0.4)

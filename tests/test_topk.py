@@ -8,8 +8,9 @@ from actmax.topk import EMPTY, top_k
 
 rows = st.lists(
     st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 0.5, 2.0, 3.25]), st.integers(0, 10**18), st.integers(1, 99)),
-    max_size=30, unique_by=lambda row: row[1],
-)  # fmt: skip
+    max_size=30,
+    unique_by=lambda row: row[1],
+)
 
 
 def table(row_list, k):

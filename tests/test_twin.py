@@ -14,13 +14,16 @@ IMAGE = torch.randn(3, 16, 24, dtype=torch.float64, generator=torch.Generator().
 LLAMAS = "llama mistral qwen2 qwen3 olmo2 stablelm phi3 gemma2 gemma3".split()
 MODELS = {
     **{name: (twin_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in CONFIGS.items()},
-    **{name: (twin_models.llama if name in LLAMAS else twin_models.gpt, "AutoModelForCausalLM", config, IDS, {})
-       for name, config in dense().items() if name not in CONFIGS},
+    **{
+        name: (twin_models.llama if name in LLAMAS else twin_models.gpt, "AutoModelForCausalLM", config, IDS, {})
+        for name, config in dense().items()
+        if name not in CONFIGS
+    },
     **{name: (twin_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in mixtures().items()},
     **{name: (twin_models.t5, *others()[name], IDS, {"written": (0, 5, 9)}) for name in ("t5", "t5, relu")},
     **{name: (twin_models.bert, *others()[name], MASKED, {}) for name in ("bert", "distilbert")},
     **{name: (twin_models.vit, *others()[name], IMAGE, {}) for name in ("vit", "deit")},
-}  # fmt: skip
+}
 METHODS = [
     ATTNLRP,
     CP_LRP,

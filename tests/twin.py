@@ -192,8 +192,9 @@ class Tape:
             if bias is not None:
                 scores = self.bias(scores, bias, layer)
             if mask is not None:
-                scores = self.constant(scores, torch.zeros(mask.shape).masked_fill(~mask, -torch.inf).to(q.x.dtype),
-                                       "biases")  # fmt: skip
+                scores = self.constant(
+                    scores, torch.zeros(mask.shape).masked_fill(~mask, -torch.inf).to(q.x.dtype), "biases"
+                )
             O = self.matmul(self.softmax(scores), v)
         return self.move(O, lambda n: n.transpose(0, 1).flatten(1))
 
