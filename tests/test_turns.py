@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections import deque
 from contextlib import nullcontext
 
 import pytest
@@ -17,6 +18,7 @@ from steering.permanent import patch, patched
 PROMPT, OTHER = "The ice bear", "A camel lives"
 EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", 'L1.ffn.6=5@seen:"a"']
 OTHER_EDITS = ["L1.ffn.3=-9", "L2.ffn.5=4@generated"]
+TOKENS = 80
 
 
 class Writer(Letters):
@@ -29,10 +31,12 @@ class Writer(Letters):
 def insides(net):
     """The attributes of every module, its hooks and parameters among them."""
     return [
-        {name: [*map(id, value), *map(id, value.values())] if isinstance(value, dict) else id(value)
-         for name, value in vars(module).items()}
+        {
+            name: [*map(id, value), *map(id, value.values())] if isinstance(value, dict) else id(value)
+            for name, value in vars(module).items()
+        }
         for module in net.modules()
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -80,9 +84,25 @@ def as_lists(answer):
 @pytest.mark.parametrize("edits", [[], EDITS], ids=["plain", "steered"])
 @pytest.mark.parametrize("asked", [Model.predict, attribute], ids=lambda asked: asked.__name__)
 def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer, edits, asked):
-    """And answer and text are as they are alone."""
-    alone, text_alone = as_lists(asked(writer, OTHER)), write(writer, edits, 200)
-    written, begun, waits = [0], threading.Event(), []
+    """And answer and text are as they are alone. Counted from when the request stands in the queue until it lets go of
+    the model: when a thread gets its processor is not ours to say."""
+    alone, text_alone = as_lists(asked(writer, OTHER)), write(writer, edits, TOKENS)
+    written, begun, waits, stamps, asker = [0], threading.Event(), [], [], []
+
+    def stamp():
+        if threading.get_ident() in asker:
+            stamps.append(written[0])
+
+    class Queue(deque):
+        def append(self, ticket):
+            stamp()
+            super().append(ticket)
+
+    def leave(left=writer.lock._leave):
+        stamp()
+        left()
+
+    writer.lock._waiting, writer.lock._leave = Queue(), leave
 
     def on_token(count):
         written[0] = count
@@ -91,16 +111,17 @@ def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer,
 
     def ask():
         begun.wait()
-        while written[0] < 200:
-            before = written[0]
+        asker.append(threading.get_ident())
+        while written[0] < TOKENS:
+            stamps.clear()
             answer = asked(writer, OTHER)
-            waits.append(written[0] - before)
+            waits.append(sum(stamps[1::2]) - sum(stamps[::2]))
             assert as_lists(answer) == alone
 
-    text, failure = at_once(lambda: write(writer, edits, 200, on_token), ask)
+    text, failure = at_once(lambda: write(writer, edits, TOKENS, on_token), ask)
     assert failure is None
     assert text == text_alone
-    assert max(waits) <= 2
+    assert 0 < max(waits) <= 2
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -148,7 +169,15 @@ def test_what_cannot_be_taken_out_is_not_lent(writer):
     assert at_once(patched_text, ask)[1] == alone
 
 
-def test_ctrl_c_while_another_has_its_turn(writer):
+@pytest.fixture
+def interrupts():
+    """Ctrl-C raises KeyboardInterrupt, also where pytest-xdist has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_another_has_its_turn(writer, interrupts):
     """It comes when the turn is back, so that the model is left as it was found."""
     clean, main, seen = insides(writer.net), threading.main_thread().ident, []
 
