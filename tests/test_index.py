@@ -4,11 +4,8 @@ import collections
 import functools
 import hashlib
 import json
-import os
+import multiprocessing
 import re
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -229,36 +226,32 @@ def test_a_store_of_version_250f754_is_what_it_was(model, corpus, tmp_path):
             scan(model, path, store, 30)
 
 
-KILLED = """
-import sys
-sys.path[:0] = [{tests!r}]
-import torch
-from conftest import LLAMA, Letters, random_model
-from actmax import build_index, index, read_corpus
-from concepts import Model
-from db import open_store
-index.SHARD, index.COMMIT_SECONDS = 16, 0
-model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
-with open_store({store!r}) as store:
-    print("started", flush=True)
-    build_index(model, read_corpus({corpus!r}), store, k=5)
-    print(store.checksum())
-"""
+def scan_alone(store, corpus, started):
+    """In a process of its own."""
+    index.SHARD, index.COMMIT_SECONDS = 16, 0
+    model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+    with open_store(store) as opened:
+        started.set()
+        build_index(model, read_corpus(corpus), opened, k=K)
 
 
 def test_killed_at_random_moments(model, corpus, tmp_path, generator):
-    code = KILLED.format(tests=os.path.dirname(__file__), store=str(tmp_path / "k.db"), corpus=str(tmp_path / "c.txt"))
-    command = [sys.executable, "-c", code]
-    for _ in range(3):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        process.stdout.readline()
-        time.sleep(generator.uniform(0, 0.5))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    finished = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
-    with open_store(tmp_path / "whole.db") as store:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["test_index"])  # imports once, and forks
+    killed, text = tmp_path / "k.db", str(tmp_path / "c.txt")
+    for moment in [generator.uniform(0, 0.5) for _ in range(3)] + [None]:
+        started = processes.Event()
+        process = processes.Process(target=scan_alone, args=(killed, text, started))
+        process.start()
+        assert started.wait(60)
+        if moment is not None:
+            time.sleep(moment)
+            process.kill()
+        process.join()
+    assert process.exitcode == 0
+    with open_store(killed) as finished, open_store(tmp_path / "whole.db") as store:
         build_index(model, corpus, store, k=K)
-        assert store.checksum() == finished
+        assert store.checksum() == finished.checksum()
 
 
 def test_another_batch_size_changes_the_last_digits_only(model, corpus):
