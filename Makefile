@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo app pictures docs test random lint
+.PHONY: install demo app pictures docs check test random lint
 
 install: .venv/installed
 
@@ -28,12 +28,19 @@ docs: install
 	$(BIN)/zensical build --clean --strict
 
 lint: install
-	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest
+# Processes of one thread each do more on the same cores than one process with all threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+SLOW := real or network or browser
+
+check: lint
+	$(PYTEST) -m "not ($(SLOW))"
+
+test: check
+	$(PYTEST) -m "$(SLOW)"
 
 # The tests that draw, with another seed each time.
 random: install

@@ -1,8 +1,10 @@
-"""Small random models from their configurations, and the real default model."""
+"""Small random models from their configurations, and the real default model, loaded once a process."""
 
 import io
 import os
 import random
+import shutil
+from functools import cache, partial
 
 import pytest
 import tokenizers
@@ -13,26 +15,89 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from actmax import build_index, index, read_corpus
+from actmax.corpus import held_out
 from app.cli import EXAMPLE_RECIPE
-from concepts import Model, load_model
+from concepts import Model, calibration
+from concepts.models import loading
+from concepts.models.presets import PRESETS
 from db import open_store
+from icebear.cache import cache_folder, ensure
 from steering import flip
 
 LLAMA = LlamaConfig(
-    vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
-)  # fmt: skip
+    vocab_size=50,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+)
 LLAMA_BIASES = LlamaConfig(**{**LLAMA.to_dict(), "attention_bias": True, "mlp_bias": True})
 GEMMA3 = Gemma3TextConfig(
-    vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=6, max_position_embeddings=64, sliding_window=4, query_pre_attn_scalar=6,
+    vocab_size=50,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=6,
+    max_position_embeddings=64,
+    sliding_window=4,
+    query_pre_attn_scalar=6,
     layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-)  # fmt: skip
+)
 CAMEL = "The camel lives in the"
 SEED = int(os.environ.get("ICEBEAR_TEST_SEED", "0"))
 settings.register_profile("icebear", deadline=None, derandomize=not SEED)  # first passes of torch take long
 settings.load_profile("icebear")
 CONFIGS = {"llama": LLAMA, "llama with biases": LLAMA_BIASES, "gemma3": GEMMA3}
+
+
+CACHE = cache_folder()
+_load_model = loading.load_model
+
+
+@cache
+def _kept(name, dtype):
+    return _load_model(name, dtype=dtype, device="cpu")
+
+
+def _load_once(name="smollm2-135m", *, device="auto", dtype=None, **options):
+    """In the place of `load_model`: whoever asks for a preset, a test, a command or a view, gets the one of this
+    process. Tests leave it as it was. A test with a cache of its own loads for itself."""
+    place = loading._device(device)
+    if name in PRESETS and place.type == "cpu" and cache_folder() == CACHE and not any(options.values()):
+        return _kept(name, loading._dtype(dtype, place))
+    return _load_model(name, device=device, dtype=dtype, **options)
+
+
+loading.load_model = _load_once
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for fixture, mark in (("smol", "real"), ("chromium", "browser")):
+            if fixture in item.fixturenames:
+                item.add_marker(mark)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Whatever ran before, in this process or another."""
+    torch.manual_seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _small_unless_marked(request):
+    """What needs a real model is marked so; the fixture `smol` does it. Made models, which are calibrated anew each
+    time, read every eighth of the texts."""
+    with pytest.MonkeyPatch.context() as patch:  # of its own: tests undo theirs
+        if not request.node.get_closest_marker("real"):
+            patch.setattr("conftest._kept", lambda *_: pytest.fail("Take the fixture smol, or mark this test real."))
+            patch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
+        yield
 
 
 class Double(TorchFunctionMode):
@@ -73,17 +138,29 @@ def llama():
 
 @pytest.fixture(scope="session")
 def smol() -> Model:
-    return load_model("smollm2-135m", dtype="float32", device="cpu")
+    return loading.load_model("smollm2-135m", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory, smol):
+def shared(tmp_path_factory):
+    """`shared(name, make)` is a folder that `make(folder)` fills once a run, however many processes it has."""
+    base = tmp_path_factory.getbasetemp()
+    home = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return lambda name, make: ensure(home / "shared" / name, make, what=name, room=0)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, smol, shared):
     """An index wiki.db of 20 summaries, and the example recipe."""
+
+    def scan(folder):
+        with open_store(folder / "wiki.db") as store:
+            build_index(smol, read_corpus("wiki-summaries", limit=20), store)
+
     folder = tmp_path_factory.mktemp("wiki")
+    shutil.copytree(shared("index", scan), folder, dirs_exist_ok=True)
     (folder / "examples").mkdir()
     (folder / "examples" / EXAMPLE_RECIPE.name).write_text(EXAMPLE_RECIPE.read_text())
-    with open_store(folder / "wiki.db") as store:
-        build_index(smol, read_corpus("wiki-summaries", limit=20), store)
     return folder
 
 
@@ -155,6 +232,14 @@ def corpus(tmp_path, monkeypatch, generator):
     lines = [" ".join(generator.choices(words, k=generator.randint(1, 9))).capitalize() + "." for _ in range(120)]
     (tmp_path / "c.txt").write_text("\n".join([*lines, "", lines[0], "x"]))
     return read_corpus(str(tmp_path / "c.txt"))
+
+
+@pytest.fixture
+def few_held_out(monkeypatch):
+    """Prices that commands tell read 2 held-out sentences instead of 24."""
+    few = partial(held_out, 2)
+    monkeypatch.setattr("actmax.corpus.held_out", few)
+    monkeypatch.setattr("app.demo.held_out", few)
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ def fails(*args, message, code=1):
     return result.stderr
 
 
+@pytest.mark.usefixtures("smol")
 def test_prompts():
     fails("attribute", "  ", message="The prompt is empty")
     fails("attribute", "word " * 8200, message="reads at most 8192; shorten it")
@@ -85,6 +86,7 @@ def test_an_array_or_a_tensor_of_ids_is_a_prompt(model):
     assert len(attribute(model, [np.array(ids), ids])) == 2
 
 
+@pytest.mark.usefixtures("smol")
 def test_a_stray_byte_in_a_terminal():
     for more in ([], ["--target", " bear"], ["--contrast", "\udcff"]):
         fails("attribute", "ice \udcff bear", *more, message="of the text is a stray byte")
@@ -115,6 +117,7 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
     assert isinstance(RUN.invoke(main, ["attribute", PROMPT]).exception, ZeroDivisionError)
 
 
+@pytest.mark.usefixtures("smol")
 def test_targets():
     message = fails("attribute", PROMPT, "--target", "xylophone", message="must be one token, but splits into 'x' +")
     assert "--target-text" in message
@@ -122,6 +125,7 @@ def test_targets():
     fails("attribute", PROMPT, "--target", " a", "--target-text", " b c", message="exclude each other")
 
 
+@pytest.mark.usefixtures("smol")
 def test_neurons():
     fails("project", "L30.ffn.0", message="its layers are 0 to 29")
     fails("project", "L3.ffn.1536", message="has the neurons 0 to 1535")
@@ -133,6 +137,7 @@ def test_neurons():
     fails("steer", PROMPT, "--edit", "L9.ffn.1=2max", message="icebear index")
 
 
+@pytest.mark.usefixtures("smol")
 def test_ranking_options():
     fails("rank", PROMPT, "--position", "9", message="Position 9 is not last, all or one of 0 to 5")
     fails("rank", PROMPT, "--position", "x", message="not last, all or a number")
@@ -141,6 +146,7 @@ def test_ranking_options():
     fails("rank", PROMPT, "--top", "0", message="--top", code=2)
 
 
+@pytest.mark.usefixtures("smol")
 def test_recipes(tmp_path):
     recipe = json.loads(EXAMPLE_RECIPE.read_text())
     cases = {
@@ -295,10 +301,9 @@ def test_a_local_folder_a_lora_adapter_and_a_gguf_suffix(tmp_path, smol):
     assert not before.equal(after)
 
 
-def test_a_user_mistake_in_a_real_process_has_no_traceback():
-    done = subprocess.run(
-        [sys.executable, "-m", "app.cli", "project", "L99.ffn.1"], capture_output=True, text=True, check=False
-    )
+def test_a_user_mistake_in_a_real_process_has_no_traceback(tiny_folder):
+    command = [sys.executable, "-m", "app.cli", "project", "L99.ffn.1", "--model", tiny_folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

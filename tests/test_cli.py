@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import shutil
 
 import pytest
 from click.testing import CliRunner
 
+from app import demo
 from app.cli import EXAMPLE_RECIPE, main
 
+pytestmark = pytest.mark.usefixtures("smol", "few_held_out")
 RUN = CliRunner()
 PROMPT = "The ice bear lives in the"
 
@@ -29,7 +32,7 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     examples = commands(main.commands[verb].help)
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
-    if verb != "app":  # it does not end; tests/test_browser.py starts it
+    if verb not in ("app", "demo"):  # tests/test_browser.py starts the one, and the other's story is below
         for example in examples:
             run(*shlex.split(example)[1:])
 
@@ -56,8 +59,15 @@ def test_html_is_written(tmp_path):
     assert "Arctic" in (tmp_path / "page.html").read_text()
 
 
-def test_demo_tells_the_story():
+def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol):
+    """With a store that knows 20 of its summaries already, and 4 more."""
+    for path in folder.glob("wiki.db*"):
+        name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}")
+        shutil.copy(path, tmp_path / name)
+    monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(demo, "SUMMARIES", 24)
     output = run("demo")
+    assert len(list(tmp_path.glob("*.db"))) == 1
     for part in ("' Arctic' 0.43", "L29.ffn.860", "' Canada'", "lives in the desert", "Where to go next"):
         assert part in output
 

@@ -80,7 +80,7 @@ VERBS = {
     "faithfulness of one sample": ("--corpus", "texts.txt", "--samples", "1", *SETTINGS),
     "groundtruth": ("--samples", "6", *SETTINGS),
     "pruning": ("--corpus", "texts.txt", "--samples", "1", "--methods", "random,gxi", "--out", "found"),
-    "flips": ("--data", "pairs.json", "--out", "found"),
+    "flips": ("--data", "pairs.json", "--max-neurons", "3", "--out", "found"),
     "knowledge": ("--data", "facts.json", "--top", "3"),
     "cost": ("--methods", "gxi,alti", "--lengths", "8"),
 }

@@ -185,6 +185,7 @@ def test_beginnings_of_texts(smol):
         next_words(smol, ["Too short."], 5)
 
 
+@pytest.mark.network
 def test_reviews_are_cut_and_asked_about(smol):
     documents = list(read_corpus("imdb-reviews").documents())
     assert len(documents) == 200
@@ -350,6 +351,7 @@ def test_cost_has_a_row_for_each_method_and_length(model):
 # --- the command ---
 
 
+@pytest.mark.usefixtures("smol")
 def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--samples", "2", "--methods", "random,gxi,alti", "--out", "g"]

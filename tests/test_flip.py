@@ -267,7 +267,7 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
 
 def test_what_is_generated_is_priced_behind_the_places(letters):
     """Against teacher forcing one text at a time; an edit that names a position of its own prompt acts at the last."""
-    neutral = Neutral(letters, ["Good night to you all.", "The bus is late."])
+    neutral = Neutral(letters, ["Good night.", "A bus."])
     edits = [Edit(Neuron(1, "ffn", 3), "set", 4.0, where="generated")]
     total = []
     for ids in neutral.places:
@@ -421,6 +421,7 @@ def test_facts_go_through_the_model_in_parts(letters, monkeypatch):
 # --- the commands ---
 
 
+@pytest.mark.usefixtures("smol", "few_held_out")
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--save", "d.json", "--json"])
@@ -471,10 +472,16 @@ def test_the_commands(tmp_path, monkeypatch):
         nowhere = RUN.invoke(main, [*command, "--save", "no/x.json"])
         assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (1, True)
     assert "Arctic" in nowhere.stdout
-    (tmp_path / "facts.json").write_text(json.dumps({
+
+
+@pytest.mark.usefixtures("smol")
+def test_the_commands_of_evaluations(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    facts = {
         name: {"answer": f" {city}", "prompts": [f"The capital of {name} is", f"{name} has a capital, the city of"]}
         for name, city in (("France", "Paris"), ("Italy", "Rome"))
-    }))  # fmt: skip
+    }
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
     known = RUN.invoke(main, ["evaluate", "knowledge", "--data", "facts.json"])
     assert "median" in known.stdout, known.stderr
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))

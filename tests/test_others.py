@@ -120,8 +120,10 @@ def test_batch_equals_single_and_everything_is_undone(name):
     model = make(name, "sdpa")
 
     def state():
-        return [(path, set(m.__dict__), set(m._parameters), len(m._forward_hooks), len(m._forward_pre_hooks))
-                for path, m in model.net.named_modules()]  # fmt: skip
+        return [
+            (path, set(m.__dict__), set(m._parameters), len(m._forward_hooks), len(m._forward_pre_hooks))
+            for path, m in model.net.named_modules()
+        ]
 
     before = state()
     prompts = [prompt(model, seed) for seed in range(3)]
@@ -241,7 +243,7 @@ def read(model, text, neuron):
 @pytest.mark.parametrize("name", ["bert", "t5"])
 def test_relmax_scans_too(name, tmp_path):
     model = make(name, dtype=torch.float32)
-    (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.")
+    (tmp_path / "c.txt").write_text("Ice bear.\nA camel.\nSand.")
     with open_store(tmp_path / "i.db") as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, by="relevance")
         assert store.examples(Neuron(0, "ffn", 3), "+")

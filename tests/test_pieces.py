@@ -4,10 +4,8 @@ import random
 
 import pytest
 from conftest import LLAMA, random_model
-from transformers import AutoTokenizer
 
 from concepts import Model
-from concepts.models.presets import PRESETS, fetch
 
 SIGNS = {
     "latin": "abc DEF .,é",
@@ -36,9 +34,8 @@ class Counting:
 
 
 @pytest.fixture(scope="module")
-def model():
-    tokenizer = AutoTokenizer.from_pretrained(fetch(PRESETS["smollm2-135m"]))
-    return Model(random_model(LLAMA).net, Counting(tokenizer), "counting")
+def model(smol):
+    return Model(random_model(LLAMA).net, Counting(smol.tokenizer), "counting")
 
 
 def twin(model, ids):

@@ -60,6 +60,8 @@ def test_an_attention_neurons_words_are_its_output_columns(smol):
     assert [token.id for token in found] == logits.topk(3).indices.tolist()
 
 
+@pytest.mark.real
+@pytest.mark.network
 def test_gemma3_on_real_weights():
     from concepts.models.presets import PRESETS
 
@@ -103,6 +105,8 @@ def fetched(name):
         pytest.skip(f"{name} is neither cached nor can it be fetched: {error}")
 
 
+@pytest.mark.real
+@pytest.mark.network
 def test_a_t5_on_real_weights():
     model = fetched("titler-t5")
     prompt = "translate English to German: The house is wonderful."
@@ -117,6 +121,8 @@ def test_a_t5_on_real_weights():
     assert cp.tokens.sum().item() == pytest.approx(cp.conservation().target, abs=1e-4)
 
 
+@pytest.mark.real
+@pytest.mark.network
 def test_a_distilbert_on_real_weights():
     model = fetched("grammar-distilbert")
     found = attribute(model, "She have two book in there bag.", method=PA_LRP)
