@@ -1,9 +1,11 @@
 """Small random models from their configurations, and the real default model, loaded once a process."""
 
 import io
+import multiprocessing
 import os
 import random
 import shutil
+import sys
 from functools import cache, partial
 
 import pytest
@@ -232,6 +234,21 @@ def corpus(tmp_path, monkeypatch, generator):
     lines = [" ".join(generator.choices(words, k=generator.randint(1, 9))).capitalize() + "." for _ in range(120)]
     (tmp_path / "c.txt").write_text("\n".join([*lines, "", lines[0], "x"]))
     return read_corpus(str(tmp_path / "c.txt"))
+
+
+ALONE = multiprocessing.get_context("forkserver")
+ALONE.set_forkserver_preload(["test_evaluate", "test_index"])  # its server imports once, and forks
+
+
+def started_alone(work, *arguments):
+    """A process that does `work(*arguments, started)`, once that has set `started`."""
+    started = ALONE.Event()
+    process = ALONE.Process(target=work, args=(*arguments, started))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # which the server does not get otherwise
+        process.start()
+    assert started.wait(120)
+    return process
 
 
 @pytest.fixture

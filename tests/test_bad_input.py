@@ -25,6 +25,7 @@ from icebear.errors import DownloadError, InputError, ModelError
 
 RUN = CliRunner()
 PROMPT = "The ice bear lives in the"
+STEER = ("steer", PROMPT, "--max-new-tokens", "1")
 
 
 def fails(*args, message, code=1):
@@ -132,9 +133,9 @@ def test_neurons():
     fails("project", "L3.mlp.1", message="the sites are ffn, attn, q, k, v, cross, router and head")
     fails("project", "29.860", message="write it like L29.ffn.860")
     fails("project", "L3.q.1", message="project neurons of ffn and attn")
-    fails("steer", PROMPT, "--edit", "L99.ffn.1*0", message="its layers are 0 to 29")
-    fails("steer", PROMPT, "--edit", "L9.ffn.1*nan", message="not a finite number")
-    fails("steer", PROMPT, "--edit", "L9.ffn.1=2max", message="icebear index")
+    fails(*STEER, "--edit", "L99.ffn.1*0", message="its layers are 0 to 29")
+    fails(*STEER, "--edit", "L9.ffn.1*nan", message="not a finite number")
+    fails(*STEER, "--edit", "L9.ffn.1=2max", message="icebear index")
 
 
 @pytest.mark.usefixtures("smol")
@@ -156,10 +157,10 @@ def test_recipes(tmp_path):
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_text(json.dumps(content))
-        fails("steer", PROMPT, "--recipe", str(tmp_path / name), message=message)
+        fails(*STEER, "--recipe", str(tmp_path / name), message=message)
     (tmp_path / "bad.json").write_text("{'a'")
-    fails("steer", PROMPT, "--recipe", str(tmp_path / "bad.json"), message="not JSON")
-    fails("steer", PROMPT, "--recipe", str(tmp_path / "none.json"), message="cannot be read")
+    fails(*STEER, "--recipe", str(tmp_path / "bad.json"), message="not JSON")
+    fails(*STEER, "--recipe", str(tmp_path / "none.json"), message="cannot be read")
     fails("steer", PROMPT, message="--edit", code=2)
 
 

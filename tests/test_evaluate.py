@@ -2,9 +2,6 @@
 
 import json
 import random
-import signal
-import subprocess
-import sys
 import time
 from itertools import product
 from pathlib import Path
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from conftest import started_alone
 
 from app.cli import main
 from concepts import selftest
@@ -99,17 +97,16 @@ def test_what_an_evaluation_prints_and_writes_is_strict_json(verb, evaluate):
 
 # --- killed, and gone on ---
 
-CHILD = """
-import sys, time
-from concepts.evaluation.runner import run
 
-def measure(number):
-    time.sleep(0.0005)
-    return {"number": number, "text": "a line\\u2028 or two" + "x" * 8000}
+def evaluated(folder, started):
+    """In a process of its own."""
 
-print("ready", flush=True)
-run(sys.argv[1], {"seed": 0}, range(500), measure)
-"""
+    def measure(number):
+        time.sleep(0.0005)
+        return {"number": number, "text": "a line\u2028 or two" + "x" * 8000}
+
+    started.set()
+    runner.run(folder, {"seed": 0}, range(500), measure)
 
 
 def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path):
@@ -118,21 +115,19 @@ def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path
     kept, kills = b"", 0
     lines = tmp_path / "killed" / "samples.jsonl"
     while True:
-        with subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path / "killed")], stdout=subprocess.PIPE, cwd=ROOT
-        ) as child:
-            child.stdout.readline()
-            time.sleep(generator.uniform(0, 0.06))
-            if child.poll() is not None:
-                break
-            child.send_signal(signal.SIGKILL)
+        process = started_alone(evaluated, tmp_path / "killed")
+        time.sleep(generator.uniform(0, 0.06 + 0.01 * kills))  # it ends on a slow machine too
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
         kills += 1
         text = lines.read_bytes() if lines.exists() else b""
         assert text.startswith(kept)
         kept = text[: text.rfind(b"\n") + 1]
-    assert child.returncode == 0
+    assert process.exitcode == 0
     assert kills > 3
-    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "whole")], check=True, capture_output=True, cwd=ROOT)
+    started_alone(evaluated, tmp_path / "whole").join()
     assert lines.read_bytes() == (tmp_path / "whole" / "samples.jsonl").read_bytes()
 
 

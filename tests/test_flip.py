@@ -435,8 +435,11 @@ def test_the_commands(tmp_path, monkeypatch):
     checked = RUN.invoke(main, ["recipe", "check", "d.json"])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
-    away = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt", "--save", "a.json"])
+    words = ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt", "--budget", "0.0001", "--save", "a.json"]
+    away = RUN.invoke(main, words)
     assert "not Arctic" in away.stdout, away.stderr
+    assert (away.exit_code, "more than the budget of 0.0001" in away.stdout) == (0, True)
+    assert Recipe.load("a.json").provenance["price"]["over_budget"]  # saved, and said to be over it
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
     assert Recipe.load("h.json").edits[0].share == 0.5
@@ -448,10 +451,6 @@ def test_the_commands(tmp_path, monkeypatch):
         (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": told}))
         other = RUN.invoke(main, ["recipe", "check", "o.json"])
         assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
-    words = ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001", "--save", "o.json"]
-    over = RUN.invoke(main, words)
-    assert (over.exit_code, "more than the budget of 0.0001" in over.stdout) == (0, True)
-    assert Recipe.load("o.json").provenance["price"]["over_budget"]  # saved, and said to be over it
     (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr

@@ -4,14 +4,13 @@ import collections
 import functools
 import hashlib
 import json
-import multiprocessing
 import re
 import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import LLAMA, Letters, random_model
+from conftest import LLAMA, Letters, random_model, started_alone
 
 from actmax import annotate, build_index, describe, index, read_corpus
 from actmax.classes import classify
@@ -236,14 +235,9 @@ def scan_alone(store, corpus, started):
 
 
 def test_killed_at_random_moments(model, corpus, tmp_path, generator):
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["test_index"])  # imports once, and forks
     killed, text = tmp_path / "k.db", str(tmp_path / "c.txt")
     for moment in [generator.uniform(0, 0.5) for _ in range(3)] + [None]:
-        started = processes.Event()
-        process = processes.Process(target=scan_alone, args=(killed, text, started))
-        process.start()
-        assert started.wait(60)
+        process = started_alone(scan_alone, killed, text)
         if moment is not None:
             time.sleep(moment)
             process.kill()
