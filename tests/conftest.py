@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import sys
-from functools import cache, partial
+from functools import cache, partial, wraps
 
 import pytest
 import tokenizers
@@ -66,6 +66,7 @@ def _kept(name, dtype):
     return _load_model(name, dtype=dtype, device="cpu")
 
 
+@wraps(_load_model)
 def _load_once(name="smollm2-135m", *, device="auto", dtype=None, **options):
     """In the place of `load_model`: whoever asks for a preset, a test, a command or a view, gets the one of this
     process. Tests leave it as it was. A test with a cache of its own loads for itself."""

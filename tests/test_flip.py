@@ -424,22 +424,23 @@ def test_facts_go_through_the_model_in_parts(letters, monkeypatch):
 @pytest.mark.usefixtures("smol", "few_held_out")
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--save", "d.json", "--json"])
+    words = ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001", "--save", "d.json", "--json"]
+    done = RUN.invoke(main, words)
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["provenance"]["price"]["kl"] > 0.01
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
+    assert Recipe.load("d.json").provenance["price"]["over_budget"]  # saved, and said to be over it
+    assert "more than the budget of 0.0001" in found["provenance"]["price"]["warnings"][0]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
+    assert "more than the budget of 0.0001" in shown.stdout
     assert "Perplexity of held-out sentences" in shown.stdout
     checked = RUN.invoke(main, ["recipe", "check", "d.json"])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
-    words = ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt", "--budget", "0.0001", "--save", "a.json"]
-    away = RUN.invoke(main, words)
+    away = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt", "--save", "a.json"])
     assert "not Arctic" in away.stdout, away.stderr
-    assert (away.exit_code, "more than the budget of 0.0001" in away.stdout) == (0, True)
-    assert Recipe.load("a.json").provenance["price"]["over_budget"]  # saved, and said to be over it
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
     assert Recipe.load("h.json").edits[0].share == 0.5
