@@ -13,7 +13,7 @@ import logging  # noqa: E402
 
 import streamlit as st  # noqa: E402
 
-from app.state import VIEWS, model_name, plain, store_path, typed  # noqa: E402
+from app.web.state import VIEWS, model_name, plain, store_path, typed  # noqa: E402
 from icebear.errors import IcebearError, out_of_memory  # noqa: E402
 
 STYLE = """<style>
@@ -35,7 +35,7 @@ def main() -> None:
     if trouble:
         st.error(plain(trouble))
     try:
-        importlib.import_module(f"app.views.{view}").show()
+        importlib.import_module(f"app.web.{view}").show()
     except IcebearError as error:
         st.error(plain(str(error)))
     except Exception as error:  # a view must not take the app with it

@@ -16,10 +16,9 @@ from serving import started
 from streamlit.testing.v1 import AppTest
 
 from actmax import build_index
-from app import state
 from app.sidebyside import compare
-from app.views import explain
-from app.views.steer import differences
+from app.web import explain, state
+from app.web.steer import differences
 from concepts import attribute
 from concepts.evaluation import report
 from concepts.models import loading
@@ -330,7 +329,7 @@ def test_a_generation_that_fails(environment, monkeypatch, caplog):
         raise RuntimeError("out of `memory`")
 
     with monkeypatch.context() as broken:
-        broken.setattr("app.views.steer.compare", fail)
+        broken.setattr("app.web.steer.compare", fail)
         page.get_by_key("generate").click().run()
         assert "That failed" in page.error[0].value
     (record,) = [record for record in caplog.records if record.name == "icebear.app"]

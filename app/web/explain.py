@@ -7,8 +7,8 @@ import threading
 import pandas
 import streamlit as st
 
-from app import charts
-from app.state import downloads, model, model_name, neuron_pills, plain, to_steer, token_label, typed
+from app.web import charts
+from app.web.state import downloads, model, model_name, neuron_pills, plain, to_steer, token_label, typed
 from concepts.attribution import attribute
 from concepts.lrp.method import METHODS
 from concepts.relevance import Relevance

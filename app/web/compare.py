@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from app import charts
-from app.state import downloads, model_name, neuron_pills, plain, token_label, typed
-from app.views.explain import PROMPT, explained
+from app.web import charts
+from app.web.explain import PROMPT, explained
+from app.web.state import downloads, model_name, neuron_pills, plain, token_label, typed
 from concepts.relevance import Relevance
 from concepts.render import heatmap
 from icebear.records import Neuron

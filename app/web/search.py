@@ -6,7 +6,7 @@ import pandas
 import streamlit as st
 
 from actmax.page import RELMAX
-from app.state import downloads, neuron_pills, plain, store, store_path, typed
+from app.web.state import downloads, neuron_pills, plain, store, store_path, typed
 from db.search import NEAR
 from icebear.records import Hit, Neuron
 

@@ -9,7 +9,7 @@ import streamlit as st
 from actmax import page
 from actmax.annotation import annotate
 from actmax.card import Card, describe
-from app.state import downloads, fitting, neuron_pills, plain, store, telling_trouble, to_steer, typed
+from app.web.state import downloads, fitting, neuron_pills, plain, store, telling_trouble, to_steer, typed
 from db.store import Store
 from icebear.records import Neuron
 
