@@ -8,8 +8,21 @@ import streamlit as st
 
 from actmax import page
 from actmax.annotation import annotate
-from actmax.card import Card, describe
-from app.web.state import downloads, fitting, neuron_pills, plain, store, telling_trouble, to_steer, typed
+from actmax.card import SILENT, Card, describe
+from app.web.header import no_store_yet
+from app.web.state import (
+    a_neuron,
+    downloads,
+    fitting,
+    has_store,
+    neuron_pills,
+    plain,
+    store,
+    telling_trouble,
+    to_steer,
+    typed,
+    vocabularies,
+)
 from db.store import Store
 from icebear.records import Neuron
 
@@ -18,9 +31,12 @@ EXAMPLES = 8
 
 def show() -> None:
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    name = typed(left.text_input, "Neuron", "neuron", value="L29.ffn.860")
+    name = typed(left.text_input, "Neuron", "neuron", value=a_neuron())
     polarity = typed(right.segmented_control, "Examples at", "polarity", ["+", "-"], default="+", required=True)
     neuron = Neuron.parse(name)
+    if not has_store():
+        _without_store(neuron)
+        return
     with store() as opened:
         card = describe(opened, neuron, k=EXAMPLES)
         _head(card)
@@ -38,6 +54,14 @@ def show() -> None:
         for by, hits in card.nearest.items():
             neuron_pills(page.NEAREST[by], [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
         _actions(card)
+
+
+def _without_store(neuron: Neuron) -> None:
+    """What the model itself tells of it."""
+    st.markdown(f"#### {neuron}")
+    no_store_yet("Its sentences, statistics and neighbours come")
+    if neuron.site not in SILENT["writes"]:
+        st.html(_styled(page.vocabulary(vocabularies([neuron], EXAMPLES)[neuron])))
 
 
 def _styled(html: str) -> str:

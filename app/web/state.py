@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -9,36 +10,51 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas
 import streamlit as st
 
+from app.web import background
 from concepts.render import visible
 from db.store import Store, open_store
-from icebear.errors import IcebearError, StoreError
-from icebear.records import Neuron
+from icebear.errors import IcebearError
+from icebear.records import Neuron, Projection
 
 if TYPE_CHECKING:
+    from streamlit.navigation.page import Page
+
     from concepts.models.model import Model
 
-VIEWS = ("explain", "neuron", "search", "steer", "compare", "report")
+VIEWS = ("start", "explain", "neuron", "search", "steer", "compare", "report")
+PROMPT = "The ice bear lives in the"
+
+
+def page(view: str) -> Page:
+    """A view as a page of Streamlit's navigation; its code is read when it is first shown."""
+
+    def show() -> None:
+        with st.skeleton(height=400):  # the first import of torch takes seconds
+            code = importlib.import_module(f"app.web.{view}")
+        code.show()
+
+    return st.Page(show, title=view, url_path=view, default=view == VIEWS[0])
 
 
 def model_name() -> str:
     return os.environ.get("ICEBEAR_APP_MODEL", "smollm2-135m")
 
 
-def store_path() -> Path:
-    return Path(os.environ.get("ICEBEAR_APP_STORE", "icebear.db"))
+def a_neuron() -> str:
+    """The one that views show before another is named; the default model's is of the ice bear."""
+    return "L29.ffn.860" if model_name() == "smollm2-135m" else "L0.ffn.0"
 
 
-@st.cache_resource(show_spinner="Loading the model, once for all visitors ...")
-def _load(name: str, device: str, dtype: str | None, accept_terms: bool) -> Model:
-    from concepts.models.loading import load_model
-
-    return load_model(name, device=device, dtype=dtype, accept_terms=accept_terms)
+@st.cache_resource(show_spinner=False)
+def _load(name: str, device: str, dtype: str | None, accept_terms: bool) -> background.Job:
+    return background.loading(name, device=device, dtype=dtype, accept_terms=accept_terms)
 
 
-def model() -> Model:
-    """The model that all visitors share; loaded when a view first needs it."""
+def loading() -> background.Job:
+    """The model that all visitors share, being loaded or there."""
     environ = os.environ
     return _load(
         model_name(),
@@ -46,6 +62,61 @@ def model() -> Model:
         environ.get("ICEBEAR_APP_DTYPE") or None,
         environ.get("ICEBEAR_APP_ACCEPT_TERMS") == "1",
     )
+
+
+def model() -> Model:
+    """The model that all visitors share; where it is not there yet, the page has a placeholder until it is."""
+    job = loading()
+    if job.is_alive():
+        place = st.empty()
+        with place.container():
+            said = st.empty()
+            st.skeleton(height=240)
+        while job.is_alive():
+            said.caption(f"{plain(job.doing)} ...")  # any click ends this run here
+            job.join(0.2)
+        place.empty()
+    if job.error:
+        _load.clear()  # the next visit tries again
+        raise job.error
+    return job.result
+
+
+@st.cache_resource(show_spinner=False)
+def _measured(name: str, _any: Neuron) -> None:
+    """The first projection of a model measures it: once for all visitors, who would else do it side by side."""
+    from concepts.vocabulary import project_many
+
+    project_many(model(), [_any], 1)
+
+
+def vocabularies(neurons: list[Neuron], k: int) -> dict[Neuron, Projection]:
+    """What neurons write."""
+    from concepts.vocabulary import project_many
+
+    loaded = model()
+    with st.skeleton(height=240):
+        _measured(model_name(), neurons[0])
+        return {found.neuron: found for found in project_many(loaded, neurons, k)}
+
+
+def named_store() -> Path:
+    return Path(os.environ.get("ICEBEAR_APP_STORE", "icebear.db"))
+
+
+def store_path() -> Path:
+    """The store that was named; while that is missing or not finished the demo's, where it is built."""
+    small = background.building()
+    if small and small.result and not _finished(named_store()):
+        return small.result
+    return named_store()
+
+
+def _finished(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with open_store(path, create=False) as opened:
+        return "finished" in opened.facts()
 
 
 @contextmanager
@@ -56,11 +127,8 @@ def store() -> Iterator[Store]:
 
 
 def has_store() -> bool:
-    try:
-        with store() as opened:
-            return "finished" in opened.facts()
-    except StoreError:
-        return False
+    """Whether cards can be read. Raises `StoreError` where the named file is something else."""
+    return _finished(store_path())
 
 
 def fitting(opened: Store) -> Model:
@@ -86,9 +154,9 @@ def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) ->
 
 def go(view: str, **values: Any) -> None:
     """For callbacks: show `view` with these values typed in."""
-    st.session_state["view"] = view
     for key, value in values.items():
         st.session_state[key] = value
+    st.switch_page(page(view))
 
 
 def to_steer(neuron: Neuron | str) -> None:
@@ -108,6 +176,21 @@ def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> N
 
     names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in found))
     st.pills(label, names, key=key, on_change=open_card)
+
+
+def neuron_table(table: pandas.DataFrame, key: str, opens: Callable[[int], tuple[Any, str]], **options: Any) -> None:
+    """A table of neurons. A click on a row opens the card of the neuron and polarity that `opens` tells of the row."""
+
+    def open_card() -> None:
+        chosen = st.session_state[key]["selection"]
+        rows = [*chosen["rows"], *(row for row, _ in chosen["cells"])]
+        if rows:
+            neuron, polarity = opens(rows[0])
+            go("neuron", neuron=str(neuron), polarity=polarity or "+")
+
+    st.dataframe(
+        table, hide_index=True, key=key, on_select=open_card, selection_mode=["single-row", "single-cell"], **options
+    )
 
 
 def plain(text: str) -> str:

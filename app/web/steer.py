@@ -16,8 +16,7 @@ import streamlit as st
 from app.cli import EXAMPLE_RECIPE
 from app.sidebyside import compare
 from app.web import charts
-from app.web.explain import PROMPT
-from app.web.state import downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
+from app.web.state import PROMPT, downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
 from steering.edits import PLACES, SYMBOLS, Edit, parse_edits
 from steering.recipe import Recipe
 
