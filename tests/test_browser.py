@@ -15,14 +15,15 @@ from steering import Recipe
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
 VIEWS = (
-    "?view=explain",
-    "?view=neuron&polarity=-",
-    "?view=search",
-    "?view=search&how=like+a+neuron",
-    "?view=search&how=statistics",
-    "?view=steer&edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
-    "?view=compare",
-    "?view=report",
+    "",
+    "explain",
+    "neuron?polarity=-",
+    "search",
+    "search?how=like+a+neuron",
+    "search?how=statistics",
+    "steer?edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
+    "compare",
+    "report",
 )
 # What is wider than its box and hidden there; tables scroll by themselves.
 CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, button, h4, label, .card, .heat, .row)')]
@@ -43,26 +44,34 @@ def address(folder):
 
 
 def view(page, name):
-    page.get_by_role("radio", name=name, exact=True).first.click()
+    page.get_by_role("link", name=name, exact=True).click()
+    return settled(page)
+
+
+def click_row(page, neuron, x=100):
+    """In the first table, which draws on a canvas; what it draws is there in words for screen readers."""
+    table = page.locator("[data-testid=stDataFrame]").first
+    row = int(table.locator("tr", has_text=neuron).first.get_attribute("aria-rowindex"))  # 1 is the head
+    table.click(position={"x": x, "y": 35 * (row - 0.5)})
     return settled(page)
 
 
 def test_a_journey(chromium, address):
     page = open_view(chromium.new_page(), address)
-    page.get_by_text("Why ␣Arctic?").wait_for()
+    page.get_by_role("button", name="Explain it").click()
+    settled(page).get_by_text("Why ␣Arctic?").wait_for()
     page.get_by_text("Another token, another method").click()
     page.get_by_label("Contrast token").fill(" desert")
     page.keyboard.press("Enter")
     settled(page).get_by_text("rather than ␣desert").wait_for()
-    page.get_by_role("radio", name="L29.ffn.860 +").click()
-    settled(page).get_by_text("What drives it to +").wait_for()
-    assert "view=neuron" in page.url
+    click_row(page, "L29.ffn.860").get_by_text("What drives it to +").wait_for()
+    assert "/neuron?neuron=L29.ffn.860" in page.url
     page.get_by_text("' Canada'").wait_for()
 
     view(page, "search")
     page.get_by_label("Words").fill("water")
     page.keyboard.press("Enter")
-    settled(page).get_by_role("radio", name="L29.ffn.1342 -").wait_for()
+    settled(page).locator("tr", has_text="L29.ffn.1342").locator("td", has_text="-").first.wait_for(state="attached")
 
     view(page, "steer")
     page.get_by_text("Recipes").click()
@@ -75,7 +84,25 @@ def test_a_journey(chromium, address):
     page.reload()
     page.wait_for_timeout(1500)
     assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value() == edits
-    assert "view=steer" in page.url
+    assert "/steer?" in page.url
+
+
+def test_a_click_on_a_row_opens_its_card(chromium, address):
+    """Anywhere in the row, however the table is sorted, and again after coming back."""
+    page = open_view(chromium.new_page(), address, "search?text=water")
+    sorting = {"x": 75, "y": 17}  # the head of the column of names
+    for x, sort in ((100, False), (15, False), (15, False), (100, True), (15, True)):
+        if sort:
+            page.locator("[data-testid=stDataFrame]").first.click(position=sorting)
+            settled(page)
+        cells = page.locator("[data-testid=stDataFrame] tr[aria-rowindex='4'] td").all_inner_texts()
+        name, sign = (cell for cell in cells[-4:-2])
+        click_row(page, name, x).get_by_role("heading", name=name).wait_for()
+        assert f"/neuron?neuron={name}" in page.url
+        page.get_by_text(f"What drives it to {sign}").wait_for()
+        page.go_back()
+        settled(page)
+    page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
@@ -121,17 +148,17 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
             assert page.locator("[data-testid=stMain] a[href^=javascript], [data-testid=stMain] .katex").count() == 0
 
         for polarity in "+-":
-            open_view(page, address, f"?view=neuron&neuron={neuron}&polarity={quote(polarity)}")
+            open_view(page, address, f"neuron?neuron={neuron}&polarity={quote(polarity)}")
             harmless()
         shown = page.locator("[data-testid=stMain]").inner_text()
         assert "<script>window.hacked=1;alert(1)</script>" in shown
         assert "**bold** ![p](http://localhost/x.png)" in shown
         text = quote(" ".join(NASTY))
-        for query in ("explain&prompt", "steer&prompt", "compare&prompt", "search&text", "neuron&neuron"):
-            open_view(page, address, f"?view={query}={text}")
-            assert page.locator("[data-testid=stAlert]").count() == (query == "neuron&neuron"), query
+        for query in ("?prompt", "explain?prompt", "steer?prompt", "compare?prompt", "search?text", "neuron?neuron"):
+            open_view(page, address, f"{query}={text}")
+            assert page.locator("[data-testid=stAlert]").count() == (query == "neuron?neuron"), query
             harmless()
-        open_view(page, address, "?view=steer")
+        open_view(page, address, "steer")
         page.get_by_text("Recipes").click()
         page.locator("input[type=file]").set_input_files(tmp_path / "nasty.json")
         settled(page)

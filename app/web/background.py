@@ -68,11 +68,11 @@ _starting = threading.Lock()
 def build(model: Job, path: Path | None = None, asked: bool = True) -> None:
     """Begins the demo's index, or a larger one at `path`; the job's result is its path.
 
-    Nothing happens while that is going on, or when it has failed and nobody asked to try again.
+    Nothing happens while that is going on, or when it is done. asked: by somebody; for a large model that is needed.
     """
     with _starting:
         before = _builds.get(path)
-        if before and (before.is_alive() or not before.error or not asked):
+        if before and not before.error:
             return
         what = f"Building a store of {LARGER:,} summaries" if path else "Building the demo's store"
         _builds[path] = Job(what, lambda job: _build(job, model, path, asked))

@@ -136,11 +136,11 @@ def _neurons(relevance: Relevance) -> None:
     number = st.column_config.NumberColumn(format="%+.3f")
     formats = {"relevance": number, "activation": number}
     if heads:
-        st.dataframe(table, hide_index=True, height=300, column_config=formats)
+        st.dataframe(table, hide_index=True, height=388, column_config=formats)
     else:
         st.caption("Click a row for the neuron's card.")
         neuron_table(
-            table, "ranked", lambda row: (ranked[row].neuron, ranked[row].polarity), height=300, column_config=formats
+            table, "ranked", lambda row: (ranked[row].neuron, ranked[row].polarity), height=388, column_config=formats
         )
     best = ranked[0].neuron
     with st.container(horizontal=True):

@@ -13,7 +13,7 @@ def show() -> None:
     """The line. Where there is no store, the demo's is built from here on."""
     try:
         ready = has_store()
-        if not ready:
+        if not ready and not background.building():
             background.build(loading(), asked=False)
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it says so
@@ -76,15 +76,16 @@ def no_store_yet(what: str) -> bool:
     """Whether there is no store to read; then the page says why `what` is missing, and what to do."""
     if has_store():
         return False
-    job = background.building()
+    error = (job := background.building()) and job.error
     with st.container(border=True):
-        if job is None or job.is_alive():
+        if error:
+            st.markdown(f"{what} from a store, and there is none. {plain(str(error))}")
+            st.button("Build a small one", key="build_small", on_click=_build_small, type="primary")
+        else:
             st.markdown(
-                f"{what} when the small store is built. That takes about a minute; the page then goes on by itself."
+                f"{what} when the small store is built, about a minute after the model is here. "
+                "The page then goes on by itself."
             )
             st.skeleton(height=200)
-        else:
-            st.markdown(f"{what} from a store, and there is none. {plain(str(job.error))}")
-            st.button("Build a small one", key="build_small", on_click=_build_small, type="primary")
         st.caption(f"One of your own texts: `icebear index --store {named_store()}`")
     return True

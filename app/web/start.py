@@ -68,10 +68,10 @@ def _things() -> list[DeltaGenerator]:
 
 
 def _explained(prompt: str) -> Relevance | None:
-    model()
     try:
+        model()
         found = explained(model_name(), prompt, None, None, "attnlrp")
-    except IcebearError as error:  # as of a prompt without a mask; the first page asks for another one
+    except IcebearError as error:  # such as of a prompt without a mask
         st.info(plain(str(error)))
         return None
     tokens = heatmap(list(found.token_strings), found.tokens.tolist(), found.sinks)

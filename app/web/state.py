@@ -56,12 +56,15 @@ def _load(name: str, device: str, dtype: str | None, accept_terms: bool) -> back
 def loading() -> background.Job:
     """The model that all visitors share, being loaded or there."""
     environ = os.environ
-    return _load(
+    asked = (
         model_name(),
         environ.get("ICEBEAR_APP_DEVICE", "auto"),
         environ.get("ICEBEAR_APP_DTYPE") or None,
         environ.get("ICEBEAR_APP_ACCEPT_TERMS") == "1",
     )
+    if _load(*asked).error:
+        _load.clear()  # to try again
+    return _load(*asked)
 
 
 def model() -> Model:
@@ -77,7 +80,6 @@ def model() -> Model:
             job.join(0.2)
         place.empty()
     if job.error:
-        _load.clear()  # the next visit tries again
         raise job.error
     return job.result
 
@@ -156,7 +158,7 @@ def go(view: str, **values: Any) -> None:
     """For callbacks: show `view` with these values typed in."""
     for key, value in values.items():
         st.session_state[key] = value
-    st.switch_page(page(view))
+    st.switch_page(page(view), query_params={})  # None would be refused where widgets are bound to some
 
 
 def to_steer(neuron: Neuron | str) -> None:
