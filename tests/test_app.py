@@ -122,6 +122,12 @@ def test_neuron(environment):
     assert shown(page, "neuron").get_by_key("neuron").value == name
 
 
+def test_a_neuron_of_a_site_that_the_store_lacks_has_its_vocabulary(environment):
+    page = fine(visit("neuron", neuron="L23.attn.309"))
+    assert "no attn neurons" in text(page)
+    assert "Sweden" in text(page)
+
+
 @pytest.fixture
 def tiny_store(model, corpus, tmp_path, monkeypatch):
     """Builds an index of a gated model, which the app then shows."""

@@ -52,7 +52,10 @@ def click_row(page, neuron, x=100):
     """In the first table, which draws on a canvas; what it draws is there in words for screen readers."""
     table = page.locator("[data-testid=stDataFrame]").first
     row = int(table.locator("tr", has_text=neuron).first.get_attribute("aria-rowindex"))  # 1 is the head
-    table.click(position={"x": x, "y": 35 * (row - 0.5)})
+    place = {"x": x, "y": 35 * (row - 0.5)}
+    table.hover(position=place)
+    page.wait_for_timeout(500)  # it takes no clicks while the page scrolls to it
+    table.click(position=place)
     return settled(page)
 
 
@@ -64,8 +67,8 @@ def test_a_journey(chromium, address):
     page.get_by_label("Contrast token").fill(" desert")
     page.keyboard.press("Enter")
     settled(page).get_by_text("rather than ␣desert").wait_for()
-    click_row(page, "L29.ffn.860").get_by_text("What drives it to +").wait_for()
-    assert "/neuron?neuron=L29.ffn.860" in page.url
+    click_row(settled(page), "L29.ffn.860").get_by_text("What drives it to +").wait_for()
+    assert "/neuron" in page.url
     page.get_by_text("' Canada'").wait_for()
 
     view(page, "search")
@@ -84,24 +87,27 @@ def test_a_journey(chromium, address):
     page.reload()
     page.wait_for_timeout(1500)
     assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value() == edits
-    assert "/steer?" in page.url
+    assert "/steer" in page.url
 
 
 def test_a_click_on_a_row_opens_its_card(chromium, address):
     """Anywhere in the row, however the table is sorted, and again after coming back."""
-    page = open_view(chromium.new_page(), address, "search?text=water")
-    sorting = {"x": 75, "y": 17}  # the head of the column of names
+    page = open_view(chromium.new_page(), address, "search?text=ice")
+    names = set()
     for x, sort in ((100, False), (15, False), (15, False), (100, True), (15, True)):
         if sort:
-            page.locator("[data-testid=stDataFrame]").first.click(position=sorting)
+            page.locator("[data-testid=stDataFrame]").first.click(position={"x": 75, "y": 17})  # the head
             settled(page)
-        cells = page.locator("[data-testid=stDataFrame] tr[aria-rowindex='4'] td").all_inner_texts()
-        name, sign = (cell for cell in cells[-4:-2])
+        row = page.locator("[data-testid=stDataFrame] tr[aria-rowindex='4']")
+        row.wait_for(state="attached")
+        name, sign, *_ = row.locator("td").all_text_contents()
+        names.add(name)
         click_row(page, name, x).get_by_role("heading", name=name).wait_for()
-        assert f"/neuron?neuron={name}" in page.url
         page.get_by_text(f"What drives it to {sign}").wait_for()
+        assert f"/neuron?neuron={name}" in page.url
         page.go_back()
-        settled(page)
+        assert settled(page).get_by_label("Words").input_value() == "ice"
+    assert len(names) > 1  # sorted they are others
     page.close()
 
 

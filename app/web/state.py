@@ -154,11 +154,12 @@ def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) ->
     return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
 
 
-def go(view: str, **values: Any) -> None:
+def go(view: str, **values: str) -> None:
     """For callbacks: show `view` with these values typed in."""
     for key, value in values.items():
         st.session_state[key] = value
-    st.switch_page(page(view), query_params={})  # None would be refused where widgets are bound to some
+    if view != st.session_state["view"]:
+        st.switch_page(page(view), query_params=values)
 
 
 def to_steer(neuron: Neuron | str) -> None:
