@@ -20,7 +20,7 @@ STYLE = """<style>
 .stMainBlockContainer{padding-top:4.5rem;max-width:72rem}
 .heat,.heat *{overflow-wrap:anywhere}
 .answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}
-.st-key-header{font-size:.9rem}
+.st-key-header button{padding:0 .4rem}
 </style>"""
 
 

@@ -21,7 +21,7 @@ def show() -> None:
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
         st.markdown(plain(model_name()), width="content")
-        with st.popover(f"store: {plain(label)}"):
+        with st.popover(f"store: {plain(label)}", type="tertiary"):
             _about(ready)
     with st.container():  # in any case, so that what follows keeps its place
         if any(job.is_alive() for job in background.builds()):

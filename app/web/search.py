@@ -87,7 +87,9 @@ def _statistics() -> None:
     if kinds:
         chosen &= table["class_plus"].isin(kinds) | table["class_minus"].isin(kinds)
     found = table[chosen].sort_values("sharpness", ascending=False)
-    st.caption(f"{len(found):,} of {len(table):,} neurons; click a row for its card, a column's head to sort by it.")
+    st.caption(
+        f"{len(found):,} of {len(table):,} neurons; tick a row for its card, click a column's head to sort by it."
+    )
     if by == "relevance":
         st.caption(plain(RELMAX))
 
@@ -96,6 +98,6 @@ def _statistics() -> None:
         return name, "" if by == "relevance" else "+" if high > -low else "-"
 
     number = st.column_config.NumberColumn(format="%.3f")
-    neuron_table(found, "statistics", opens, height=420, column_config=dict.fromkeys(
-        ("mean", "std", "min", "max", "positive", "sharpness"), number))  # fmt: skip
+    formats = dict.fromkeys(("mean", "std", "min", "max", "positive", "sharpness"), number)
+    neuron_table(found, "statistics", opens, sorts=True, height=420, column_config=formats)
     downloads("neurons", {"csv": lambda: found.to_csv(index=False)})

@@ -181,8 +181,17 @@ def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> N
     st.pills(label, names, key=key, on_change=open_card)
 
 
-def neuron_table(table: pandas.DataFrame, key: str, opens: Callable[[int], tuple[Any, str]], **options: Any) -> None:
-    """A table of neurons. A click on a row opens the card of the neuron and polarity that `opens` tells of the row."""
+def neuron_table(
+    table: pandas.DataFrame,
+    key: str,
+    opens: Callable[[int], tuple[Any, str]],
+    sorts: bool = False,
+    **options: Any,
+) -> None:
+    """A table of neurons. A click on a row opens the card of the neuron and polarity that `opens` tells of the row.
+
+    sorts: a click on a column's head sorts by it; then only a row's box opens a card, as such a click is one on a cell.
+    """
 
     def open_card() -> None:
         chosen = st.session_state[key]["selection"]
@@ -191,9 +200,9 @@ def neuron_table(table: pandas.DataFrame, key: str, opens: Callable[[int], tuple
             neuron, polarity = opens(rows[0])
             go("neuron", neuron=str(neuron), polarity=polarity or "+")
 
-    st.dataframe(
-        table, hide_index=True, key=key, on_select=open_card, selection_mode=["single-row", "single-cell"], **options
-    )
+    # Where columns can be chosen, which means nothing here, their heads do not sort.
+    modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
+    st.dataframe(table, hide_index=True, key=key, on_select=open_card, selection_mode=modes, **options)
 
 
 def plain(text: str) -> str:
