@@ -7,7 +7,7 @@ import pytest
 from serving import CHROMIUM, browser, open_view, serving, settled
 
 from actmax import annotate, build_index, read_corpus
-from app.cli import EXAMPLE_RECIPE
+from app.recipes import EXAMPLE_RECIPE
 from concepts import Neuron
 from db import open_store
 from steering import Recipe

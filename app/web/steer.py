@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.cli import EXAMPLE_RECIPE
+from app.recipes import EXAMPLE_RECIPE
 from app.sidebyside import compare
 from app.web import charts
 from app.web.state import PROMPT, downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
