@@ -107,7 +107,7 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
     job.doing = "fetching the summaries"
     corpus = read_corpus("wiki-summaries", limit=summaries)
     total = sum(1 for _ in corpus.sentences())
-    with open_store(path) as store:
+    with open_store(path, create=True) as store:
         before = sum(size for size in store.scanned().values() if size == index.SHARD)
 
         def show(progress: index.Progress) -> None:

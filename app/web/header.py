@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
 from app.web import background
@@ -20,7 +22,8 @@ def show() -> None:
         ready, label = False, f"{named_store()} cannot be read"
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
-        st.markdown(plain(model_name()), width="content")
+        name = Path(model_name())
+        st.markdown(plain(name.name if name.exists() else str(name)), width="content")
         with st.popover(f"store: {plain(label)}", type="tertiary"):
             _about(ready)
     with st.container():  # in any case, so that what follows keeps its place

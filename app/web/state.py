@@ -117,14 +117,14 @@ def store_path() -> Path:
 def _finished(path: Path) -> bool:
     if not path.exists():
         return False
-    with open_store(path, create=False) as opened:
+    with open_store(path) as opened:
         return "finished" in opened.facts()
 
 
 @contextmanager
 def store() -> Iterator[Store]:
     """The store, opened for this run of the script. Raises `StoreError` when there is none."""
-    with open_store(store_path(), create=False) as opened:
+    with open_store(store_path()) as opened:
         yield opened
 
 
