@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actmax.card import describe
@@ -22,8 +23,15 @@ from steering.price import price
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from concepts.models.model import Model
+
 PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
+
+
+def store_of(model: Model) -> Path:
+    """Where the demo's index of a model is; `icebear app` uses it too, and builds it where it is missing."""
+    return cache_folder() / f"demo-{Path(model.name).name}-{str(model.dtype)[6:]}-{model.fingerprint[:6]}.db"
 
 
 def run(console: Console) -> dict[str, Any]:
@@ -43,7 +51,7 @@ def run(console: Console) -> dict[str, Any]:
 
     console.rule(f"3. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = read_corpus("wiki-summaries", limit=SUMMARIES)
-    store_path = cache_folder() / f"demo-{model.name}-{str(model.dtype)[6:]}-{model.fingerprint[:6]}.db"
+    store_path = store_of(model)
     store_path.parent.mkdir(parents=True, exist_ok=True)
     indexing(model, corpus, str(store_path))
     with open_store(store_path) as store:

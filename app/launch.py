@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -25,6 +26,15 @@ OPTIONS = (
 )
 
 
+def log_to_stderr(form: str = "%(message)s") -> None:
+    """What icebear's loggers say from INFO on; called again, in another form."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(form))
+    ours = logging.getLogger("icebear")
+    ours.handlers[:] = [handler]
+    ours.setLevel(logging.INFO)
+
+
 def launch(port: int, environment: dict[str, str]) -> None:
     """Serve until interrupted or ended; opens a browser when there is a terminal to have come from."""
     with socket.socket() as probe:
@@ -36,7 +46,12 @@ def launch(port: int, environment: dict[str, str]) -> None:
         threading.Timer(3, webbrowser.open, (url,)).start()
     from streamlit.web.cli import main as streamlit
 
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     os.environ.update(environment)
     script = str(Path(__file__).parent / "main.py")
     # In this process: a server in one of its own would stay behind when this one is ended.
-    streamlit(["run", script, f"--server.port={port}", *OPTIONS], prog_name="streamlit")
+    try:
+        streamlit(["run", script, f"--server.port={port}", *OPTIONS], prog_name="streamlit")
+    except SystemExit as end:
+        logging.shutdown()
+        os._exit(end.code if isinstance(end.code, int) else 0)  # threads inside torch would abort an orderly end

@@ -18,7 +18,7 @@ HEAD = "(name) => [...document.querySelectorAll('h4')].some(e => e.innerText.inc
 
 if __name__ == "__main__":
     with serving(Path(sys.argv[1]).resolve()) as address, browser() as chromium:
-        page = open_view(chromium.new_page(), address, "?view=neuron")
+        page = open_view(chromium.new_page(), address, "neuron")
         taken = []
         for index in range(20, 40):
             name = f"L{index - 15}.ffn.{31 * index}"

@@ -64,16 +64,20 @@ class SqliteFile:
             self._database.conn.close()
 
     def _migrate(self) -> None:
-        version = self.database.execute("PRAGMA user_version").fetchone()[0]
+        tables = self.database.table_names()  # first: while it is new, another process may be making them
+        version = self._version()
         if version > len(MIGRATIONS):
             raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
-        if version == 0 and self.database.table_names():
+        if version == 0 and tables:
             raise StoreError(f"{self.path} is a SQLite file of something else; name another one with --store.")
         if version < len(MIGRATIONS):
             with self.writing():
-                for migrate in MIGRATIONS[version:]:
+                for migrate in MIGRATIONS[self._version() :]:  # as it is now
                     migrate(self.database)
                 self.database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _version(self) -> int:
+        return self.database.execute("PRAGMA user_version").fetchone()[0]
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -7,19 +7,36 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
-from serving import browser, open_view, serving, settled  # noqa: E402
+from serving import browser, open_view, serving, settled, started  # noqa: E402
+
+from icebear.cache import cache_folder  # noqa: E402
 
 VIEWS = {
-    "explain": "?view=explain&contrast=+desert",
-    "neuron": "?view=neuron&neuron=L29.ffn.860&polarity=-",
-    "search": "?view=search&text=water",
-    "steer": "?view=steer",
-    "compare": "?view=compare",
+    "start": "",
+    "explain": "explain?contrast=+desert",
+    "neuron": "neuron?neuron=L29.ffn.860&polarity=-",
+    "search": "search?text=water",
+    "steer": "steer",
+    "compare": "compare",
 }
+
+
+def door(chromium) -> None:  # type: ignore[no-untyped-def]
+    """The first visit: a model, but no store anywhere, so that the app is building its small one."""
+    with TemporaryDirectory() as empty:
+        for known in ("models", "corpora"):
+            (Path(empty) / known).symlink_to(cache_folder() / known)
+        with started(Path(empty) / "none.db", ICEBEAR_CACHE=empty) as (_, address):
+            page = chromium.new_page(viewport={"width": 1280, "height": 900})
+            for name in ("start", "neuron", "search", "explain"):
+                open_view(page, address, VIEWS[name])
+                page.screenshot(path=DOCS / f"door-{name}.png")
+            page.close()
 
 
 def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:  # type: ignore[no-untyped-def]
@@ -60,6 +77,8 @@ def card(address: str, chromium, store: Path) -> None:  # type: ignore[no-untype
 
 if __name__ == "__main__":
     path = Path(sys.argv[1]).resolve()
+    with browser() as chromium:
+        door(chromium)
     with serving(path) as found, browser() as chromium:
         shoot(found, chromium, 1280, "light", "")
         shoot(found, chromium, 1280, "dark", "-dark")

@@ -27,13 +27,15 @@ def serving(store: Path) -> Iterator[str]:
 
 
 @contextmanager
-def started(store: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+def started(store: Path, **environment: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """The process that was started, and its address; at the end it is ended with all that it started."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "app.cli", "app", "--store", str(store), "--port", str(port)]
-    process = subprocess.Popen(command, start_new_session=True, cwd=Path(__file__).parent.parent)
+    process = subprocess.Popen(
+        command, start_new_session=True, cwd=Path(__file__).parent.parent, env={**os.environ, **environment}
+    )
     address = f"http://localhost:{port}"
     try:
         for _ in range(120):

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sqlite3
 import threading
@@ -14,17 +15,18 @@ import pytest
 from conftest import ICE_BEAR, LLAMA, random_model
 from serving import started
 from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
 
 from actmax import build_index
-from app import state
 from app.sidebyside import compare
-from app.views import explain
-from app.views.steer import differences
+from app.web import background, explain, state
+from app.web.steer import differences
 from concepts import attribute
 from concepts.evaluation import report
 from concepts.models import loading
 from concepts.models.families import FAMILIES
 from db import Neuron, open_store
+from icebear.errors import DownloadError
 
 MAIN = "../app/main.py"
 
@@ -37,11 +39,19 @@ def environment(folder, monkeypatch):
     return folder
 
 
-def visit(**parameters):
+def visit(view="start", **parameters):
     page = AppTest.from_file(MAIN, default_timeout=120)
     for name, value in parameters.items():
         page.query_params[name] = value
-    return page.run()
+    return shown(page, view)
+
+
+def shown(page, view):
+    """As its name in the navigation does; AppTest's own switch_page() knows only pages that are files."""
+    page._page_hash = calc_hash(view)
+    page.run()
+    page._page_hash = ""
+    return page
 
 
 def text(page):
@@ -57,7 +67,7 @@ def fine(page):
 
 
 def test_explain(environment):
-    page = fine(visit())
+    page = fine(visit("explain"))
     assert "Why ␣Arctic?" in text(page)
     assert "Conservation" in text(page)
     assert len(page.dataframe[0].value) == 50
@@ -109,8 +119,13 @@ def test_neuron(environment):
     assert page.get_by_key("polarity").value == polarity
     page.get_by_key("card_to_steer").click().run()
     assert page.get_by_key("edits").value == f"{name}*0"
-    page.get_by_key("view").set_value("neuron").run()
-    assert page.get_by_key("neuron").value == name
+    assert shown(page, "neuron").get_by_key("neuron").value == name
+
+
+def test_a_neuron_of_a_site_that_the_store_lacks_has_its_vocabulary(environment):
+    page = fine(visit("neuron", neuron="L23.attn.309"))
+    assert "no attn neurons" in text(page)
+    assert "Sweden" in text(page)
 
 
 @pytest.fixture
@@ -146,7 +161,7 @@ def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     statistics = fine(visit(view="search", how="statistics"))
     assert all("An index by relevance" in text(page) for page in (card, statistics))
     assert not any("An index by relevance" in before for before in plain)
-    assert all(Neuron.parse(name) for name in statistics.get_by_key("open_row").options)
+    assert all(Neuron.parse(name) for name in statistics.dataframe[0].value["name"])
     words = fine(visit(view="search", text="bear")).dataframe[0].value
     assert words["why"].str.contains("examples by relevance").any()
     assert not words["why"].str.contains("examples (?:have|like)").any()
@@ -222,7 +237,7 @@ def test_compare(environment):
     table = page.dataframe[0].value
     assert set(table["in"]) == {"both", "A", "B"}
     assert "shared" in text(page)
-    assert page.get_by_key("open_compared").options[0].split()[0] == table["neuron"][0]
+    assert Neuron.parse(table["neuron"][0])
 
 
 def test_report(environment, tmp_path):
@@ -273,13 +288,10 @@ def test_explanations_are_kept_in_so_many_bytes(model, monkeypatch):
 
 
 def test_what_was_typed_stays(environment):
-    page = fine(visit(prompt="The camel lives in the"))
-    page.get_by_key("view").set_value("search").run()
-    page.get_by_key("text").set_value("desert").run()
-    page.get_by_key("view").set_value("steer").run()
-    assert page.get_by_key("prompt").value == "The camel lives in the"
-    page.get_by_key("view").set_value("search").run()
-    assert page.get_by_key("text").value == "desert"
+    page = fine(visit("explain", prompt="The camel lives in the"))
+    shown(page, "search").get_by_key("text").set_value("desert").run()
+    assert shown(page, "steer").get_by_key("prompt").value == "The camel lives in the"
+    assert shown(page, "search").get_by_key("text").value == "desert"
 
 
 def test_a_label_of_another_tab_is_kept(environment, folder):
@@ -295,22 +307,105 @@ def test_a_label_of_another_tab_is_kept(environment, folder):
 
 
 def test_explain_of_one_token_and_of_an_unknown_family(environment, monkeypatch):
-    fine(visit(prompt="Hi"))
+    fine(visit("explain", prompt="Hi"))
     monkeypatch.delitem(FAMILIES, "llama")
     state._load.clear()
-    page = fine(visit(prompt="The camel"))
+    page = fine(visit("explain", prompt="The camel"))
     assert "Only tokens have relevance" in text(page)
     assert "Only tokens have relevance" in text(fine(visit(view="compare", prompt="The camel eats")))
     state._load.clear()
 
 
+@pytest.fixture
+def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
+    """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
+    monkeypatch.setenv("ICEBEAR_APP_MODEL", tiny_folder)
+    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(background, "_builds", {})
+    monkeypatch.setattr("actmax.corpus.read_corpus", lambda name, limit: corpus)
+    return tmp_path
+
+
+def built(path=None):
+    job = background.building(path)
+    job.join(60)
+    assert not job.is_alive()
+    return job
+
+
+def test_a_first_visit_builds_a_store(first_visit):
+    assert "icebear index" in text(fine(visit("search", text="bear")))
+    assert built().result.parent == first_visit / "cache"
+    assert not (first_visit / "none.db").exists()
+    page = fine(visit("search", text="bear"))
+    assert len(page.dataframe[0].value)
+    assert "What drives it to +" in text(fine(visit("neuron")))
+    page.get_by_key("build_larger").click().run()  # where the user said that it should be
+    built(first_visit / "none.db")
+    assert "none.db" in str(state.store_path())
+    fine(page.run())
+    assert not [button for button in page.button if button.key == "build_larger"]
+
+
+def test_a_first_visit_without_a_network(first_visit, monkeypatch):
+    def offline(name, limit):
+        raise DownloadError("The texts could not be fetched; check the network.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("actmax.corpus.read_corpus", offline)
+        fine(visit("neuron"))
+        first = built()
+        page = fine(visit("neuron"))
+        assert "check the network" in text(page).replace("\\", "")
+        assert background.building() is first  # nobody asked to try again
+    page.get_by_key("build_small").click().run()
+    built()
+    assert "What drives it to +" in text(fine(page.run()))
+
+
+def test_a_store_of_a_large_model_waits_for_a_click(first_visit, monkeypatch):
+    monkeypatch.setattr(background, "SMALL_MODEL", 1000)
+    fine(visit("search"))
+    built()
+    page = fine(visit("search"))
+    assert "billion parameters" in text(page)
+    page.get_by_key("build_small").click().run()
+    built()
+    assert fine(page.run()).dataframe
+
+
+def test_no_view_shows_an_error_without_a_store(environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
+    monkeypatch.setattr(background, "_builds", {})
+    monkeypatch.setattr(background, "build", lambda *args, **options: None)
+    for view in state.VIEWS:
+        fine(visit(view))
+    assert "Canad" in text(visit("neuron"))  # the model itself tells
+
+
+def test_start(environment):
+    page = fine(visit(prompt="The camel lives in the"))
+    word, table = re.search(r"<b>&rarr;  ?(.*?)</b>", text(page))[1], page.dataframe[0].value
+    assert len(table) == 10
+    assert "smollm2-135m" in text(page).replace("\\", "")
+    page.get_by_key("try_steer").click().run()
+    assert fine(page).get_by_key("edits").value == f"{table['neuron'][0]}*0"
+    assert page.get_by_key("prompt").value == "The camel lives in the"
+    shown(page, "start").get_by_key("try_search").click().run()
+    assert fine(page).get_by_key("text").value == word
+    shown(page, "start").get_by_key("try_explain").click().run()
+    assert f"Why ␣{word}?" in text(fine(page))
+
+
 def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
-    assert "icebear index" in visit(view="neuron").error[0].value
+    monkeypatch.setattr(background, "build", lambda *args, **options: None)
+    assert "icebear index" in text(fine(visit(view="neuron")))
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "other.db"))
     assert "something else" in visit(view="search").error[0].value
-    fine(visit())  # explaining needs none
+    fine(visit("explain"))  # which needs none
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(folder / "wiki.db"))
     monkeypatch.setattr(state, "model", lambda: random_model(LLAMA))
     page = visit(view="neuron", neuron="L1.ffn.1")
@@ -330,7 +425,7 @@ def test_a_generation_that_fails(environment, monkeypatch, caplog):
         raise RuntimeError("out of `memory`")
 
     with monkeypatch.context() as broken:
-        broken.setattr("app.views.steer.compare", fail)
+        broken.setattr("app.web.steer.compare", fail)
         page.get_by_key("generate").click().run()
         assert "That failed" in page.error[0].value
     (record,) = [record for record in caplog.records if record.name == "icebear.app"]
@@ -345,7 +440,7 @@ def test_the_second_visitor_does_not_load_the_model_again(environment, monkeypat
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))
     state._load.clear()
-    fine(visit())
+    fine(visit("explain"))
     fine(visit(view="compare"))
     assert len(loads) == 1
 

@@ -7,7 +7,7 @@ import pytest
 from serving import CHROMIUM, browser, open_view, serving, settled
 
 from actmax import annotate, build_index, read_corpus
-from app.cli import EXAMPLE_RECIPE
+from app.recipes import EXAMPLE_RECIPE
 from concepts import Neuron
 from db import open_store
 from steering import Recipe
@@ -15,14 +15,15 @@ from steering import Recipe
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
 VIEWS = (
-    "?view=explain",
-    "?view=neuron&polarity=-",
-    "?view=search",
-    "?view=search&how=like+a+neuron",
-    "?view=search&how=statistics",
-    "?view=steer&edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
-    "?view=compare",
-    "?view=report",
+    "",
+    "explain",
+    "neuron?polarity=-",
+    "search",
+    "search?how=like+a+neuron",
+    "search?how=statistics",
+    "steer?edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
+    "compare",
+    "report",
 )
 # What is wider than its box and hidden there; tables scroll by themselves.
 CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, button, h4, label, .card, .heat, .row)')]
@@ -43,26 +44,38 @@ def address(folder):
 
 
 def view(page, name):
-    page.get_by_role("radio", name=name, exact=True).first.click()
+    page.get_by_role("link", name=name, exact=True).click()
+    return settled(page)
+
+
+def click_row(page, neuron, x=100):
+    """In the first table, which draws on a canvas; what it draws is there in words for screen readers."""
+    table = page.locator("[data-testid=stDataFrame]").first
+    row = table.locator("tr", has=page.get_by_text(neuron, exact=True)).first
+    row = int(row.get_attribute("aria-rowindex"))  # 1 is the head
+    place = {"x": x, "y": 35 * (row - 0.5)}
+    table.hover(position=place)
+    page.wait_for_timeout(500)  # it takes no clicks while the page scrolls to it
+    table.click(position=place)
     return settled(page)
 
 
 def test_a_journey(chromium, address):
     page = open_view(chromium.new_page(), address)
-    page.get_by_text("Why ␣Arctic?").wait_for()
+    page.get_by_role("button", name="Explain it").click()
+    settled(page).get_by_text("Why ␣Arctic?").wait_for()
     page.get_by_text("Another token, another method").click()
     page.get_by_label("Contrast token").fill(" desert")
     page.keyboard.press("Enter")
     settled(page).get_by_text("rather than ␣desert").wait_for()
-    page.get_by_role("radio", name="L29.ffn.860 +").click()
-    settled(page).get_by_text("What drives it to +").wait_for()
-    assert "view=neuron" in page.url
+    click_row(settled(page), "L29.ffn.860").get_by_text("What drives it to +").wait_for()
+    assert "/neuron" in page.url
     page.get_by_text("' Canada'").wait_for()
 
     view(page, "search")
     page.get_by_label("Words").fill("water")
     page.keyboard.press("Enter")
-    settled(page).get_by_role("radio", name="L29.ffn.1342 -").wait_for()
+    settled(page).locator("tr", has_text="L29.ffn.1342").locator("td", has_text="-").first.wait_for(state="attached")
 
     view(page, "steer")
     page.get_by_text("Recipes").click()
@@ -75,7 +88,38 @@ def test_a_journey(chromium, address):
     page.reload()
     page.wait_for_timeout(1500)
     assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value() == edits
-    assert "view=steer" in page.url
+    assert "/steer" in page.url
+
+
+def fourth(page):
+    """The cells of a row that is shown, in words."""
+    row = page.locator("[data-testid=stDataFrame] tr[aria-rowindex='4']")
+    row.wait_for(state="attached")
+    return row.locator("td").all_text_contents()
+
+
+def test_a_click_on_a_row_opens_its_card(chromium, address):
+    """Anywhere in the row, its head opens nothing, and again after coming back."""
+    page = open_view(chromium.new_page(), address, "search?text=ice")
+    for x in (100, 15, 15):
+        name, sign, *_ = fourth(page)
+        page.locator("[data-testid=stDataFrame]").first.click(position={"x": 75, "y": 17})
+        assert "/search" in settled(page).url
+        click_row(page, name, x).get_by_role("heading", name=name).wait_for()
+        page.get_by_text(f"What drives it to {sign}").wait_for()
+        assert f"/neuron?neuron={name}" in page.url
+        assert view(page, "search").get_by_label("Words").input_value() == "ice"
+    page.close()
+
+
+def test_a_sorted_table_opens_the_card_of_the_row_that_is_seen(chromium, address):
+    page = open_view(chromium.new_page(), address, "search?how=statistics")
+    before = fourth(page)
+    page.locator("[data-testid=stDataFrame]").first.click(position={"x": 75, "y": 17})
+    name = next(cell for cell in fourth(settled(page)) if cell.startswith("L"))
+    assert name not in before
+    click_row(page, name, 15).get_by_role("heading", name=name).wait_for()
+    page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
@@ -121,17 +165,17 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
             assert page.locator("[data-testid=stMain] a[href^=javascript], [data-testid=stMain] .katex").count() == 0
 
         for polarity in "+-":
-            open_view(page, address, f"?view=neuron&neuron={neuron}&polarity={quote(polarity)}")
+            open_view(page, address, f"neuron?neuron={neuron}&polarity={quote(polarity)}")
             harmless()
         shown = page.locator("[data-testid=stMain]").inner_text()
         assert "<script>window.hacked=1;alert(1)</script>" in shown
         assert "**bold** ![p](http://localhost/x.png)" in shown
         text = quote(" ".join(NASTY))
-        for query in ("explain&prompt", "steer&prompt", "compare&prompt", "search&text", "neuron&neuron"):
-            open_view(page, address, f"?view={query}={text}")
-            assert page.locator("[data-testid=stAlert]").count() == (query == "neuron&neuron"), query
+        for query in ("?prompt", "explain?prompt", "steer?prompt", "compare?prompt", "search?text", "neuron?neuron"):
+            open_view(page, address, f"{query}={text}")
+            assert page.locator("[data-testid=stAlert]").count() == (query == "neuron?neuron"), query
             harmless()
-        open_view(page, address, "?view=steer")
+        open_view(page, address, "steer")
         page.get_by_text("Recipes").click()
         page.locator("input[type=file]").set_input_files(tmp_path / "nasty.json")
         settled(page)

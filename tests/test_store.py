@@ -6,6 +6,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -307,3 +308,12 @@ def test_words_with_accents_are_the_corpus_words(model, tmp_path):
     with open_store(tmp_path / "f.db") as store:
         build_index(model, read_corpus(str(tmp_path / "f.txt")), store, k=2)
         assert store.sentences_with(["été", "chaud", "rien"]) == {"été": 3, "chaud": 3, "rien": 0}
+
+
+def test_many_may_open_a_new_store_at_once(tmp_path):
+    def look(number):
+        with open_store(tmp_path / f"{number // 8}.db", create=True) as store:
+            return store.count("sentences")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(look, range(160))) == {0}

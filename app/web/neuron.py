@@ -8,8 +8,21 @@ import streamlit as st
 
 from actmax import page
 from actmax.annotation import annotate
-from actmax.card import Card, describe
-from app.state import downloads, fitting, neuron_pills, plain, store, telling_trouble, to_steer, typed
+from actmax.card import SILENT, Card, describe
+from app.web.header import no_store_yet
+from app.web.state import (
+    a_neuron,
+    downloads,
+    fitting,
+    has_store,
+    neuron_pills,
+    plain,
+    store,
+    telling_trouble,
+    to_steer,
+    typed,
+    vocabularies,
+)
 from db.store import Store
 from icebear.records import Neuron
 
@@ -18,26 +31,48 @@ EXAMPLES = 8
 
 def show() -> None:
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    name = typed(left.text_input, "Neuron", "neuron", value="L29.ffn.860")
+    name = typed(left.text_input, "Neuron", "neuron", value=a_neuron())
     polarity = typed(right.segmented_control, "Examples at", "polarity", ["+", "-"], default="+", required=True)
     neuron = Neuron.parse(name)
+    if not has_store():
+        st.markdown(f"#### {neuron}")
+        no_store_yet("Its sentences, statistics and neighbours come")
+        _by_the_model(neuron)
+        return
     with store() as opened:
-        card = describe(opened, neuron, k=EXAMPLES)
-        _head(card)
-        if card.projection:
-            st.html(_styled(page.vocabulary(card.projection)))
-        words = ", ".join(card.words[polarity]) or "none"
-        if card.by == "relevance":
-            st.caption(plain(page.RELMAX))
-        st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
-        st.caption(plain(f"class: {card.kind[polarity]}; automatic label: {words}"))
-        rows = "".join(map(page.example_row, card.examples[polarity]))
-        st.html(_styled(rows or '<p class="dim">No sentence does.</p>'))
-        if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
-            _annotating(opened, neuron)
-        for by, hits in card.nearest.items():
-            neuron_pills(page.NEAREST[by], [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
-        _actions(card)
+        if neuron.site in opened.fact("sites") or neuron.site in SILENT["writes"]:
+            _card(opened, neuron, polarity)
+        else:
+            st.markdown(f"#### {neuron}")
+            st.caption(
+                f"The store has no {neuron.site} neurons; `icebear index --site {neuron.site}` makes one of them."
+            )
+            _by_the_model(neuron)
+
+
+def _by_the_model(neuron: Neuron) -> None:
+    """What can be told without a store."""
+    if neuron.site not in SILENT["writes"]:
+        st.html(_styled(page.vocabulary(vocabularies([neuron], EXAMPLES)[neuron])))
+
+
+def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
+    card = describe(opened, neuron, k=EXAMPLES)
+    _head(card)
+    if card.projection:
+        st.html(_styled(page.vocabulary(card.projection)))
+    words = ", ".join(card.words[polarity]) or "none"
+    if card.by == "relevance":
+        st.caption(plain(page.RELMAX))
+    st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
+    st.caption(plain(f"class: {card.kind[polarity]}; automatic label: {words}"))
+    rows = "".join(map(page.example_row, card.examples[polarity]))
+    st.html(_styled(rows or '<p class="dim">No sentence does.</p>'))
+    if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
+        _annotating(opened, neuron)
+    for by, hits in card.nearest.items():
+        neuron_pills(page.NEAREST[by], [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
+    _actions(card)
 
 
 def _styled(html: str) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from app import charts
-from app.state import downloads, model_name, neuron_pills, plain, token_label, typed
-from app.views.explain import PROMPT, explained
+from app.web import charts
+from app.web.explain import explained
+from app.web.state import PROMPT, downloads, model, model_name, neuron_table, plain, token_label, typed
 from concepts.relevance import Relevance
 from concepts.render import heatmap
-from icebear.records import Neuron
 
 
 def show() -> None:
     sides: dict[str, Relevance] = {}
+    model()
     for column, name, prompt_default in zip(st.columns(2), "AB", (PROMPT, "The camel lives in the"), strict=True):
         with column:
             key = "prompt" if name == "A" else "prompt_b"
@@ -35,12 +35,14 @@ def show() -> None:
     table = _table(sides, None if site == "ffn and attn" else site, count)
     shared = table[table["in"] == "both"]
     st.markdown(f"#### {len(shared)} shared, {sum(table['in'] == 'A')} only in A, {sum(table['in'] == 'B')} only in B")
-    if site != "head":
-        neuron_pills(
-            "Open a card", zip(map(Neuron.parse, table["neuron"][:10]), table["sign"], strict=False), "open_compared"
-        )
     number = st.column_config.NumberColumn(format="%+.3f")
-    st.dataframe(table, hide_index=True, height=320, column_config={"A": number, "B": number})
+    formats = {"A": number, "B": number}
+    if site == "head":
+        st.dataframe(table, hide_index=True, height=320, column_config=formats)
+    else:
+        st.caption("Click a row for the neuron's card.")
+        pairs = list(zip(table["neuron"], table["sign"], strict=True))
+        neuron_table(table, "compared", pairs.__getitem__, height=320, column_config=formats)
     chart = charts.shared(table)
     st.altair_chart(chart)
     downloads("compared", {"csv": lambda: table.to_csv(index=False), **charts.files(chart)})

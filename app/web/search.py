@@ -6,7 +6,8 @@ import pandas
 import streamlit as st
 
 from actmax.page import RELMAX
-from app.state import downloads, neuron_pills, plain, store, store_path, typed
+from app.web.header import no_store_yet
+from app.web.state import a_neuron, downloads, neuron_table, plain, store, store_path, typed
 from db.search import NEAR
 from icebear.records import Hit, Neuron
 
@@ -20,15 +21,19 @@ def show() -> None:
 
 def _words() -> None:
     text = typed(st.text_input, "Words", "text", value="water")
+    if no_store_yet("The neurons of these words come"):
+        return
     with store() as opened:
         _show(opened.search(text, 50))
 
 
 def _like() -> None:
     left, middle, right = st.columns(3)
-    name = typed(left.text_input, "Neuron", "neuron", value="L29.ffn.860")
+    name = typed(left.text_input, "Neuron", "neuron", value=a_neuron())
     by = typed(middle.selectbox, "By what it writes, reads, or its examples", "by", list(NEAR))
     polarity = typed(right.segmented_control, "At", "polarity", ["+", "-"], default="+", required=True)
+    if no_store_yet("The neurons most like this one come"):
+        return
     with store() as opened:
         _show(opened.similar(Neuron.parse(name), 50, by, polarity))
 
@@ -45,11 +50,13 @@ def _show(hits: list[Hit]) -> None:
             "why": ["; ".join(hit.why) for hit in hits],
         }
     )
-    neuron_pills("Open a card", [(hit.neuron, hit.polarity) for hit in hits[:10]], "open_hit")
+    st.caption("Click a row for the neuron's card.")
     score = st.column_config.NumberColumn(format="%.4f", width=70)
     widths = {"neuron": 110, "sign": 45, "why": 560}
     columns = {name: st.column_config.TextColumn(width=width) for name, width in widths.items()}
-    st.dataframe(table, hide_index=True, column_config={**columns, "score": score})
+    neuron_table(
+        table, "hits", lambda row: (hits[row].neuron, hits[row].polarity), column_config={**columns, "score": score}
+    )
     downloads("search", {"csv": lambda: table.to_csv(index=False), "json": lambda: table.to_json(orient="records")})
 
 
@@ -60,6 +67,8 @@ def _table(path: str, changed: int) -> pandas.DataFrame:
 
 
 def _statistics() -> None:
+    if no_store_yet("Every neuron's statistics come"):
+        return
     with store() as opened:
         changed, by = opened.changed(), opened.by
     table = _table(str(store_path()), changed)
@@ -78,14 +87,17 @@ def _statistics() -> None:
     if kinds:
         chosen &= table["class_plus"].isin(kinds) | table["class_minus"].isin(kinds)
     found = table[chosen].sort_values("sharpness", ascending=False)
-    st.caption(f"{len(found):,} of {len(table):,} neurons; click a column's head to sort by it.")
+    st.caption(
+        f"{len(found):,} of {len(table):,} neurons; tick a row for its card, click a column's head to sort by it."
+    )
     if by == "relevance":
         st.caption(plain(RELMAX))
-    best = found[:10]
-    signs = ["+" if high > -low else "-" for high, low in zip(best["max"], best["min"], strict=True)]
-    signs = signs if by == "activation" else [""] * len(best)
-    neuron_pills("Open a card", zip(map(Neuron.parse, best["name"]), signs, strict=True), "open_row")
+
+    def opens(row: int) -> tuple[str, str]:
+        name, high, low = found[["name", "max", "min"]].iloc[row]
+        return name, "" if by == "relevance" else "+" if high > -low else "-"
+
     number = st.column_config.NumberColumn(format="%.3f")
-    st.dataframe(found, hide_index=True, height=420, column_config=dict.fromkeys(
-        ("mean", "std", "min", "max", "positive", "sharpness"), number))  # fmt: skip
+    formats = dict.fromkeys(("mean", "std", "min", "max", "positive", "sharpness"), number)
+    neuron_table(found, "statistics", opens, sorts=True, height=420, column_config=formats)
     downloads("neurons", {"csv": lambda: found.to_csv(index=False)})

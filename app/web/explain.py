@@ -7,16 +7,25 @@ import threading
 import pandas
 import streamlit as st
 
-from app import charts
-from app.state import downloads, model, model_name, neuron_pills, plain, to_steer, token_label, typed
+from app.web import charts
+from app.web.state import (
+    PROMPT,
+    downloads,
+    model,
+    model_name,
+    neuron_table,
+    plain,
+    to_steer,
+    token_label,
+    typed,
+    vocabularies,
+)
 from concepts.attribution import attribute
 from concepts.lrp.method import METHODS
 from concepts.relevance import Relevance
 from concepts.render import heatmap
-from concepts.vocabulary import project_many
 from icebear.records import TokenScore
 
-PROMPT = "The ice bear lives in the"
 ROOM = 1 << 30
 """Bytes of explanations that are kept, but always the last one; one of 4,096 tokens has 2 GB."""
 _sizes: dict[tuple, int] = {}  # of those that are kept, oldest first
@@ -50,6 +59,7 @@ def predicted(name: str, prompt: str) -> list[TokenScore]:
 
 def show() -> None:
     prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    model()
     tokens = predicted(model_name(), prompt)
     _pick("Why this token? (click one)", "target", tokens)
     _pick("Rather than (optional)", "contrast", tokens)
@@ -86,15 +96,18 @@ def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
 
 def _neurons(relevance: Relevance) -> None:
     st.markdown("#### The neurons behind it")
-    columns = st.columns(5)
-    site = typed(columns[0].selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"])
-    position = columns[1].selectbox(
-        "At token", ["last", "all", *range(len(relevance.tokens))], key="position",
-        format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.token_strings[p]}",
-    )  # fmt: skip
-    sign = typed(columns[2].selectbox, "Speaks", "speaks", ["for it", "against it"])
-    polarity = typed(columns[3].selectbox, "Activation", "sign", ["any", "+", "-"])
-    include = typed(columns[4].selectbox, "Sinks", "sinks", ["apart", "included"])
+    with st.container(horizontal=True):
+        site = typed(st.selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"], width=160)
+        position = st.selectbox(
+            "At token",
+            ["last", "all", *range(len(relevance.tokens))],
+            key="position",
+            format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.token_strings[p]}",
+            width=160,
+        )
+        sign = typed(st.selectbox, "Speaks", "speaks", ["for it", "against it"], width=160)
+        polarity = typed(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
+        include = typed(st.selectbox, "Sinks", "sinks", ["apart", "included"], width=160)
     last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
     ranked = relevance.top(
@@ -110,7 +123,7 @@ def _neurons(relevance: Relevance) -> None:
         st.info("No neuron is left; widen the filters.")
         return
     heads = site == "head"
-    words = {} if heads else {p.neuron: p for p in project_many(model(), [row.neuron for row in ranked], 5)}
+    words = {} if heads else vocabularies([row.neuron for row in ranked], 5)
     table = pandas.DataFrame(
         {
             "neuron": [str(row.neuron) for row in ranked],
@@ -120,17 +133,21 @@ def _neurons(relevance: Relevance) -> None:
             "promotes here": ["" if heads else words[row.neuron].words(row.polarity) for row in ranked],
         }
     )
-    if not heads:
-        neuron_pills("Open a card", [(row.neuron, row.polarity) for row in ranked[:10]], "open_ranked")
     number = st.column_config.NumberColumn(format="%+.3f")
-    st.dataframe(table, hide_index=True, height=300, column_config={"relevance": number, "activation": number})
+    formats = {"relevance": number, "activation": number}
+    if heads:
+        st.dataframe(table, hide_index=True, height=388, column_config=formats)
+    else:
+        st.caption("Click a row for the neuron's card.")
+        neuron_table(
+            table, "ranked", lambda row: (ranked[row].neuron, ranked[row].polarity), height=388, column_config=formats
+        )
     best = ranked[0].neuron
-    left, right = st.columns([1, 4])
-    with left:
+    with st.container(horizontal=True):
         downloads("neurons", {
             "html": relevance.to_html, "json": relevance.to_json, "csv": lambda: table.to_csv(index=False),
         })  # fmt: skip
-    right.button(f"Send {best} to Steer", on_click=to_steer, args=(best,))
+        st.button(f"Send {best} to Steer", on_click=to_steer, args=(best,))
 
 
 def _maps(relevance: Relevance) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 
 import streamlit as st
 
-from app import charts
-from app.cli import EXAMPLE_RECIPE
+from app.recipes import EXAMPLE_RECIPE
 from app.sidebyside import compare
-from app.state import downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
-from app.views.explain import PROMPT
+from app.web import charts
+from app.web.state import PROMPT, downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
 from steering.edits import PLACES, SYMBOLS, Edit, parse_edits
 from steering.recipe import Recipe
 

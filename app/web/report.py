@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.state import plain, typed
+from app.web.state import plain, typed
 from concepts.evaluation import report
 
 

@@ -1,0 +1,109 @@
+"""The first page: a prompt of one's own, what to do with it, and what is here."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+import pandas
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app.web.explain import explained
+from app.web.state import PROMPT, go, model, model_name, neuron_table, plain, to_steer, token_label, typed, vocabularies
+from concepts.models.presets import PRESETS
+from concepts.relevance import Relevance
+from concepts.render import heatmap
+from icebear.cache import cache_folder, cached
+from icebear.errors import IcebearError
+from icebear.records import Ranked
+
+THINGS = (
+    ("Why this word?", "The tokens and neurons that carried it, or carried it rather than another word."),
+    ("Who else knows it?", "The neurons of the whole model that have to do with the word."),
+    (
+        "Does it depend on one neuron?",
+        "Switch the neuron off that spoke most for it, and read what comes then.",
+    ),
+)
+
+
+def show() -> None:
+    st.markdown("#### What does the model say next, and which of its neurons made it say so?")
+    prompt = typed(st.text_area, "A prompt of your own", "prompt", value=PROMPT, height=80)
+    answer = st.container()
+    buttons = _things()
+    neurons = st.container()
+    _here()  # before the model is waited for
+    with answer:
+        relevance = _explained(prompt)
+    if relevance is None:
+        return
+    buttons[0].button("Explain it", key="try_explain", on_click=go, args=("explain",))
+    word = relevance.target_text
+    buttons[1].button(
+        f"Search for {token_label(word)}",
+        key="try_search",
+        on_click=go,
+        args=("search",),
+        kwargs={"text": word.strip()},
+    )
+    ranked = relevance.top(10) if relevance.sites else []
+    if ranked:
+        strongest = ranked[0].neuron
+        buttons[2].button(f"Switch {strongest} off", key="try_steer", on_click=to_steer, args=(strongest,))
+        with neurons:
+            _neurons(relevance, ranked)
+
+
+def _things() -> list[DeltaGenerator]:
+    """What to try; returns the places of the buttons, which come when the prompt is explained."""
+    places = []
+    for column, (title, sentence) in zip(st.columns(3), THINGS, strict=True):
+        with column.container(border=True):
+            st.markdown(f"**{title}**")
+            st.caption(sentence)
+            places.append(st.empty())
+    return places
+
+
+def _explained(prompt: str) -> Relevance | None:
+    try:
+        model()
+        found = explained(model_name(), prompt, None, None, "attnlrp")
+    except IcebearError as error:  # such as of a prompt without a mask
+        st.info(plain(str(error)))
+        return None
+    tokens = heatmap(list(found.token_strings), found.tokens.tolist(), found.sinks)
+    st.html(f'<div class="heat answer">{tokens}<b>&rarr; {escape(found.target_text)}</b></div>')
+    return found
+
+
+def _neurons(relevance: Relevance, ranked: list[Ranked]) -> None:
+    st.markdown(f"#### The neurons that spoke most for {token_label(relevance.target_text)}")
+    words = vocabularies([row.neuron for row in ranked], 5)
+    table = pandas.DataFrame(
+        {
+            "neuron": [str(row.neuron) for row in ranked],
+            "relevance": [row.relevance for row in ranked],
+            "promotes here": [words[row.neuron].words(row.polarity) for row in ranked],
+        }
+    )
+    st.caption("Click a row for the neuron's card.")
+    neuron_table(
+        table,
+        "tried",
+        lambda row: (ranked[row].neuron, ranked[row].polarity),
+        column_config={"relevance": st.column_config.NumberColumn(format="%+.3f")},
+    )
+
+
+def _here() -> None:
+    """Models and stores on this machine."""
+    st.markdown("#### On this machine")
+    left, right = st.columns(2)
+    models = [name for name, preset in PRESETS.items() if cached(preset.folder)]
+    left.caption("Models that need no download: " + (", ".join(map(plain, models)) or "none yet"))
+    stores = [*sorted(Path.cwd().glob("*.db")), *sorted(cache_folder().glob("*.db"))]
+    named = ", ".join(f"{plain(path.name)} ({path.stat().st_size / 1e6:.0f} MB)" for path in stores)
+    right.caption(f"Stores here and in {plain(str(cache_folder()))}: {named or 'none yet'}")

@@ -1,0 +1,222 @@
+"""What the views share: model and store, the URL, and moving between views."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas
+import streamlit as st
+
+from app.web import background
+from concepts.render import visible
+from db.store import Store, open_store
+from icebear.errors import IcebearError
+from icebear.records import Neuron, Projection
+
+if TYPE_CHECKING:
+    from streamlit.navigation.page import Page
+
+    from concepts.models.model import Model
+
+VIEWS = ("start", "explain", "neuron", "search", "steer", "compare", "report")
+PROMPT = "The ice bear lives in the"
+
+
+def page(view: str) -> Page:
+    """A view as a page of Streamlit's navigation; its code is read when it is first shown."""
+
+    def show() -> None:
+        with st.skeleton(height=400):  # the first import of torch takes seconds
+            code = importlib.import_module(f"app.web.{view}")
+        code.show()
+
+    return st.Page(show, title=view, url_path=view, default=view == VIEWS[0])
+
+
+def model_name() -> str:
+    return os.environ.get("ICEBEAR_APP_MODEL", "smollm2-135m")
+
+
+def a_neuron() -> str:
+    """The one that views show before another is named; the default model's is of the ice bear."""
+    return "L29.ffn.860" if model_name() == "smollm2-135m" else "L0.ffn.0"
+
+
+@st.cache_resource(show_spinner=False)
+def _load(name: str, device: str, dtype: str | None, accept_terms: bool) -> background.Job:
+    return background.loading(name, device=device, dtype=dtype, accept_terms=accept_terms)
+
+
+def loading() -> background.Job:
+    """The model that all visitors share, being loaded or there."""
+    environ = os.environ
+    asked = (
+        model_name(),
+        environ.get("ICEBEAR_APP_DEVICE", "auto"),
+        environ.get("ICEBEAR_APP_DTYPE") or None,
+        environ.get("ICEBEAR_APP_ACCEPT_TERMS") == "1",
+    )
+    if _load(*asked).error:
+        _load.clear()  # to try again
+    return _load(*asked)
+
+
+def model() -> Model:
+    """The model that all visitors share; where it is not there yet, the page has a placeholder until it is."""
+    job = loading()
+    if job.is_alive():
+        place = st.empty()
+        with place.container():
+            said = st.empty()
+            st.skeleton(height=240)
+        while job.is_alive():
+            said.caption(f"{plain(job.doing)} ...")  # any click ends this run here
+            job.join(0.2)
+        place.empty()
+    if job.error:
+        raise job.error
+    return job.result
+
+
+@st.cache_resource(show_spinner=False)
+def _measured(name: str, _any: Neuron) -> None:
+    """The first projection of a model measures it: once for all visitors, who would else do it side by side."""
+    from concepts.vocabulary import project_many
+
+    project_many(model(), [_any], 1)
+
+
+def vocabularies(neurons: list[Neuron], k: int) -> dict[Neuron, Projection]:
+    """What neurons write."""
+    from concepts.vocabulary import project_many
+
+    loaded = model()
+    with st.skeleton(height=240):
+        _measured(model_name(), neurons[0])
+        return {found.neuron: found for found in project_many(loaded, neurons, k)}
+
+
+def named_store() -> Path:
+    return Path(os.environ.get("ICEBEAR_APP_STORE", "icebear.db"))
+
+
+def store_path() -> Path:
+    """The store that was named; while that is missing or not finished the demo's, where it is built."""
+    small = background.building()
+    if small and small.result and not _finished(named_store()):
+        return small.result
+    return named_store()
+
+
+def _finished(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with open_store(path) as opened:
+        return "finished" in opened.facts()
+
+
+@contextmanager
+def store() -> Iterator[Store]:
+    """The store, opened for this run of the script. Raises `StoreError` when there is none."""
+    with open_store(store_path()) as opened:
+        yield opened
+
+
+def has_store() -> bool:
+    """Whether cards can be read. Raises `StoreError` where the named file is something else."""
+    return _finished(store_path())
+
+
+def fitting(opened: Store) -> Model:
+    """The model, if the store is an index of it. Raises `StoreError` otherwise."""
+    loaded = model()
+    opened.check(loaded.fingerprint, loaded.name)
+    return loaded
+
+
+@contextmanager
+def telling_trouble() -> Iterator[None]:
+    """For callbacks: an error is shown by the next run instead of ending it."""
+    try:
+        yield
+    except IcebearError as error:
+        st.session_state["trouble"] = str(error)
+
+
+def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:
+    """A widget whose value is in the URL, and is kept while other views are shown."""
+    return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
+
+
+def go(view: str, **values: str) -> None:
+    """For callbacks: show `view` with these values typed in."""
+    for key, value in values.items():
+        st.session_state[key] = value
+    if view != st.session_state["view"]:
+        st.switch_page(page(view), query_params=values)
+
+
+def to_steer(neuron: Neuron | str) -> None:
+    """For callbacks: add an edit that switches the neuron off, and show the steering view."""
+    lines = st.session_state.get("edits", "")
+    go("steer", edits=f"{lines.rstrip()}\n{neuron}*0".strip())
+
+
+def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> None:
+    """Neurons with a polarity, if they have one, to click on, which opens their card."""
+
+    def open_card() -> None:
+        if st.session_state[key]:
+            neuron, _, polarity = st.session_state[key].partition(" ")
+            st.session_state[key] = None
+            go("neuron", neuron=neuron, polarity=polarity or "+")
+
+    names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in found))
+    st.pills(label, names, key=key, on_change=open_card)
+
+
+def neuron_table(
+    table: pandas.DataFrame,
+    key: str,
+    opens: Callable[[int], tuple[Any, str]],
+    sorts: bool = False,
+    **options: Any,
+) -> None:
+    """A table of neurons. A click on a row opens the card of the neuron and polarity that `opens` tells of the row.
+
+    sorts: a click on a column's head sorts by it; then only a row's box opens a card, as such a click is one on a cell.
+    """
+
+    def open_card() -> None:
+        chosen = st.session_state[key]["selection"]
+        rows = [*chosen["rows"], *(row for row, _ in chosen["cells"])]
+        if rows:
+            neuron, polarity = opens(rows[0])
+            go("neuron", neuron=str(neuron), polarity=polarity or "+")
+
+    # Where columns can be chosen, which means nothing here, their heads do not sort.
+    modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
+    st.dataframe(table, hide_index=True, key=key, on_select=open_card, selection_mode=modes, **options)
+
+
+def plain(text: str) -> str:
+    """Text that shows as itself where Streamlit expects Markdown."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text.replace("\n", " "))
+
+
+def token_label(text: str) -> str:
+    """A token for a button: its spaces visible, its Markdown not."""
+    return plain(visible(text.replace(" ", "␣")))
+
+
+def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:
+    """A row of buttons; suffix -> what makes the file, called on the click."""
+    with st.popover("Download", icon=":material/download:"):
+        for suffix, make in files.items():
+            st.download_button(suffix.upper(), make, f"{name}.{suffix}", key=f"{name}.{suffix}", on_click="ignore")
