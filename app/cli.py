@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from app.recipes import EXAMPLE_RECIPE as EXAMPLE_RECIPE
+from app.launch import log_to_stderr
 from app.verbs import evaluate, explain, machine, steer, store
 from icebear.errors import IcebearError, out_of_memory
 
@@ -33,6 +33,7 @@ class Group(click.Group):
 @click.version_option(package_name="icebear")
 def main() -> None:
     """Find the neurons a language model used, see what they mean, and turn them."""
+    log_to_stderr()
 
 
 LOOK, MACHINE = (machine.demo, machine.models), (machine.app, machine.doctor)

@@ -26,9 +26,16 @@ OPTIONS = (
 )
 
 
+class _OnStderr(logging.Handler):
+    """Where stderr is when something is said, which tests and notebooks move."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
 def log_to_stderr(form: str = "%(message)s") -> None:
     """What icebear's loggers say from INFO on; called again, in another form."""
-    handler = logging.StreamHandler()
+    handler = _OnStderr()
     handler.setFormatter(logging.Formatter(form))
     ours = logging.getLogger("icebear")
     ours.handlers[:] = [handler]

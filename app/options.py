@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--at": {"type": int, "help": "The token whose label is explained, of a model that labels tokens."},
     "--method": {
         "default": "attnlrp",
-        "help": "attnlrp, cp-lrp, pa-lrp, gxi, ... (README), or written out, AttnLRP(linear=Gamma(1)).",
+        "help": "attnlrp, cp-lrp, pa-lrp, gxi, ... (docs/explain.md), or written out, AttnLRP(linear=Gamma(1)).",
     },
     "--checkpoint": {"is_flag": True, "help": "Less memory for long prompts, more time."},
     "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
     "--seed": {"default": 0, "help": "Of what is drawn by chance."},
     # evaluations
-    "--methods": {"default": "all", "help": "Names, with commas; all are in the README. LRP can be written out."},
+    "--methods": {"default": "all", "help": "Names, with commas; all are in docs/evaluate.md. LRP can be written out."},
     "--samples": {"default": 20, "type": AT_LEAST_1, "help": "How many prompts are measured."},
     "--task": {"help": "What is asked of the model."},
     "--data": {"type": FILE, "help": "A file of your own to evaluate on."},

@@ -12,9 +12,15 @@ from steering.recipe import Recipe
 
 
 def compare(
-    model: Model, prompt: str, edits: Recipe | list, max_new_tokens: int, statistic: Statistic | None = None,
-    temperature: float = 0.0, seed: int = 0, on_token: Callable[[int], None] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    model: Model,
+    prompt: str,
+    edits: Recipe | list,
+    max_new_tokens: int,
+    statistic: Statistic | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    on_token: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
     """The text and next-token probabilities without and with `edits`; JSON-ready.
 
     `next` has the five most probable tokens of each side, with their probabilities on both; on_token as in

@@ -18,9 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "imports.svg"
 ROOMS = {
-    "app": "#cfe8d5", "actmax": "#fbe3c0", "steering": "#f8cfcf", "concepts": "#cfe0f5", "db": "#e3d7f0",
+    "app": "#cfe8d5",
+    "actmax": "#fbe3c0",
+    "steering": "#f8cfcf",
+    "concepts": "#cfe0f5",
+    "db": "#e3d7f0",
     "icebear": "#e4e4e4",
-}  # fmt: skip
+}
 """Each with its colour, from the top."""
 DOORS = {"icebear", "icebear.command"}
 """They name what is above them, and import it when it is asked for."""
@@ -57,8 +61,13 @@ def box_of(name: str, opened: set[str]) -> str:
 def graph() -> Graph:
     """Box -> the boxes it imports, without a circle. Raises `SystemExit` where single files import one another."""
     modules = files()
-    arrows = {(name, other) for name, path in modules.items() if name not in DOORS for other in imported(path)
-              if other in modules}  # fmt: skip
+    arrows = {
+        (name, other)
+        for name, path in modules.items()
+        if name not in DOORS
+        for other in imported(path)
+        if other in modules
+    }
     opened: set[str] = set()
     while True:
         found: Graph = {box_of(name, opened): set() for name in modules if name not in DOORS}
@@ -91,8 +100,10 @@ def below(found: Graph, box: str) -> set[str]:
 
 def needed(found: Graph) -> Graph:
     """Without the arrows that follow from others."""
-    return {box: {one for one in direct if not any(one in below(found, other) for other in direct)}
-            for box, direct in found.items()}  # fmt: skip
+    return {
+        box: {one for one in direct if not any(one in below(found, other) for other in direct)}
+        for box, direct in found.items()
+    }
 
 
 def heights(found: Graph) -> dict[str, int]:
@@ -146,10 +157,7 @@ def width_of(box: str) -> float:
 def places(row: list[str]) -> list[float]:
     """The middle of each box of a row, with equal room between them."""
     gap = (WIDTH - sum(map(width_of, row))) / (len(row) + 1)
-    return [
-        gap * (i + 1) + sum(map(width_of, row[:i])) + width_of(box) / 2
-        for i, box in enumerate(row)
-    ]  # fmt: skip
+    return [gap * (i + 1) + sum(map(width_of, row[:i])) + width_of(box) / 2 for i, box in enumerate(row)]
 
 
 def picture(found: Graph) -> str:
@@ -162,18 +170,20 @@ def picture(found: Graph) -> str:
         for box, x in zip(row, places(row), strict=True)
     }
     height = 80 + STEP * (len(levels) - 1)
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="ui-monospace, monospace" font-size="12.5">',
-        "<title>What imports what in icebear: every arrow goes down</title>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="#667"/></marker></defs>',
-        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fff"/>',
-        f'<text x="12" y="22" fill="#555">{OPEN}/ is blue</text>',
-        *(_arrow([at[place] for place in chain]) for chain in arrows),
-        *(_box(box, *at[box]) for box in sorted(found)),
-        "</svg>\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            'font-family="ui-monospace, monospace" font-size="12.5">',
+            "<title>What imports what in icebear: every arrow goes down</title>",
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            '<path d="M0 0L8 4L0 8z" fill="#667"/></marker></defs>',
+            f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fff"/>',
+            f'<text x="12" y="22" fill="#555">{OPEN}/ is blue</text>',
+            *(_arrow([at[place] for place in chain]) for chain in arrows),
+            *(_box(box, *at[box]) for box in sorted(found)),
+            "</svg>\n",
+        ]
+    )
 
 
 def _arrow(points: list[tuple[float, float]]) -> str:

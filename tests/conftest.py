@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Pr
 
 from actmax import build_index, index, read_corpus
 from actmax.corpus import held_out
-from app.cli import EXAMPLE_RECIPE
+from app.recipes import EXAMPLE_RECIPE
 from concepts import Model, calibration
 from concepts.models import loading
 from concepts.models.presets import PRESETS

@@ -16,7 +16,8 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
-from app.cli import EXAMPLE_RECIPE, main
+from app.cli import main
+from app.recipes import EXAMPLE_RECIPE
 from concepts import attribute, load_model
 from concepts.models import conversion, presets
 from concepts.models.presets import PRESETS

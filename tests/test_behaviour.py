@@ -82,8 +82,11 @@ def test_the_interval_is_that_of_a_bootstrap():
 
 def test_never_one_batch_of_any_size(llama, monkeypatch):
     sizes = []
-    monkeypatch.setattr(module, "attribute", lambda model, prompts, *rest, **more: sizes.append(len(prompts))
-                        or attribute(model, prompts, *rest, **more))  # fmt: skip
+    monkeypatch.setattr(
+        module,
+        "attribute",
+        lambda model, prompts, *rest, **more: sizes.append(len(prompts)) or attribute(model, prompts, *rest, **more),
+    )
     behaviour(random_model(LLAMA, dtype=torch.float32), [[n, 3] for n in range(19)], 3, "ffn")
     assert sizes == [8, 8, 3]
 

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from app import demo
-from app.cli import EXAMPLE_RECIPE, main
+from app.cli import main
+from app.recipes import EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.usefixtures("smol", "few_held_out")
 RUN = CliRunner()

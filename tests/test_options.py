@@ -66,8 +66,9 @@ def test_a_model_is_loaded_as_python_loads_it():
 
 
 def test_the_options_of_a_model_reach_it(tiny_folder):
-    model = load(tiny_folder, device="cpu", dtype="float64", attention="eager", trust_remote_code=False,
-                 accept_terms=False)  # fmt: skip
+    model = load(
+        tiny_folder, device="cpu", dtype="float64", attention="eager", trust_remote_code=False, accept_terms=False
+    )
     assert (model.net.config._attn_implementation, str(model.dtype)) == ("eager", "torch.float64")
 
 

@@ -6,7 +6,7 @@ from conftest import ICE_BEAR, IDS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli import EXAMPLE_RECIPE
+from app.recipes import EXAMPLE_RECIPE
 from concepts import Neuron, attribute
 from icebear.errors import InputError, RecipeError
 from steering import Edit, Recipe, steer

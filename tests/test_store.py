@@ -65,8 +65,12 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
 def test_opening_makes_no_file(model, corpus, tmp_path):
     """What was never built cannot be read, or named; a scan makes it."""
     with open_store(tmp_path / "typo.db") as store:
-        for read in (store.facts, store.checksum, lambda: store.search("bear"),
-                     lambda: store.set_label(Neuron(0, "ffn", 0), "x")):  # fmt: skip
+        for read in (
+            store.facts,
+            store.checksum,
+            lambda: store.search("bear"),
+            lambda: store.set_label(Neuron(0, "ffn", 0), "x"),
+        ):
             with pytest.raises(StoreError, match=r"There is no store .*typo\.db; build one with: icebear index"):
                 read()
     assert list(tmp_path.iterdir()) == [tmp_path / "c.txt"]

@@ -75,13 +75,14 @@ def paired_bars(plain: list[dict[str, Any]], steered: list[dict[str, Any]]) -> a
             yOffset=alt.YOffset("text:N", sort=["plain", "steered"]),
             x=alt.X(f"{value}:Q", scale=scale),
             color=alt.Color(
-                "text:N", scale=alt.Scale(domain=["plain", "steered"], range=["#8a8a8a", BLUE]),
+                "text:N",
+                scale=alt.Scale(domain=["plain", "steered"], range=["#8a8a8a", BLUE]),
                 legend=alt.Legend(orient="bottom", title=None),
             ),
             tooltip=["token", "text", alt.Tooltip(f"{value}:Q", format=".4f")],
         )
         .properties(height=34 * len(order) + 100)  # the page takes axis, legend and title out of it
-    )  # fmt: skip
+    )
 
 
 def shared(table: pandas.DataFrame) -> alt.Chart:
@@ -93,13 +94,14 @@ def shared(table: pandas.DataFrame) -> alt.Chart:
             x=alt.X("A:Q"),
             y=alt.Y("B:Q"),
             color=alt.Color(
-                "in:N", scale=alt.Scale(domain=["both", "A", "B"], range=["#999999", RED, BLUE]),
+                "in:N",
+                scale=alt.Scale(domain=["both", "A", "B"], range=["#999999", RED, BLUE]),
                 legend=alt.Legend(orient="bottom", title="among the top of"),
             ),
             tooltip=["neuron", alt.Tooltip("A:Q", format="+.4f"), alt.Tooltip("B:Q", format="+.4f")],
         )
         .properties(height=330)
-    )  # fmt: skip
+    )
 
 
 def files(chart: alt.Chart) -> dict[str, Callable[[], str | bytes]]:

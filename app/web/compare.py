@@ -53,7 +53,9 @@ def _table(sides: dict[str, Relevance], site: str | None, count: int) -> pandas.
     top = {name: {row.neuron: row.polarity for row in side.top(count, site)} for name, side in sides.items()}
     signs = top["B"] | top["A"]
     values = {neuron: {name: side.of_neuron(neuron) for name, side in sides.items()} for neuron in signs}
-    where = {neuron: "both" if all(neuron in found for found in top.values()) else "A" if neuron in top["A"] else "B"
-             for neuron in signs}  # fmt: skip
+    where = {
+        neuron: "both" if all(neuron in found for found in top.values()) else "A" if neuron in top["A"] else "B"
+        for neuron in signs
+    }
     order = sorted(signs, key=lambda neuron: (where[neuron] != "both", -max(values[neuron].values()), neuron))
     return pandas.DataFrame([{"neuron": str(n), "sign": signs[n], "in": where[n], **values[n]} for n in order])

@@ -144,9 +144,14 @@ def _neurons(relevance: Relevance) -> None:
         )
     best = ranked[0].neuron
     with st.container(horizontal=True):
-        downloads("neurons", {
-            "html": relevance.to_html, "json": relevance.to_json, "csv": lambda: table.to_csv(index=False),
-        })  # fmt: skip
+        downloads(
+            "neurons",
+            {
+                "html": relevance.to_html,
+                "json": relevance.to_json,
+                "csv": lambda: table.to_csv(index=False),
+            },
+        )
         st.button(f"Send {best} to Steer", on_click=to_steer, args=(best,))
 
 

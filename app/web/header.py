@@ -50,10 +50,12 @@ def _about(ready: bool) -> None:
         if larger and larger.error:
             st.caption(plain(str(larger.error)))
         st.button(
-            f"Build one of {background.LARGER:,} summaries in {plain(str(named_store()))}", key="build_larger",
-            on_click=_build_larger, disabled=bool(larger and larger.is_alive()),
+            f"Build one of {background.LARGER:,} summaries in {plain(str(named_store()))}",
+            key="build_larger",
+            on_click=_build_larger,
+            disabled=bool(larger and larger.is_alive()),
             help="Ten times as many take about ten times as long. This server does it while you look around.",
-        )  # fmt: skip
+        )
     st.caption("Another model or store: `icebear app --model ... --store ...`")
 
 

@@ -111,6 +111,10 @@ def _actions(card: Card) -> None:
     left.text_input("Your label", card.label or "", key=key, on_change=write)
     middle.button("Send to Steer", on_click=to_steer, args=(card.neuron,), key="card_to_steer")
     with right:
-        downloads(str(card.neuron), {
-            "html": card.to_html, "json": lambda: json.dumps(card.to_dict(), ensure_ascii=False, indent=1),
-        })  # fmt: skip
+        downloads(
+            str(card.neuron),
+            {
+                "html": card.to_html,
+                "json": lambda: json.dumps(card.to_dict(), ensure_ascii=False, indent=1),
+            },
+        )

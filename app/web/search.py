@@ -73,12 +73,21 @@ def _statistics() -> None:
         changed, by = opened.changed(), opened.by
     table = _table(str(store_path()), changed)
     left, middle, right = st.columns(3)
-    sites = left.multiselect("Sites", sorted(set(table["site"])), key="sites", persist_state="session",
-                             placeholder="all")  # fmt: skip
-    kinds = middle.multiselect("Class, either sign", sorted(set(table["class_plus"])), key="kinds",
-                               persist_state="session", placeholder="all")  # fmt: skip
-    sharpness = right.slider("Sharpness at least", 0.0, 100.0, 0.0, key="sharpness", persist_state="session",
-                             help="How many standard deviations its extreme is from its mean")  # fmt: skip
+    sites = left.multiselect(
+        "Sites", sorted(set(table["site"])), key="sites", persist_state="session", placeholder="all"
+    )
+    kinds = middle.multiselect(
+        "Class, either sign", sorted(set(table["class_plus"])), key="kinds", persist_state="session", placeholder="all"
+    )
+    sharpness = right.slider(
+        "Sharpness at least",
+        0.0,
+        100.0,
+        0.0,
+        key="sharpness",
+        persist_state="session",
+        help="How many standard deviations its extreme is from its mean",
+    )
     last = int(table["layer"].max())
     low, high = st.slider("Layers", 0, max(last, 1), (0, max(last, 1)), key="search_layers", persist_state="session")
     chosen = table["layer"].between(low, high) & (table["sharpness"] >= sharpness)

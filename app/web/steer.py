@@ -27,9 +27,14 @@ RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
 def show() -> None:
     prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
     _recipes()
-    lines = typed(st.text_area, "Edits, one a line", "edits", height=120,
-                  placeholder="L29.ffn.860*0\nL24.ffn.559+2std@last",
-                  help="As for icebear steer --edit; the sliders below write them.")  # fmt: skip
+    lines = typed(
+        st.text_area,
+        "Edits, one a line",
+        "edits",
+        height=120,
+        placeholder="L29.ffn.860*0\nL24.ffn.559+2std@last",
+        help="As for icebear steer --edit; the sliders below write them.",
+    )
     edits = parse_edits(line for line in lines.splitlines() if line.strip())
     _sliders(edits)
     columns = st.columns(4, vertical_alignment="bottom")
@@ -92,8 +97,14 @@ def _sliders(edits: list[Edit]) -> None:
             "Unit", units, disabled=edit.op == "scale", format_func=lambda unit: UNITS[unit], **told("unit")
         )
         columns[4].selectbox("Where", places, **told("where"))
-        columns[5].button("", icon=":material/close:", key=f"remove {number} {edit}", on_click=write,
-                          args=(number, None), help="Remove this edit")  # fmt: skip
+        columns[5].button(
+            "",
+            icon=":material/close:",
+            key=f"remove {number} {edit}",
+            on_click=write,
+            args=(number, None),
+            help="Remove this edit",
+        )
 
 
 def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> dict[str, Any]:
@@ -125,9 +136,13 @@ def _result(result: dict[str, Any]) -> None:
             st.html(f'<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{prompt}{html}</div>')
     chart = charts.paired_bars(result["plain"]["next"], result["steered"]["next"])
     st.altair_chart(chart)
-    downloads("steered", {
-        "json": lambda: json.dumps(result, ensure_ascii=False, indent=1), **charts.files(chart),
-    })  # fmt: skip
+    downloads(
+        "steered",
+        {
+            "json": lambda: json.dumps(result, ensure_ascii=False, indent=1),
+            **charts.files(chart),
+        },
+    )
 
 
 def differences(plain_text: str, steered: str) -> tuple[str, str]:
