@@ -139,6 +139,9 @@ def relevance_of(
     recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
     numbers, missing = run(model, target, recorders, method, ledger=ledger, strict=strict, checkpoint=checkpoint)
     values = inputs.relevance()
+    if not all(torch.isfinite(value).all() for value in values):
+        run(model, Logits(plan), [Inputs(), Stream(model, batch, gradients=True)], method, strict=strict)  # says where
+        raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     found = []
     for row in range(len(batch.ids)):
         kept = {name: entry[row].item() for name, entry in ledger.items()}
@@ -226,6 +229,4 @@ def _tokens(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> tuple[Te
         found = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
     else:
         found = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
-    if not torch.isfinite(found).all():
-        raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     return found, image

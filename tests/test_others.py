@@ -12,9 +12,9 @@ from rich.console import Console
 
 from actmax import annotate, build_index, read_corpus
 from actmax.directions import gated
-from app import charts
 from app.sidebyside import compare
 from app.terminal import explanation, side_by_side
+from app.web import charts
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from concepts.models.plan import plan
 from concepts.passes.sites import visiting

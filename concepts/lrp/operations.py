@@ -183,13 +183,11 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
         raise MissingRule("scaled_dot_product_attention with some constant inputs has no relevance rule.")
     if mode.method.softmax == "zplus":
         return _attention_apart(mode, q, k, v, mask, *rest, **given)
-    # The products split evenly: half of y's relevance goes to v, and what reaches q reaches k as well.
-    q = mode.account(q, "softmax", -2)
-    mask = (
-        mode.account(mask, "softmax", -1) if is_activation(mask) else mask
-    )  # position biases, a summand of the scores
-    y = func(mode.halve(q), mode.halve(k), v, mask, *rest, **given)
-    return mode.account(mode.halve(y), "softmax", +0.5)
+    if is_activation(mask):  # position biases, a summand of the scores
+        mask = mode.account(mask, "softmax", -1)
+    # The softmax keeps half of y's relevance, less what goes on: as much to k as to q, half of what comes to them.
+    y = func(mode.halve(q, "softmax", -1), mode.halve(k), v, mask, *rest, **given)
+    return mode.halve(y, "softmax", +0.5)
 
 
 def _attention_apart(
@@ -362,8 +360,11 @@ class RelevanceMode(TorchFunctionMode):
         self.missing.append(f"{operation} in {path}")
         warnings.warn(message, stacklevel=2)
 
-    def halve(self, y: Tensor) -> Tensor:
-        return rules.Halve.apply(y)
+    def halve(self, y: Tensor, name: str = "", factor: float = 0.0) -> Tensor:
+        """name: of the ledger's entry that has factor x the relevance which comes."""
+        if self.ledger is None or not factor:
+            return rules.Halve.apply(y)
+        return rules.Share.apply(y, self.ledger, name, factor)
 
     def account(self, x: Tensor, name: str, factor: float) -> Tensor:
         return x if self.ledger is None else rules.Account.apply(x, self.ledger, name, factor)

@@ -25,13 +25,12 @@ class Identity(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x, y)
+        ctx.save_for_backward((y / x).nan_to_num_(0, 0, 0))  # infinite, or 0 / 0, only where x = 0
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        x, y = ctx.saved_tensors
-        return (g * y / x).masked_fill_(x == 0, 0), None
+        return g * ctx.saved_tensors[0], None
 
 
 class Halve(Function):
@@ -44,6 +43,22 @@ class Halve(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
         return g / 2
+
+
+class Share(Function):
+    """`Halve`, with factor x the relevance that comes booked in the ledger's entry."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ledger: dict[str, Tensor], name: str, factor: float) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        ctx.entry = ledger, name, factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        ledger, name, factor = ctx.entry
+        book(ledger, name, factor, ctx.saved_tensors[0] * g)
+        return g / 2, None, None, None
 
 
 class HalveFresh(Halve):

@@ -22,8 +22,9 @@ SINK_RATIO = 4
 class Stream:
     """Keeps the norm of the residual stream behind each layer."""
 
-    def __init__(self, model: Model, batch: Batch) -> None:
-        self.model, self.batch = model, batch
+    def __init__(self, model: Model, batch: Batch, gradients: bool = False) -> None:
+        """gradients: look at them too, to say where a backward pass breaks."""
+        self.model, self.batch, self.gradients = model, batch, gradients
         self.options: dict[str, Any] = {
             "dtype": torch.promote_types(model.dtype, torch.float32),
             "device": model.device,
@@ -45,7 +46,7 @@ class Stream:
         x = output[0] if isinstance(output, tuple) else output  # (B, T, D)
         columns = self.batch.span_of(self.model, layer)
         self.norms[:, layer, columns] = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=self.options["dtype"])
-        if x.requires_grad:
+        if self.gradients and x.requires_grad:
             x.register_hook(partial(self._read_gradient, layer))
 
     def _read_gradient(self, layer: int, g: Tensor) -> None:
