@@ -31,10 +31,13 @@ def door(chromium) -> None:  # type: ignore[no-untyped-def]
     with TemporaryDirectory() as empty:
         for known in ("models", "corpora"):
             (Path(empty) / known).symlink_to(cache_folder() / known)
-        with started(Path(empty) / "none.db", ICEBEAR_CACHE=empty) as (_, address):
+        with started(Path("first.db"), ICEBEAR_CACHE=empty) as (_, address):
             page = chromium.new_page(viewport={"width": 1280, "height": 900})
             for name in ("start", "neuron", "search", "explain"):
                 open_view(page, address, VIEWS[name])
+                if name == "start":
+                    page.locator("[data-testid=stDataFrame]").first.wait_for(timeout=180_000)
+                page.wait_for_timeout(1000)
                 page.screenshot(path=DOCS / f"door-{name}.png")
             page.close()
 

@@ -21,6 +21,9 @@ SMALL_MODEL = 1_000_000_000
 
 log = logging.getLogger("icebear.app")
 
+importing = threading.Lock()
+"""Held by whoever imports what is heavy: two threads that import transformers at once find half of it."""
+
 
 class Job(threading.Thread):
     """Work with a result or an error at its end, and words on where it is."""
@@ -51,8 +54,8 @@ def loading(name: str, **options: Any) -> Job:
     from icebear.cache import cached
 
     def load(job: Job) -> Model:
-        from concepts.models.loading import load_model
-
+        with importing:
+            from concepts.models.loading import load_model
         return load_model(name, **options)
 
     preset = PRESETS.get(name)
@@ -88,15 +91,15 @@ def builds() -> list[Job]:
 
 
 def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
-    from actmax import index
-    from actmax.corpus import read_corpus
-    from app.demo import SUMMARIES, store_of
-    from db.store import open_store
-
     job.doing = "waiting for the model"
     loading.join()
     if loading.error:
         raise loading.error
+    with importing:
+        from actmax import index
+        from actmax.corpus import read_corpus
+        from app.demo import SUMMARIES, store_of
+        from db.store import open_store
     model: Model = loading.result
     size = sum(parameter.numel() for parameter in model.net.parameters())
     if size > SMALL_MODEL and not asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import streamlit as st
 
@@ -24,6 +25,7 @@ from app.web.state import (
     vocabularies,
 )
 from db.store import Store
+from icebear.errors import ModelError
 from icebear.records import Neuron
 
 EXAMPLES = 8
@@ -36,8 +38,10 @@ def show() -> None:
     neuron = Neuron.parse(name)
     if not has_store():
         st.markdown(f"#### {neuron}")
+        vocabulary = st.container()
         no_store_yet("Its sentences, statistics and neighbours come")
-        _by_the_model(neuron)
+        with vocabulary, suppress(ModelError):  # of which that has told
+            _by_the_model(neuron)
         return
     with store() as opened:
         if neuron.site in opened.fact("sites") or neuron.site in SILENT["writes"]:

@@ -32,7 +32,7 @@ def page(view: str) -> Page:
     """A view as a page of Streamlit's navigation; its code is read when it is first shown."""
 
     def show() -> None:
-        with st.skeleton(height=400):  # the first import of torch takes seconds
+        with st.skeleton(height=400), background.importing:  # the first import of torch takes seconds
             code = importlib.import_module(f"app.web.{view}")
         code.show()
 
