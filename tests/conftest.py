@@ -247,6 +247,7 @@ def started_alone(work, *arguments):
     process = ALONE.Process(target=work, args=(*arguments, started))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # which the server does not get otherwise
+        patch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # a test of the app leaves its script there
         process.start()
     assert started.wait(120)
     return process

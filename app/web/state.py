@@ -49,22 +49,23 @@ def a_neuron() -> str:
 
 
 @st.cache_resource(show_spinner=False)
-def _load(name: str, device: str, dtype: str | None, accept_terms: bool) -> background.Job:
-    return background.loading(name, device=device, dtype=dtype, accept_terms=accept_terms)
+def _load(name: str, **options: Any) -> background.Job:
+    return background.loading(name, **options)
 
 
 def loading() -> background.Job:
     """The model that all visitors share, being loaded or there."""
     environ = os.environ
-    asked = (
-        model_name(),
-        environ.get("ICEBEAR_APP_DEVICE", "auto"),
-        environ.get("ICEBEAR_APP_DTYPE") or None,
-        environ.get("ICEBEAR_APP_ACCEPT_TERMS") == "1",
-    )
-    if _load(*asked).error:
+    options = {
+        "device": environ.get("ICEBEAR_APP_DEVICE", "auto"),
+        "dtype": environ.get("ICEBEAR_APP_DTYPE") or None,
+        "attention": environ.get("ICEBEAR_APP_ATTENTION") or None,
+        "accept_terms": environ.get("ICEBEAR_APP_ACCEPT_TERMS") == "1",
+        "trust_remote_code": environ.get("ICEBEAR_APP_TRUST_REMOTE_CODE") == "1",
+    }
+    if _load(model_name(), **options).error:
         _load.clear()  # to try again
-    return _load(*asked)
+    return _load(model_name(), **options)
 
 
 def model() -> Model:
