@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sys
+import types
 from functools import cache, partial, wraps
 
 import pytest
@@ -247,7 +248,9 @@ def started_alone(work, *arguments):
     process = ALONE.Process(target=work, args=(*arguments, started))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # which the server does not get otherwise
-        patch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # a test of the app leaves its script there
+        patch.setitem(
+            sys.modules, "__main__", types.ModuleType("__main__")
+        )  # a test of the app leaves its script there
         process.start()
     assert started.wait(120)
     return process
