@@ -172,6 +172,21 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
         runner.run(tmp_path / "c", facts, prompts, lambda prompt: {"x": float("nan")})
 
 
+def test_groups_go_on_where_they_stopped(tmp_path):
+    seen = []
+
+    def measure(group):
+        seen.append(list(group))
+        if 4 in group and len(seen) == 3:
+            raise KeyboardInterrupt
+        return [{"x": item} for item in group]
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_together(tmp_path, {}, range(5), measure, 2)
+    assert [line["x"] for line in runner.run_together(tmp_path, {}, range(5), measure, 2)] == [0, 1, 2, 3, 4]
+    assert seen == [[0, 1], [2, 3], [4], [4]]
+
+
 # --- what is asked ---
 
 
@@ -275,14 +290,25 @@ def test_blimp_and_squad_files(smol, tmp_path):
 
 def test_only_what_the_model_predicts_counts(smol):
     item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
-    found = groundtruth.sample(smol, item, listed("attnlrp,random"))
+    found = groundtruth.samples(smol, [item], listed("attnlrp,random"))[0]
     assert found["counts"]
     assert found["evidence"] == [1]
     wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
-    assert groundtruth.sample(smol, wrong, listed("random")) == {"counts": False, "correct": False}
-    bare = groundtruth.sample(smol, item, listed("attnlrp"), special=False)
+    assert groundtruth.samples(smol, [wrong], listed("random"))[0] == {"counts": False, "correct": False}
+    bare = groundtruth.samples(smol, [item], listed("attnlrp"), special=False)[0]
     assert bare["evidence"] == [0]  # without the first token
     assert bare["methods"]["attnlrp"]["scores"] == found["methods"]["attnlrp"]["scores"][1:]
+
+
+def test_items_together_are_items_one_by_one(smol):
+    methods = listed("attnlrp,pa-lrp,alti-logit,rollout,gxi,smoothgrad,random")
+    items = [*groundtruth.subject_verb(4), *groundtruth.facts(1), groundtruth.Item("The keys", " are", "", (4, 8))]
+    for item, found in zip(items, groundtruth.samples(smol, items, methods), strict=True):
+        (alone,) = groundtruth.samples(smol, [item], methods)
+        scores = found.pop("methods", {}), alone.pop("methods", {})
+        assert found == alone
+        for name, one in scores[0].items():
+            assert one["scores"] == pytest.approx(scores[1][name]["scores"], rel=1e-3, abs=1e-4), name
 
 
 # --- pruning ---

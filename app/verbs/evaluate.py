@@ -79,7 +79,8 @@ def faithfulness(
         able,
         unable,
         wanted_samples,
-        lambda question: evaluation.sample(model, question, able),
+        lambda questions: [evaluation.sample(model, question, able) for question in questions],
+        1,
         evaluation.COLUMNS,
         out,
         as_json,
@@ -146,7 +147,8 @@ def groundtruth(
         able,
         unable,
         items,
-        lambda item: evaluation.sample(model, item, able, not no_contrast, special),
+        lambda group: evaluation.samples(model, group, able, not no_contrast, special),
+        evaluation.TOGETHER,
         evaluation.COLUMNS,
         out,
         as_json,
@@ -346,7 +348,8 @@ def _run(
     able: dict[str, Any],
     unable: dict[str, str],
     items: Sequence[Any],
-    measure: Callable[[Any], dict[str, Any]],
+    measure: Callable[[Sequence[Any]], list[dict[str, Any]]],
+    together: int,
     columns: Mapping[str, str],
     out: str,
     as_json: bool,
@@ -357,7 +360,7 @@ def _run(
 
     facts = runner.facts(model, kind, {**able, **dict.fromkeys(unable)}, **settings)
     with bar(kind, len(items)) as advance:
-        lines = runner.run(out, facts, items, measure, advance)
+        lines = runner.run_together(out, facts, items, measure, together, advance)
     counted = [line for line in lines if line.get("counts", True)]
     _tell(out, counted, columns, facts, unable, notes(lines), as_json)
 

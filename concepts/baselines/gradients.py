@@ -46,12 +46,17 @@ def integrated_gradients(model: Model, plan: Plan, method: IntegratedGradients) 
 
 
 def smoothgrad(model: Model, plan: Plan, method: SmoothGrad) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(method.seed)
+    rows = [torch.Generator().manual_seed(method.seed) for _ in plan.positions]  # so that a batch is one by one
+    batches = (plan.batch, plan.batch.decoder)
     total: list[Tensor] = []
 
     def noisy(stack: int, x: Tensor) -> Tensor:
-        noise = torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
-        return x + method.noise * x.std() * noise
+        changed = x.clone()
+        for row, length in enumerate(batches[stack].lengths):  # type: ignore[union-attr]
+            own = x[row, :length]
+            noise = torch.randn(own.shape, generator=rows[row]).to(x.device, x.dtype)
+            changed[row, :length] = own + method.noise * own.std() * noise
+        return changed
 
     plain = [x for x, _ in _pass(model, plan)]
     for _ in range(method.samples):

@@ -36,7 +36,7 @@ def sample(model: Model, question: Question, methods: Mapping[str, Any]) -> dict
     """One prompt's curves for its most probable answer, and their metrics, by method; JSON-ready."""
     answer = question.choice(model)
     asked = plan(model, [question.prompt], answer).resolved(model)
-    ranked = {name: token_scores(model, asked, method) for name, method in methods.items()}
+    ranked = {name: token_scores(model, asked, method)[0] for name, method in methods.items()}
     masks = {name: removals(values) for name, values in ranked.items()}
     wanted = torch.cat([part for pair in masks.values() for part in pair])
     different, where = torch.unique(wanted, dim=0, return_inverse=True)  # many methods begin and end alike

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from concepts.evaluation import metrics
 from concepts.evaluation.methods import token_scores
 from concepts.models.model import Model
 from concepts.models.plan import plan
 from icebear.errors import InputError
+
+TOGETHER = 16
+"""Prompts in one pass: short ones cost nearly as much alone, as each pass reads all weights."""
 
 COLUMNS = {
     "pointing": "pointing game: the largest score is evidence, higher is better",
@@ -115,36 +119,63 @@ def _squad(articles: list[dict[str, Any]]) -> list[Item]:
     return found
 
 
-# --- one item -------------------------------------------------------------------------------------------
+# --- measured -------------------------------------------------------------------------------------------
 
 
-def sample(
-    model: Model, item: Item, methods: Mapping[str, Any], contrastive: bool = True, special: bool = True
-) -> dict[str, Any]:
-    """Each method's `COLUMNS` on an item, if the model predicts it; JSON-ready.
+def samples(
+    model: Model, items: Sequence[Item], methods: Mapping[str, Any], contrastive: bool = True, special: bool = True
+) -> list[dict[str, Any]]:
+    """Each method's `COLUMNS` on each item that the model predicts, all in the same passes; JSON-ready.
 
     contrastive: explain the target against the contrast. special: let special tokens and the first one take part.
     """
-    target, contrast = (_first(model, item.prompt, text) for text in (item.target, item.contrast))
+    answers = [(_first(model, item.prompt, item.target), _first(model, item.prompt, item.contrast)) for item in items]
+    kept = [_kept(model, item, special) for item in items]
+    found = [_judged(*row) for row in zip(items, answers, _logits(model, items), kept, strict=True)]
+    counting = [row for row, line in enumerate(found) if line["counts"]]
+    if not counting:
+        return found
+    prompts, targets, contrasts = zip(*((items[row].prompt, *answers[row]) for row in counting), strict=True)
+    asked = plan(model, prompts, targets, contrasts if contrastive else None)
+    for name, method in methods.items():
+        for row, scores in zip(counting, token_scores(model, asked, method), strict=True):
+            values = scores[list(kept[row])].tolist()
+            found[row]["methods"][name] = {**numbers(values, found[row]["evidence"]), "scores": values}
+    return found
+
+
+def _judged(
+    item: Item, answers: tuple[int | None, int | None], logits: Tensor, kept: dict[int, bool]
+) -> dict[str, Any]:
+    """Whether an item counts, and what is known of it before any method; logits (V,)."""
+    target, contrast = answers
     if target is None or target == contrast:
         return {"counts": False, "correct": None, "why": "target and contrast begin with the same token"}
-    asked = plan(model, [item.prompt], target, contrast if contrastive else None)
-    with model.lock, torch.no_grad():
-        logits = model.logits(asked.batch, asked.needed)[0, 0]
-    correct = bool(logits[target] > logits[contrast]) if contrast is not None else bool(logits.argmax() == target)
-    if not correct:
+    if not (logits[target] > logits[contrast] if contrast is not None else logits.argmax() == target):
         return {"counts": False, "correct": False}
-    evidence = tokens_between(model, item.prompt, *item.evidence)
-    ids = asked.batch.row_ids(0)
-    kept = [place for place in range(len(ids)) if special or (place > 0 and ids[place] not in model.special_ids())]
-    wanted = [kept.index(place) for place in evidence if place in kept]
-    if not wanted:
+    evidence = [number for number, wanted in enumerate(kept.values()) if wanted]
+    if not evidence:
         return {"counts": False, "correct": True, "why": "the evidence is a special or the first token"}
-    found = {}
-    for name, method in methods.items():
-        values = token_scores(model, asked, method)[kept].tolist()
-        found[name] = {**numbers(values, wanted), "scores": values}
-    return {"counts": True, "correct": True, "prompt": item.prompt, "evidence": wanted, "methods": found}
+    return {"counts": True, "correct": True, "prompt": item.prompt, "evidence": evidence, "methods": {}}
+
+
+def _logits(model: Model, items: Sequence[Item]) -> Tensor:
+    """(B, V) where each item's answer is predicted."""
+    asked = plan(model, [item.prompt for item in items])
+    with model.lock, torch.no_grad():
+        logits = model.logits(asked.batch, asked.needed)
+    return torch.stack([row[asked.needed.index(at)] for row, (at,) in zip(logits, asked.positions, strict=True)])
+
+
+def _kept(model: Model, item: Item, special: bool) -> dict[int, bool]:
+    """The tokens that take part, and whether each is evidence."""
+    ids = plan(model, [item.prompt]).batch.row_ids(0)
+    evidence = tokens_between(model, item.prompt, *item.evidence)
+    return {
+        place: place in evidence
+        for place, token in enumerate(ids)
+        if special or (place > 0 and token not in model.special_ids())
+    }
 
 
 def numbers(values: list[float], evidence: list[int]) -> dict[str, float]:

@@ -13,12 +13,12 @@ from concepts.models.plan import Plan
 from icebear.errors import IcebearError
 
 
-def token_scores(model: Model, plan: Plan, method: AttnLRP | Baseline) -> Tensor:
-    """(T,) of a plan of one prompt: tokens, with their positions where the method has them (`Relevance.combined`)."""
+def token_scores(model: Model, plan: Plan, method: AttnLRP | Baseline) -> list[Tensor]:
+    """(T,) for each prompt: tokens, with their positions where the method has them (`Relevance.combined`)."""
     if not isinstance(method, AttnLRP):
-        return scores.token_scores(model, plan.resolved(model), method)[0].float()
-    found = relevance_of(model, plan, method)[0]
-    return found.tokens if found.positions is None else found.combined()
+        return [found.float() for found in scores.token_scores(model, plan.resolved(model), method)]
+    found = relevance_of(model, plan, method)
+    return [one.tokens if one.positions is None else one.combined() for one in found]
 
 
 def why_not(model: Model, plan: Plan, method: AttnLRP | Baseline) -> str | None:

@@ -24,21 +24,35 @@ def run(
     measure: Callable[[Any], dict[str, Any]],
     on_progress: OnProgress | None = None,
 ) -> list[dict[str, Any]]:
-    """`measure` of each item, kept as lines of `samples.jsonl`; those that are there already are not measured again.
+    """`run_together` of items one by one."""
+    return run_together(folder, settings, items, lambda group: [measure(group[0])], 1, on_progress)
 
-    Killed at any moment, it keeps every finished line. Raises `InputError` where the folder holds an evaluation with
+
+def run_together(
+    folder: str | Path,
+    settings: dict[str, Any],
+    items: Sequence[Any],
+    measure: Callable[[Sequence[Any]], list[dict[str, Any]]],
+    size: int,
+    on_progress: OnProgress | None = None,
+) -> list[dict[str, Any]]:
+    """`measure` of groups of items, kept as lines of `samples.jsonl`; those there already are not measured again.
+
+    Killed at any moment, it keeps every finished group. Raises `InputError` where the folder holds an evaluation with
     other settings, `NumericalError` for a measure that is NaN or infinite.
     """
     lines = prepare(folder, settings) / "samples.jsonl"
     done = finished(lines)
-    for number, item in enumerate(items):
-        if number >= len(done):
-            done.append(measure(item))
-            with lines.open("ab") as file:
-                file.write(_line(done[-1]))
-        if on_progress:
-            on_progress(number + 1, len(items))
-    return done
+    while True:
+        if on_progress and done:
+            on_progress(len(done), len(items))
+        group = items[len(done) : len(done) + size]
+        if not group:
+            return done
+        found = measure(group)
+        with lines.open("ab") as file:
+            file.write(b"".join(map(_line, found)))
+        done += found
 
 
 def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
