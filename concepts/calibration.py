@@ -62,16 +62,19 @@ def calibrate(model: Model) -> Calibration:
     """Of a model of a known family. What is measured inside `steer` is that of the steered model, and not kept."""
     if model in _MEASURED:
         return _MEASURED[model]
-    if any(part._forward_hooks or part._forward_pre_hooks for part in model.net.modules()):
-        return _measured(model)
-    file = _file(model)
-    found = _read(file) if file else None
-    if found is None:
-        found = _measured(model)
-        if file:
-            _write(file, found)
-    _MEASURED[model] = found
-    return found
+    with model.lock:  # one thread measures and the others wait; and hooks that are seen are this thread's
+        if model in _MEASURED:
+            return _MEASURED[model]
+        if any(part._forward_hooks or part._forward_pre_hooks for part in model.net.modules()):
+            return _measured(model)
+        file = _file(model)
+        found = _read(file) if file else None
+        if found is None:
+            found = _measured(model)
+            if file:
+                _write(file, found)
+        _MEASURED[model] = found
+        return found
 
 
 def _measured(model: Model) -> Calibration:

@@ -1,5 +1,7 @@
 """The number beside a neuron's words is what adding one unit of activation does (FINDINGS A1)."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
+
 import pytest
 import torch
 from conftest import ICE_BEAR, IDS, Letters, random_model
@@ -99,6 +101,19 @@ def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
     assert torch.allclose(found.high, high, atol=1e-5)
     median = torch.cat(divisors).quantile(0.5).item()
     assert found.divisors["model.norm"][1] == pytest.approx(median, rel=1e-4)
+
+
+def test_threads_share_one_calibration_also_beside_edits_of_another(model, monkeypatch):
+    measured, whole = [], texts._measured
+    monkeypatch.setattr(texts, "_measured", lambda model: measured.append(model) or whole(model))
+    with ThreadPoolExecutor(2) as pool:
+        with steer(model, ["L0.ffn.0=50"]):
+            asked = [pool.submit(calibrate, model) for _ in range(2)]
+            wait(asked, 0.1)
+        first, second = (one.result() for one in asked)
+    assert first is second
+    assert len(measured) == 1
+    assert first.high[0, 0] < 50
 
 
 def test_calibration_is_kept_in_the_cache_but_not_under_edits(model, tmp_path, monkeypatch):

@@ -99,11 +99,15 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
         from actmax import index
         from actmax.corpus import read_corpus
         from app.demo import SUMMARIES, store_of
+        from concepts.calibration import calibrate
         from db.store import open_store
     model: Model = loading.result
     size = sum(parameter.numel() for parameter in model.net.parameters())
     if size > SMALL_MODEL and not asked:
         raise IcebearError(f"With {size / 1e9:.1f} billion parameters that takes a while, so it waits for you.")
+    job.doing = "measuring the model, once"
+    if model.has_family:
+        calibrate(model)
     summaries = LARGER if path else SUMMARIES
     path = path or store_of(model)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def _build_small() -> None:
     background.build(loading())
 
 
-@st.fragment(run_every=1.0)
+@st.fragment(run_every=2.0)
 def _watching() -> None:
     """How far the building is; at its end the whole page is drawn anew."""
     alive = [job for job in background.builds() if job.is_alive()]
@@ -88,7 +88,7 @@ def no_store_yet(what: str) -> bool:
             st.button("Build a small one", key="build_small", on_click=_build_small, type="primary")
         else:
             st.markdown(
-                f"{what} when the small store is built, about a minute after the model is here. "
+                f"{what} when the small store is built, a few minutes after the model is here. "
                 "The page then goes on by itself."
             )
             st.skeleton(height=200)

@@ -85,22 +85,12 @@ def model() -> Model:
     return job.result
 
 
-@st.cache_resource(show_spinner=False)
-def _measured(name: str, _any: Neuron) -> None:
-    """The first projection of a model measures it: once for all visitors, who would else do it side by side."""
-    from concepts.vocabulary import project_many
-
-    project_many(model(), [_any], 1)
-
-
 def vocabularies(neurons: list[Neuron], k: int) -> dict[Neuron, Projection]:
     """What neurons write."""
     from concepts.vocabulary import project_many
 
-    loaded = model()
     with st.skeleton(height=240):
-        _measured(model_name(), neurons[0])
-        return {found.neuron: found for found in project_many(loaded, neurons, k)}
+        return {found.neuron: found for found in project_many(model(), neurons, k)}
 
 
 def named_store() -> Path:
