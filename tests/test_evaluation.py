@@ -290,14 +290,29 @@ def test_blimp_and_squad_files(smol, tmp_path):
 
 def test_only_what_the_model_predicts_counts(smol):
     item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
-    found = groundtruth.samples(smol, [item], listed("attnlrp,random"))[0]
+    lines = groundtruth.samples(smol, [item], listed("attnlrp,random"))
+    (found,) = groundtruth.counted(lines)
     assert found["counts"]
     assert found["evidence"] == [1]
     wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
-    assert groundtruth.samples(smol, [wrong], listed("random"))[0] == {"counts": False, "correct": False}
-    bare = groundtruth.samples(smol, [item], listed("attnlrp"), special=False)[0]
+    assert groundtruth.counted(groundtruth.samples(smol, [wrong], listed("random"))) == [
+        {"counts": False, "correct": False}
+    ]
+    (bare,) = groundtruth.counted(lines, "inner")
     assert bare["evidence"] == [0]  # without the first token
     assert bare["methods"]["attnlrp"]["scores"] == found["methods"]["attnlrp"]["scores"][1:]
+    with pytest.raises(InputError, match="have a context"):
+        groundtruth.counted(lines, "context")
+
+
+def test_of_a_question_the_text_alone_may_count(smol):
+    lines = groundtruth.samples(smol, groundtruth.facts(8), listed("random"))
+    found = [line for line in groundtruth.counted(lines, "context") if line["counts"]]
+    assert found
+    for line in found:
+        ids, kept = smol.token_ids(line["prompt"]), line["parts"]["context"]
+        assert smol.tokenizer.decode([ids[place] for place in kept]) == line["prompt"].split("\n")[0]
+        assert len(line["methods"]["random"]["scores"]) == len(kept)
 
 
 def test_items_together_are_items_one_by_one(smol):

@@ -111,7 +111,13 @@ def _questions(model: Model, task: str, corpus: str, samples: int, seed: int, lo
 @options("--task", type=click.Choice(["agreement", "anaphora", "qa"]), default="agreement")
 @options("--data")
 @click.option("--no-contrast", is_flag=True, help="Explain the right answer, not the right against the wrong one.")
-@click.option("--special/--no-special", default=True, show_default=True, help="Let special tokens and the first count.")
+@click.option(
+    "--tokens",
+    type=click.Choice(["all", "inner", "context"]),
+    default="all",
+    show_default=True,
+    help="Which count: all, none special nor the first, or a question's text only. May be asked again of a folder.",
+)
 @options("--json", *MODEL)
 def groundtruth(
     methods: str,
@@ -121,7 +127,7 @@ def groundtruth(
     task: str,
     data: str | None,
     no_contrast: bool,
-    special: bool,
+    tokens: str,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -147,17 +153,17 @@ def groundtruth(
         able,
         unable,
         items,
-        lambda group: evaluation.samples(model, group, able, not no_contrast, special),
+        lambda group: evaluation.samples(model, group, able, not no_contrast),
         evaluation.TOGETHER,
         evaluation.COLUMNS,
         out,
         as_json,
-        notes=_accuracy,
+        notes=lambda lines: [*_accuracy(lines), f"tokens that count: {tokens}"],
+        counted=lambda lines: evaluation.counted(lines, tokens),
         task=data or task,
         samples=samples,
         seed=seed,
         contrast=not no_contrast,
-        special=special,
     )
 
 
@@ -354,15 +360,16 @@ def _run(
     out: str,
     as_json: bool,
     notes: Callable[[list], list[str]] = lambda lines: [],
+    counted: Callable[[list], list[dict[str, Any]]] = lambda lines: lines,
     **settings: Any,
 ) -> None:
     from concepts.evaluation import runner
 
     facts = runner.facts(model, kind, {**able, **dict.fromkeys(unable)}, **settings)
     with bar(kind, len(items)) as advance:
-        lines = runner.run_together(out, facts, items, measure, together, advance)
-    counted = [line for line in lines if line.get("counts", True)]
-    _tell(out, counted, columns, facts, unable, notes(lines), as_json)
+        lines = counted(runner.run_together(out, facts, items, measure, together, advance))
+    counting = [line for line in lines if line.get("counts", True)]
+    _tell(out, counting, columns, facts, unable, notes(lines), as_json)
 
 
 def _tell(

@@ -31,14 +31,19 @@ COLUMNS = {
 }
 
 
+PARTS = ("all", "inner", "context")
+"""Which tokens of a prompt count: all; without special tokens and the first; those of a question's text only."""
+
+
 @dataclass(frozen=True)
 class Item:
-    """A prompt, what follows and what does not, and the characters that decide it."""
+    """A prompt, what follows and what does not, the characters that decide it, and where a question's text ends."""
 
     prompt: str
     target: str
     contrast: str
     evidence: tuple[int, int]
+    context: int | None = None
 
 
 def subject_verb(count: int, seed: int = 0) -> list[Item]:
@@ -63,7 +68,7 @@ def facts(count: int, seed: int = 0) -> list[Item]:
         start = context.index(f"in {city}.") + 3
         other = cities[(cities.index(city) + 1) % 4]
         prompt = f"{context}\nQuestion: Where does {person} live?\nAnswer: {person} lives in"
-        found.append(Item(prompt, f" {city}", f" {other}", (start, start + len(city))))
+        found.append(Item(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
     return found
 
 
@@ -115,7 +120,8 @@ def _squad(articles: list[dict[str, Any]]) -> list[Item]:
                 answer = asked["answers"][0]
                 start = answer["answer_start"]
                 prompt = f"{paragraph['context']}\nQuestion: {asked['question']}\nAnswer:"
-                found.append(Item(prompt, f" {answer['text']}", "", (start, start + len(answer["text"]))))
+                end = start + len(answer["text"])
+                found.append(Item(prompt, f" {answer['text']}", "", (start, end), len(paragraph["context"])))
     return found
 
 
@@ -123,40 +129,59 @@ def _squad(articles: list[dict[str, Any]]) -> list[Item]:
 
 
 def samples(
-    model: Model, items: Sequence[Item], methods: Mapping[str, Any], contrastive: bool = True, special: bool = True
+    model: Model, items: Sequence[Item], methods: Mapping[str, Any], contrastive: bool = True
 ) -> list[dict[str, Any]]:
-    """Each method's `COLUMNS` on each item that the model predicts, all in the same passes; JSON-ready.
+    """Each method's scores on each item that the model predicts, all in the same passes; JSON-ready.
 
-    contrastive: explain the target against the contrast. special: let special tokens and the first one take part.
+    contrastive: explain the target against the contrast.
     """
     answers = [(_first(model, item.prompt, item.target), _first(model, item.prompt, item.contrast)) for item in items]
-    kept = [_kept(model, item, special) for item in items]
-    found = [_judged(*row) for row in zip(items, answers, _logits(model, items), kept, strict=True)]
-    counting = [row for row, line in enumerate(found) if line["counts"]]
-    if not counting:
+    found = [_judged(model, *row) for row in zip(items, answers, _logits(model, items), strict=True)]
+    predicted = [row for row, line in enumerate(found) if line["correct"]]
+    if not predicted:
         return found
-    prompts, targets, contrasts = zip(*((items[row].prompt, *answers[row]) for row in counting), strict=True)
+    prompts, targets, contrasts = zip(*((items[row].prompt, *answers[row]) for row in predicted), strict=True)
     asked = plan(model, prompts, targets, contrasts if contrastive else None)
     for name, method in methods.items():
-        for row, scores in zip(counting, token_scores(model, asked, method), strict=True):
-            values = scores[list(kept[row])].tolist()
-            found[row]["methods"][name] = {**numbers(values, found[row]["evidence"]), "scores": values}
+        for row, scores in zip(predicted, token_scores(model, asked, method), strict=True):
+            found[row]["methods"][name] = {"scores": scores.tolist()}
     return found
 
 
-def _judged(
-    item: Item, answers: tuple[int | None, int | None], logits: Tensor, kept: dict[int, bool]
-) -> dict[str, Any]:
-    """Whether an item counts, and what is known of it before any method; logits (V,)."""
+def counted(lines: Sequence[dict[str, Any]], part: str = "all") -> list[dict[str, Any]]:
+    """Of `samples`, each method's `COLUMNS` where one of `PARTS` counts. Raises `InputError` where there is none."""
+    found = []
+    for line in lines:
+        kept = line["parts"].get(part, []) if line["correct"] else []
+        if line["correct"] and not kept:
+            raise InputError("Only questions about a text have a context; use --tokens all or inner.")
+        evidence = [number for number, place in enumerate(kept) if place in line["evidence"]]
+        if not evidence:
+            found.append({**line, "counts": False})
+            continue
+        methods = {name: [one["scores"][place] for place in kept] for name, one in line["methods"].items()}
+        measured = {name: {**numbers(scores, evidence), "scores": scores} for name, scores in methods.items()}
+        found.append({**line, "counts": True, "evidence": evidence, "methods": measured})
+    return found
+
+
+def _judged(model: Model, item: Item, answers: tuple[int | None, int | None], logits: Tensor) -> dict[str, Any]:
+    """Whether the model predicts an item, and what is known of it before any method; logits (V,)."""
     target, contrast = answers
     if target is None or target == contrast:
-        return {"counts": False, "correct": None, "why": "target and contrast begin with the same token"}
+        return {"correct": None, "why": "target and contrast begin with the same token"}
     if not (logits[target] > logits[contrast] if contrast is not None else logits.argmax() == target):
-        return {"counts": False, "correct": False}
-    evidence = [number for number, wanted in enumerate(kept.values()) if wanted]
-    if not evidence:
-        return {"counts": False, "correct": True, "why": "the evidence is a special or the first token"}
-    return {"counts": True, "correct": True, "prompt": item.prompt, "evidence": evidence, "methods": {}}
+        return {"correct": False}
+    evidence = tokens_between(model, item.prompt, *item.evidence)
+    return {"correct": True, "prompt": item.prompt, "evidence": evidence, "parts": _parts(model, item), "methods": {}}
+
+
+def _parts(model: Model, item: Item) -> dict[str, list[int]]:
+    """The tokens of each of `PARTS`."""
+    ids = plan(model, [item.prompt]).batch.row_ids(0)
+    inner = [place for place, token in enumerate(ids) if place > 0 and token not in model.special_ids()]
+    context = [] if item.context is None else tokens_between(model, item.prompt, 0, item.context)
+    return {"all": list(range(len(ids))), "inner": inner, "context": context}
 
 
 def _logits(model: Model, items: Sequence[Item]) -> Tensor:
@@ -165,17 +190,6 @@ def _logits(model: Model, items: Sequence[Item]) -> Tensor:
     with model.lock, torch.no_grad():
         logits = model.logits(asked.batch, asked.needed)
     return torch.stack([row[asked.needed.index(at)] for row, (at,) in zip(logits, asked.positions, strict=True)])
-
-
-def _kept(model: Model, item: Item, special: bool) -> dict[int, bool]:
-    """The tokens that take part, and whether each is evidence."""
-    ids = plan(model, [item.prompt]).batch.row_ids(0)
-    evidence = tokens_between(model, item.prompt, *item.evidence)
-    return {
-        place: place in evidence
-        for place, token in enumerate(ids)
-        if special or (place > 0 and token not in model.special_ids())
-    }
 
 
 def numbers(values: list[float], evidence: list[int]) -> dict[str, float]:
