@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from concepts.attribution import attribute as attribute
     from concepts.lrp.method import ATTNLRP as ATTNLRP
     from concepts.lrp.method import CP_LRP as CP_LRP
+    from concepts.lrp.method import DIFFERENCE as DIFFERENCE
     from concepts.lrp.method import PA_LRP as PA_LRP
     from concepts.lrp.method import VIT as VIT
     from concepts.lrp.method import AlphaBeta as AlphaBeta
     from concepts.lrp.method import AttnLRP as AttnLRP
+    from concepts.lrp.method import Difference as Difference
     from concepts.lrp.method import Epsilon as Epsilon
     from concepts.lrp.method import Gamma as Gamma
     from concepts.lrp.method import ZPlus as ZPlus
@@ -27,7 +29,7 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "concepts.attribution": "attribute",
-        "concepts.lrp.method": "ATTNLRP CP_LRP PA_LRP VIT AlphaBeta AttnLRP Epsilon Gamma ZPlus",
+        "concepts.lrp.method": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon Gamma ZPlus",
         "concepts.models.loading": "load_model",
         "concepts.models.model": "Model",
         "concepts.relevance": "Relevance",

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
-from torch import Tensor
 
-from concepts.baselines.methods import Baseline, named
+from concepts.baselines.methods import EVERY, Baseline, named
 from concepts.baselines.scores import token_scores
-from concepts.lrp.method import ATTNLRP, AttnLRP
+from concepts.lrp.method import ATTNLRP, AttnLRP, Difference
 from concepts.lrp.positions import Sinks
 from concepts.models import images
 from concepts.models.model import Model
 from concepts.models.plan import Plan, Token, per_prompt, plan
-from concepts.models.prompts import PromptLike, Prompts, prompts_of
-from concepts.models.provenance import provenance
+from concepts.models.prompts import Prompt, PromptLike, Prompts, prompts_of
 from concepts.passes.inputs import Inputs
 from concepts.passes.neurons import AllNeurons
 from concepts.passes.run import Recorder, new_ledger, run
 from concepts.passes.stream import Stream
 from concepts.passes.targets import Logits
 from concepts.relevance import Conservation, Relevance
+from concepts.telling import Recorded, kept_at, said, token_relevance
+from concepts.versus.compare import compared
 from icebear.errors import InputError, NumericalError
 
 ROWS = 16
 """Prompts that go through the model at once, however many are given."""
-
-Recorded = Literal["all", "last"] | Sequence[int]
 
 
 class Options(TypedDict, total=False):
     """Of `attribute`, which says what they mean."""
 
     target_text: str | Sequence[str] | None
-    method: AttnLRP | Baseline | str
+    versus: Any
+    method: AttnLRP | Difference | Baseline | str | None
     sites: Sequence[str] | None
     prefix: str | Sequence[str] | None
-    at: int | Sequence[int] | None
+    at: int | Sequence[int] | str | None
     record: Recorded
     checkpoint: bool
     strict: bool
@@ -69,10 +68,11 @@ def attribute(
     contrast: Token | Sequence[Token] | None = None,
     *,
     target_text: str | Sequence[str] | None = None,
-    method: AttnLRP | Baseline | str = ATTNLRP,
+    versus: PromptLike | Prompts | Sequence[PromptLike | Prompts] | None = None,
+    method: AttnLRP | Difference | Baseline | str | None = None,
     sites: Sequence[str] | None = None,
     prefix: str | Sequence[str] | None = None,
-    at: int | Sequence[int] | None = None,
+    at: int | Sequence[int] | str | None = None,
     record: Recorded = "all",
     checkpoint: bool = False,
     strict: bool = True,
@@ -84,12 +84,16 @@ def attribute(
     target: what is explained, one token or a label (default: the most probable one).
     contrast: explains logit[target] - logit[contrast] instead of logit[target].
     target_text: explains a whole continuation instead, summed over its tokens.
+    versus: another prompt, or several, that this one is compared with: relevance is then (activation - activation
+        there) x coefficient, the mean over several. Without a contrast, that is the other prompt's own answer. With a
+        list of prompts one for each, or one for all.
     method: a value, or the name of one in `concepts.lrp.method`, or in `concepts.baselines.methods`, which know tokens
-        only.
+        only. Default: AttnLRP; with versus what ranks best, `concepts.versus.compare.BY_DEFAULT`.
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
         default ``ffn`` and ``attn`` (none for a family that icebear does not know).
     prefix: what the decoder of an encoder-decoder has written before the target.
-    at: the token whose label is explained, for a token classifier (default: the most conspicuous one).
+    at: the token whose label is explained, for a token classifier (default: the most conspicuous one). With versus, in
+        words: where coefficients are taken, ``prompt`` or ``midpoint``.
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
         whole prompt of 2,000 tokens takes gigabytes in a large model.
     checkpoint: keep one residual stream a layer and recompute the rest, for long prompts.
@@ -98,13 +102,29 @@ def attribute(
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
     """
     prompts, single = prompts_of(prompt)
-    method = named(method) if isinstance(method, str) else method
+    method = named(method, EVERY) if isinstance(method, str) else method
+    place, label_at = (at, None) if isinstance(at, str) else (None, at)
+    if versus is None:
+        method = ATTNLRP if method is None else method
+        if isinstance(method, Difference) or place:
+            raise InputError("Difference rules, and a place between prompts, want another prompt; give versus.")
     if sites is None:
-        sites = ("ffn", "attn") if model.has_family and isinstance(method, AttnLRP) else ()
-    if sites and not isinstance(method, AttnLRP):
+        sites = ("ffn", "attn") if model.has_family and (versus is not None or isinstance(method, AttnLRP)) else ()
+    if versus is None and sites and not isinstance(method, AttnLRP):
         raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
-    each = zip(*(per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)), strict=True)
+    each = zip(
+        *(per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, label_at)), strict=True
+    )
     rows = list(zip(prompts, each, strict=True))
+    if versus is not None:
+        names = ("target", "contrast", "target_text", "prefix", "at")
+        how = (method, place, tuple(sites), record, checkpoint, strict)
+        compare = [
+            compared(model, one, other, dict(zip(names, asked, strict=True)), *how)
+            for (one, asked), other in zip(rows, _others(versus, single, len(rows)), strict=True)
+        ]
+        return compare[0] if single else compare
+    assert not isinstance(method, Difference | None)
     plans = []
     for start in range(0, len(rows), ROWS):
         read, options = zip(*rows[start : start + ROWS], strict=True)
@@ -112,6 +132,16 @@ def attribute(
     parts = [relevance_of(model, asked, method, tuple(sites), record, checkpoint, strict) for asked in plans]
     results = [found for part in parts for found in part]
     return results[0] if single else results
+
+
+def _others(versus: Any, single: bool, count: int) -> list[list[Prompt]]:
+    """What each prompt is compared with."""
+    others, alone = prompts_of(versus)
+    if single or alone:
+        return [others] * count
+    if len(others) != count:
+        raise InputError(f"There are {count} prompts but {len(others)} to compare with; give one for each.")
+    return [[other] for other in others]
 
 
 def relevance_of(
@@ -127,11 +157,11 @@ def relevance_of(
     if not isinstance(method, AttnLRP):
         return _of_tokens_only(model, plan.resolved(model), method)
     batch = plan.batch
-    kept_at = [_kept_at(plan, row, record) for row in range(len(batch.ids))]
+    recorded = [kept_at(plan, row, record) for row in range(len(batch.ids))]
     columns = (
         None
         if record == "all"
-        else [[batch.columns(row)[position] for position in positions] for row, positions in enumerate(kept_at)]
+        else [[batch.columns(row)[position] for position in positions] for row, positions in enumerate(recorded)]
     )
     target, inputs, stream, sinks = Logits(plan), Inputs(), Stream(model, batch), Sinks(model, batch)
     neurons = AllNeurons(model, batch, sites, columns)
@@ -146,19 +176,19 @@ def relevance_of(
     for row in range(len(batch.ids)):
         kept = {name: entry[row].item() for name, entry in ledger.items()}
         parts = [value[row] for value in values]
-        tokens, image = _tokens(model, plan, row, parts)
+        tokens, image = token_relevance(model, plan, row, parts)
         signed, positive = sinks.relevance[row][..., batch.columns(row)].cpu() if method.positions else (None, None)
         if signed is not None:
             kept["positions"] += signed.sum().item()
         found.append(
             Relevance(
-                **_said(model, plan, row, target.targets[row], target.logits, method),
+                **said(model, plan, row, target.targets[row], target.logits, method),
                 tokens=tokens,
                 token_strings=images.names(model) if image else model.pieces(batch.row_ids(row)),
                 positions=signed,
                 positive_positions=positive,
                 sites=neurons.row(row),
-                recorded=kept_at[row],
+                recorded=recorded[row],
                 sinks=stream.sinks(row),
                 conserved=Conservation(target=numbers[row].item(), tokens=tokens.sum().item(), **kept),
                 image=image,
@@ -166,18 +196,6 @@ def relevance_of(
             )
         )
     return found
-
-
-def _kept_at(plan: Plan, row: int, record: Recorded) -> tuple[int, ...]:
-    """The positions whose neurons are kept."""
-    count = len(plan.batch.columns(row))
-    if record == "all":
-        return tuple(range(count))
-    if record == "last":
-        return plan.explained_at(row)
-    if not all(-count <= position < count for position in record):
-        raise InputError(f"The positions to record must be all, last, or of 0 to {count - 1}, not {record!r}.")
-    return tuple(sorted({position % count for position in record}))
 
 
 def _of_tokens_only(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
@@ -188,7 +206,7 @@ def _of_tokens_only(model: Model, plan: Plan, method: Baseline) -> list[Relevanc
     targets, numbers = plan.explained(logits)
     return [
         Relevance(
-            **_said(model, plan, row, targets[row], logits, method),
+            **said(model, plan, row, targets[row], logits, method),
             tokens=tokens.float().cpu(),
             token_strings=model.pieces(plan.batch.row_ids(row)),
             sites={},
@@ -198,35 +216,3 @@ def _of_tokens_only(model: Model, plan: Plan, method: Baseline) -> list[Relevanc
         )
         for row, tokens in enumerate(scores)
     ]
-
-
-def _said(
-    model: Model, plan: Plan, row: int, targets: tuple[int, ...], logits: Tensor, method: AttnLRP | Baseline
-) -> dict[str, Any]:
-    """What a relevance says of its prompt and of what is predicted, whatever the method."""
-    here = logits[row, plan.needed.index(plan.positions[row][0])].float()  # (V,)
-    contrast = plan.contrasts[row]
-    return {
-        "token_ids": plan.batch.row_ids(row),
-        "explained_at": plan.explained_at(row),
-        "read": plan.batch.lengths[row],
-        "target": model.token_score(here, targets[0]) if len(targets) == 1 else None,
-        "target_text": "".join(model.answer(token) for token in targets),
-        "contrast": None if contrast is None else model.token_score(here, contrast),
-        "predictions": tuple(model.top_tokens(here, 10)),
-        "method": method,
-        "head_count": model.heads,
-        "made_with": provenance(model),
-    }
-
-
-def _tokens(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> tuple[Tensor, images.ImageMap | None]:
-    """(T,) of the relevance of what each stack reads (T, D), or of an image's pixels (C, H, W)."""
-    columns, image = plan.batch.columns(row), None
-    if plan.batch.pixels is not None:
-        image = images.image_map(model, plan.batch.pixels[row], parts[0])
-        patches = image.patches.flatten()
-        found = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
-    else:
-        found = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
-    return found, image

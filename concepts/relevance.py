@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from concepts.baselines.methods import Baseline
-from concepts.lrp.method import AttnLRP
+from concepts.lrp.method import AttnLRP, Difference
 from concepts.lrp.positions import Reading, Summed
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
@@ -53,6 +53,30 @@ class Conservation:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Versus:
+    """What a relevance is compared with: one other prompt, or the mean over several."""
+
+    prompts: tuple[tuple[str, ...], ...]
+    """The tokens of each."""
+    shares: tuple[Tensor, ...]
+    """For each (T, T'): what of it stands for each token (`concepts.versus.alignment`)."""
+    contrasts: tuple[str, ...]
+    """What the target is explained against with each; empty for a whole continuation."""
+    own: bool
+    """Whether that is the other prompt's own answer."""
+    activation: dict[str, Tensor]
+    """site -> (L, P, N) what stands for the activations, the mean over the prompts."""
+    at: str
+    """Where the coefficients are from: ``both`` prompts (difference rules), ``prompt``, ``midpoint`` or ``path``."""
+    numbers: tuple[float, ...]
+    """The number explained, with each of the other prompts."""
+    overlap: float | None
+    """Of several: the share of their hundred largest nodes that two of them have in common, in the mean."""
+    note: str = ""
+    """Why it is not done as by default."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Relevance:
     """Signed relevance of one prompt's tokens and neurons for one target."""
@@ -68,7 +92,7 @@ class Relevance:
     contrast: TokenScore | None
     predictions: tuple[TokenScore, ...]
     """The most probable next tokens."""
-    method: AttnLRP | Baseline
+    method: AttnLRP | Difference | Baseline
     sites: dict[str, tuple[Tensor, Tensor]]
     """site -> (relevance (L, P, N), activation (L, P, N)), P the positions recorded: T, unless told otherwise."""
     recorded: tuple[int, ...]
@@ -91,14 +115,17 @@ class Relevance:
     positive_positions: Tensor | None = None
     """The same, only what is positive of it added up over the entries of a position's values."""
     image: ImageMap | None = None
+    versus: Versus | None = None
+    """What it is compared with: relevance is then of differences, `conserved.target` that of the number explained."""
     missing_rules: tuple[str, ...] = ()
     """Operations that took their plain gradient (only with strict=False)."""
 
     def __repr__(self) -> str:
         against = f" against {self.contrast.text!r}" if self.contrast else ""
+        versus = f" versus {''.join(self.versus.prompts[0])!r}" if self.versus else ""
         kept = ", ".join(f"{site} {tuple(values[0].shape)}" for site, values in self.sites.items())
         return (
-            f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}, {self.method!r}; "
+            f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{versus}, {self.method!r}; "
             f"{kept or 'no neurons'}>"
         )
 
@@ -166,6 +193,11 @@ class Relevance:
     def conservation(self) -> Conservation:
         return self.conserved
 
+    @property
+    def linear_share(self) -> float:
+        """The tokens' relevance as a share of the number explained: 1 for difference rules."""
+        return self.conserved.tokens / self.conserved.target
+
     # --- ranking --------------------------------------------------------------------------------------
 
     def top(
@@ -181,7 +213,8 @@ class Relevance:
         """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id.
 
         site: one site, ``head`` for whole heads, or None for every neuron site that was recorded.
-        polarity: only neurons whose activation has this sign; not for heads, which have none.
+        polarity: only neurons whose activation (less that in the other prompt) has this sign; not for heads, which have
+            none.
         position: ``last`` (where the prediction is made), an index (negative from the end), or ``all``, which ranks
             (neuron, position) pairs and leaves sinks out unless `include_sinks`. Of a prediction at several positions
             (`explained_at`) ``last`` ranks a neuron's sum, and tells the position that gave most of it, with the
@@ -244,7 +277,8 @@ class Relevance:
             where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
         scores = signed * chosen
         if polarity and activation is not None:
-            signs = activation.transpose(1, 2).gather(-1, where)
+            compared = activation - self.versus.activation[site] if self.versus else activation
+            signs = compared.transpose(1, 2).gather(-1, where)
             scores = scores.masked_fill(signs >= 0 if polarity == "-" else signs < 0, -torch.inf)
         if layers is not None:
             scores = scores.clone()
@@ -258,6 +292,7 @@ class Relevance:
                 self.recorded[column],
                 float("nan") if activation is None else activation[layer, column, index].item(),
                 chosen[layer, index, p].item(),
+                self.versus.activation[site][layer, column, index].item() if self.versus and site != "head" else None,
             )
 
     def of_neuron(self, neuron: Neuron, position: Position = "last") -> float:
@@ -289,6 +324,7 @@ class Relevance:
             "patches": self.image.patches.tolist() if self.image else None,
             "sinks": list(self.sinks),
             "conservation": self.conserved.to_dict(),
+            "versus": _versus_dict(self) if self.versus else None,
             "missing_rules": list(self.missing_rules),
             "top": {site: [ranked_dict(r) for r in self.top(k, site)] for site in self.sites} if k else {},
         }
@@ -327,6 +363,22 @@ class Relevance:
         return relevance_fragment(self)
 
 
+def _versus_dict(relevance: Relevance) -> dict[str, Any]:
+    """JSON-ready."""
+    told = relevance.versus
+    assert told is not None
+    return {
+        "prompts": [list(tokens) for tokens in told.prompts],
+        "contrasts": list(told.contrasts),
+        "own_answers": told.own,
+        "at": told.at,
+        "numbers": list(told.numbers),
+        "linear_share": relevance.linear_share,
+        "overlap": told.overlap,
+        "note": told.note,
+    }
+
+
 def ranked_dict(ranked: Ranked) -> dict[str, Any]:
     """JSON-ready; a head has no activation of its own."""
     whole_head = ranked.neuron.site == "head"
@@ -336,6 +388,7 @@ def ranked_dict(ranked: Ranked) -> dict[str, Any]:
         "polarity": None if whole_head else ranked.polarity,
         "activation": None if whole_head else ranked.activation,
         "relevance": ranked.relevance,
+        **({} if ranked.versus is None else {"versus": ranked.versus}),
     }
 
 

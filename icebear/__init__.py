@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from actmax import read_corpus as read_corpus
     from concepts import ATTNLRP as ATTNLRP
     from concepts import CP_LRP as CP_LRP
+    from concepts import DIFFERENCE as DIFFERENCE
     from concepts import PA_LRP as PA_LRP
     from concepts import VIT as VIT
     from concepts import AlphaBeta as AlphaBeta
     from concepts import AttnLRP as AttnLRP
+    from concepts import Difference as Difference
     from concepts import Epsilon as Epsilon
     from concepts import Gamma as Gamma
     from concepts import Model as Model
@@ -46,8 +48,8 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "actmax": "annotate build_index describe read_corpus",
-        "concepts": "ATTNLRP CP_LRP PA_LRP VIT AlphaBeta AttnLRP Epsilon Gamma Model Neuron Relevance ZPlus "
-        "attribute load_model project",
+        "concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon Gamma Model Neuron "
+        "Relevance ZPlus attribute load_model project",
         "db": "IcebearError Ranked Store open_store",
         "steering": "Edit Recipe apply_patch flip steer",
     },

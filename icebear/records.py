@@ -46,11 +46,13 @@ class Ranked:
     position: int
     activation: float
     relevance: float
+    versus: float | None = None
+    """The activation in the other prompt, where the relevance is compared with one."""
 
     @property
     def polarity(self) -> str:
-        """``+`` or ``-``: the sign of the activation."""
-        return "-" if self.activation < 0 else "+"
+        """``+`` or ``-``: the sign of the activation, or of what it is more than in the other prompt."""
+        return "-" if self.activation - (self.versus or 0) < 0 else "+"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from concepts.lrp.method import METHODS, AttnLRP
+from concepts.lrp.method import METHODS, PAIRED, AttnLRP, Difference, read
 from concepts.lrp.positions import Reading
 from icebear.errors import UnknownName
 
@@ -140,6 +140,8 @@ BASELINES: dict[str, Baseline] = {
 
 ALL: dict[str, AttnLRP | Baseline] = {**BASELINES, **METHODS}
 """In the order of the tables: baselines first."""
+EVERY: dict[str, AttnLRP | Difference | Baseline] = {**ALL, **PAIRED}
+"""Those as well that want another prompt."""
 
 SEARCH: dict[str, list[Baseline]] = {
     "ig": [IntegratedGradients(steps) for steps in (5, 10, 20, 50)],
@@ -170,7 +172,9 @@ def _split(names: str) -> list[str]:
 
 def named(name: str, known: Mapping[str, Any] = ALL) -> Any:
     """A method by its short name, or one of LRP written out. Raises `UnknownName` or `InputError`."""
-    if name not in known and not name.startswith("AttnLRP("):
+    if name in known:
+        return known[name]
+    if not name.startswith(("AttnLRP(", "Difference(")):
         ways = f"The methods are {', '.join(known)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
         raise UnknownName("method", name, known, ways)
-    return known[name] if name in known else AttnLRP.parse(name)
+    return read(name)

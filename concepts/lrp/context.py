@@ -15,9 +15,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from concepts.lrp import rules
-from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.lrp.operations import RelevanceMode, is_activation
+from concepts.lrp import differences, rules
+from concepts.lrp.method import ATTNLRP, AttnLRP, Difference
+from concepts.lrp.operations import TABLE, RelevanceMode, is_activation
 from concepts.models.families import family_of
 
 _TORCH_ACTIVATIONS = (
@@ -39,14 +39,14 @@ Eq. 9 for the whole is the same as the table's rules for its ten operations, in 
 
 
 @functools.cache
-def _is_elementwise(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, ACTIVATION_MODULES) or kind.__name__ in RMS_NORMS
+def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
+    return issubclass(kind, ACTIVATION_MODULES) or (norms and kind.__name__ in RMS_NORMS)
 
 
 @contextmanager
 def relevance_rules(
     net: nn.Module,
-    method: AttnLRP = ATTNLRP,
+    method: AttnLRP | Difference = ATTNLRP,
     *,
     ledger: dict[str, Tensor] | None = None,
     strict: bool = True,
@@ -62,15 +62,17 @@ def relevance_rules(
     strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
     checkpoint_layers: modules whose inner activations are recomputed in the backward pass instead of kept.
     """
-    mode = RelevanceMode(net, method, ledger, strict)
+    paired = isinstance(method, Difference)
+    mode = RelevanceMode(net, method, ledger, strict, differences.TABLE if paired else TABLE)
     with ExitStack() as undo:
         family = family_of(net.config) if hasattr(net, "config") else None
         own = family.activations if family else ()
         for module in net.modules():
             _freeze(module, undo)
             kind = type(module)
-            if kind.__name__ in own or _is_elementwise(kind):  # type: ignore[arg-type]  # classes have a hash
-                undo.enter_context(wrapped(module, functools.partial(_identity_rule, mode)))
+            if kind.__name__ in own or _is_elementwise(kind, not paired):  # type: ignore[arg-type]  # classes have a hash
+                rule = differences.secant if paired else _identity
+                undo.enter_context(wrapped(module, functools.partial(_as_a_whole, mode, rule)))
         for layer in checkpoint_layers:
             undo.enter_context(wrapped(layer, functools.partial(_checkpointed, mode)))
         undo.enter_context(wrapped(net, functools.partial(_with_mode, mode)))
@@ -91,18 +93,23 @@ def _with_mode(mode: RelevanceMode, forward: Callable) -> Callable:
     return wrapper
 
 
-def _identity_rule(mode: RelevanceMode, forward: Callable) -> Callable:
-    """Eq. 9 for a module as a whole, whose own operations need not be seen."""
+def _as_a_whole(mode: RelevanceMode, rule: Callable, forward: Callable) -> Callable:
+    """A rule for an element-wise module, whose own operations need not be seen."""
 
     def wrapper(x: Tensor) -> Tensor:
         if not is_activation(x):
             return forward(x)
         with mode.aside():
-            with torch.no_grad():
-                y = forward(x)
-            return rules.Identity.apply(x, y)
+            return rule(forward, x)
 
     return wrapper
+
+
+def _identity(forward: Callable, x: Tensor) -> Tensor:
+    """Eq. 9."""
+    with torch.no_grad():
+        y = forward(x)
+    return rules.Identity.apply(x, y)
 
 
 def _checkpointed(mode: RelevanceMode, forward: Callable) -> Callable:
@@ -157,7 +164,10 @@ def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
 
 
 def _is_ours(node: Any) -> bool:
-    return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ == rules.__name__  # type: ignore[attr-defined]
+    return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ in OUR_FUNCTIONS  # type: ignore[attr-defined]
+
+
+OUR_FUNCTIONS = (rules.__name__, differences.__name__)
 
 
 def _name(node: Any) -> str:

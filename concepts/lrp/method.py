@@ -83,14 +83,12 @@ class AttnLRP:
 
     def __repr__(self) -> str:
         """As it would be written: what is not the default."""
-        default = {"softmax": "taylor", "linear": Epsilon(), "conv": None, "positions": False}
-        said = [f"{key}={getattr(self, key)!r}" for key, value in default.items() if getattr(self, key) != value]
-        return f"AttnLRP({', '.join(said)})"
+        return _written(self)
 
     @property
     def name(self) -> str:
         """Its short name, or how it is written."""
-        return next((name for name, method in METHODS.items() if method == self), repr(self))
+        return _name(self)
 
     @classmethod
     def parse(cls, text: str) -> AttnLRP:
@@ -100,27 +98,75 @@ class AttnLRP:
         if not text.startswith("AttnLRP("):
             ways = f"The methods are {', '.join(METHODS)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
             raise UnknownName("method", text, METHODS, ways)
-        try:
-            found = _value(ast.parse(text, mode="eval").body)
-        except (SyntaxError, TypeError, ValueError, KeyError, AttributeError):
-            raise InputError(
-                f"{text!r} is not a method; write it as AttnLRP(softmax='zplus', linear=Gamma(0.1))."
-            ) from None
+        found = read(text)
+        assert isinstance(found, AttnLRP)
         return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Relevance compared with another prompt, exact in the difference (`concepts.lrp.differences`).
+
+    softmax: ``exact`` follows the attention weights from one prompt to the other; ``constant`` holds them, at the mean
+        of both.
+    points: at which the softmax is looked at on its way (Gauss-Legendre).
+    """
+
+    softmax: Literal["exact", "constant"] = "exact"
+    points: int = 3
+
+    def __post_init__(self) -> None:
+        if self.points < 1:
+            raise InputError(f"The points of a difference must be at least 1, not {self.points}.")
+        if self.softmax not in ("exact", "constant"):
+            raise InputError(f"The softmax of a difference is exact or constant, not {self.softmax!r}.")
+
+    def __repr__(self) -> str:
+        """As it would be written: what is not the default."""
+        return _written(self)
+
+    @property
+    def name(self) -> str:
+        """Its short name, or how it is written."""
+        return _name(self)
+
+
+def _written(method: AttnLRP | Difference) -> str:
+    kind, default = type(method), type(method)()
+    said = [f"{key}={value!r}" for key, value in vars(method).items() if value != getattr(default, key)]
+    return f"{kind.__name__}({', '.join(said)})"
+
+
+def _name(method: AttnLRP | Difference) -> str:
+    return next((name for name, known in {**METHODS, **PAIRED}.items() if known == method), repr(method))
+
+
+def read(text: str) -> AttnLRP | Difference:
+    """A method as it is written. Raises `InputError`."""
+    try:
+        found: AttnLRP | Difference = _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, KeyError, AttributeError):
+        raise InputError(
+            f"{text!r} is not a method; write it as AttnLRP(softmax='zplus', linear=Gamma(0.1))."
+        ) from None
+    return found
 
 
 def _value(node: Any) -> Any:
     """Of a constant, or a call of one of this file's classes."""
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
-    made = {cls.__name__: cls for cls in (AttnLRP, Epsilon, Gamma, ZPlus, AlphaBeta)}[node.func.id]  # type: ignore[attr-defined]
+    made = {cls.__name__: cls for cls in (AttnLRP, Difference, Epsilon, Gamma, ZPlus, AlphaBeta)}[node.func.id]  # type: ignore[attr-defined]
     return made(*map(_value, node.args), **{str(word.arg): _value(word.value) for word in node.keywords})
 
 
 ATTNLRP = AttnLRP()
 CP_LRP = AttnLRP(softmax="constant")
 PA_LRP = AttnLRP(positions=True)
+DIFFERENCE = Difference()
 VIT = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25))
 """For vision transformers, whose gradients are noisy: AttnLRP's composite (its appendix B.4)."""
 
 METHODS: dict[str, AttnLRP] = {"attnlrp": ATTNLRP, "cp-lrp": CP_LRP, "pa-lrp": PA_LRP, "vit": VIT}
+PAIRED: dict[str, Difference] = {"difference": DIFFERENCE, "difference-constant": Difference("constant")}
+"""They want another prompt."""

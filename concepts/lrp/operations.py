@@ -1,8 +1,8 @@
 """The table: torch operation -> relevance rule (AttnLRP, Achtibat et al. 2024).
 
-`RelevanceMode` sees every torch operation of an unmodified forward pass and looks it up in `TABLE`.
-An operation that carries an activation (a tensor that requires a gradient: parameters are frozen) and
-is not in the table raises `MissingRule`.
+`RelevanceMode` sees every torch operation of an unmodified forward pass and looks it up in a table, this one or that of
+`concepts.lrp.differences`. An operation that carries an activation (a tensor that requires a gradient: parameters are
+frozen) and is not in the table raises `MissingRule`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
 
 from concepts.lrp import rules
-from concepts.lrp.method import AttnLRP, Epsilon, LinearRule
+from concepts.lrp.method import AttnLRP, Difference, Epsilon, LinearRule
 from icebear.errors import MissingRule
 
 Rule = Callable[..., Any]
@@ -245,7 +245,7 @@ DIVIDE = "div divide true_divide div_ __truediv__ __itruediv__".split()
 CONSTANT = "rsqrt reciprocal __rtruediv__ var std var_mean std_mean norm".split()
 
 
-def _find(name: str) -> Iterator[Any]:
+def named(name: str) -> Iterator[Any]:
     """Every torch function and method called `name` (a property by its getter, as a mode sees it)."""
     for home in (torch, Tensor, F, torch._C._nn):
         found = getattr(home, name, None)
@@ -269,14 +269,14 @@ def _build() -> dict[Any, Rule]:
         norm(center=False): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
     }
-    return {func: rule for rule, names in rows.items() for name in names for func in _find(name)}
+    return {func: rule for rule, names in rows.items() for name in names for func in named(name)}
 
 
 TABLE: dict[Any, Rule] = _build()
 
 
 class RelevanceMode(TorchFunctionMode):
-    """Applies `TABLE` to the torch operations run while it is active (in this thread).
+    """Applies a table to the torch operations run while it is active (in this thread).
 
     ledger: where relevance that does not reach the tokens is booked, by name, as tensors (B,); or None.
     strict: False warns about an operation without a rule, and records it in `missing`, where True raises.
@@ -285,12 +285,14 @@ class RelevanceMode(TorchFunctionMode):
     def __init__(
         self,
         net: nn.Module,
-        method: AttnLRP,
+        method: AttnLRP | Difference,
         ledger: dict[str, Tensor] | None = None,
         strict: bool = True,
+        table: dict[Any, Rule] = TABLE,
     ):
         super().__init__()
-        self.net, self.method, self.ledger, self.strict = net, method, ledger, strict
+        self.method: Any = method  # of the kind that the table's rules know
+        self.net, self.ledger, self.strict, self.table = net, ledger, strict, table
         self.missing: list[str] = []
         self.unseen: set[int] = set()
         """Numbers of nodes of the graph that were made between the operations seen: by code that torch does not show,
@@ -328,7 +330,7 @@ class RelevanceMode(TorchFunctionMode):
         # Some 80 times a layer: what is not needed here costs a pass a percent.
         if _get_sequence_nr() != self._next_node:
             self.catch_up()
-        rule = TABLE.get(func)
+        rule = self.table.get(func)
         if rule is keep_gradient:
             y = func(*args, **kwargs) if kwargs else func(*args)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,8 +89,8 @@ class Recorder:
         return self.batch.span_of(self.model, layer) if self.columns is None else slice(0, self.kept)
 
 
-class AllNeurons(Recorder):
-    """Keeps (B, L, P, N) of each site. Memory is that of the result: gradients are multiplied and dropped."""
+class Values(Recorder):
+    """Keeps the activations (B, L, P, N) of each site."""
 
     def __init__(
         self,
@@ -102,15 +102,50 @@ class AllNeurons(Recorder):
     ) -> None:
         sites = tuple(sites)
         super().__init__(model, batch, sites, positions, stop)
-        empty = torch.zeros if batch.decoder else torch.empty
-        self.activation, self.relevance = (
-            {site: empty(len(batch.ids), model.layers, self.kept, model.width(site), **self.options) for site in sites}
-            for _ in range(2)
-        )
+        self.activation = self._space(sites)
+
+    def _space(self, sites: Iterable[str]) -> dict[str, Tensor]:
+        empty = torch.zeros if self.batch.decoder else torch.empty
+        rows, model = len(self.batch.ids), self.model
+        return {site: empty(rows, model.layers, self.kept, model.width(site), **self.options) for site in sites}
+
+    def begin(self, site: str, layer: int, activation: Tensor) -> None:
+        here = self.activation[site][:, layer, self.span(layer)]
+        here.copy_(activation.view_as(here))
+
+    def values(self, row: int, kept: Tensor) -> Tensor:
+        """(L, P, N) of one prompt without padding, on the CPU; of kept (B, L, P, N)."""
+        columns = self.batch.columns(row)
+        if self.columns is not None:
+            chosen: slice | list[int] = slice(self.counts[row])
+        else:  # a slice makes no copy
+            chosen = slice(len(columns)) if columns == list(range(len(columns))) else columns
+        copied = len(self.batch.ids) > 1  # a view would keep all rows alive
+        return kept[row][:, chosen].to("cpu", copy=copied)
+
+
+class AllNeurons(Values):
+    """Keeps relevance as well. Memory is that of the result: gradients are multiplied and dropped."""
+
+    def __init__(
+        self,
+        model: Model,
+        batch: Batch,
+        sites: Iterable[str],
+        positions: Sequence[Sequence[int]] | None = None,
+        stop: bool = False,
+        compared: Callable[[str, int, Tensor], Tensor] | None = None,
+    ) -> None:
+        """compared: of a site, a layer and the activations there (B, P, N) what they are more than elsewhere, which is
+        kept in their place: relevance is then difference x gradient."""
+        sites = tuple(sites)
+        super().__init__(model, batch, sites, positions, stop)
+        self.compared = compared
+        self.relevance = self._space(sites)
         self.reached: set[tuple[str, int]] = set()
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
-        self.activation[site][:, layer, self.span(layer)].copy_(activation.view_as(self._of(site, layer)))
+        super().begin(site, layer, self.compared(site, layer, activation) if self.compared else activation)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         out = self._of(site, layer)
@@ -128,14 +163,7 @@ class AllNeurons(Recorder):
 
     def row(self, row: int) -> dict[str, tuple[Tensor, Tensor]]:
         """site -> (relevance, activation) of one prompt, each (L, P, N), without padding, on the CPU."""
-        columns = self.batch.columns(row)
-        if self.columns is not None:
-            chosen: slice | list[int] = slice(self.counts[row])
-        else:  # a slice makes no copy
-            chosen = slice(len(columns)) if columns == list(range(len(columns))) else columns
-        copied = len(self.batch.ids) > 1  # a view would keep all rows alive
-
-        def taken(kept: Tensor) -> Tensor:
-            return kept[row][:, chosen].to("cpu", copy=copied)
-
-        return {site: (taken(self.relevance[site]), taken(self.activation[site])) for site in self.activation}
+        return {
+            site: (self.values(row, self.relevance[site]), self.values(row, self.activation[site]))
+            for site in self.activation
+        }

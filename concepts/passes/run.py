@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from concepts.lrp.context import relevance_rules
-from concepts.lrp.method import AttnLRP
+from concepts.lrp.method import AttnLRP, Difference
 from concepts.models.model import Model
+from concepts.passes.sites import visiting
 
 
 class Target(Protocol):
@@ -45,11 +46,22 @@ def new_ledger(model: Model, count: int) -> dict[str, Tensor]:
     return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
 
 
+def look(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:
+    """The numbers (B,) of a forward pass alone, seen by recorders; those that ask for gradients get none."""
+    with ExitStack() as stack:
+        stack.enter_context(model.lock)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(target.reading(model))
+        for recorder in recorders:
+            stack.enter_context(recorder.reading(model))
+        return target.numbers(model)
+
+
 def run(
     model: Model,
     target: Target,
     recorders: Sequence[Recorder],
-    method: AttnLRP | None = None,
+    method: AttnLRP | Difference | None = None,
     *,
     ledger: dict[str, Tensor] | None = None,
     strict: bool = True,
@@ -57,7 +69,8 @@ def run(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """The numbers (B,) that were explained, and the operations without a rule (with strict=False).
 
-    method: None takes the plain gradient. At least one recorder must make leaves (`Inputs` does).
+    method: None takes the plain gradient; with a `Difference` the second half of rows are partners of the first. At
+        least one recorder must make leaves (`Inputs` does).
     ledger: of `new_ledger`; books what the rules keep.
     checkpoint: keep one residual stream a layer and recompute the rest.
     """
@@ -70,6 +83,9 @@ def run(
             mode = stack.enter_context(
                 relevance_rules(model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers)
             )
+            if isinstance(method, Difference) and model.family.experts:  # ours take both partners' experts for both
+                routers = [("router", layer) for layer in model.layers_with("router")]
+                stack.enter_context(visiting(model, routers, lambda site, layer, x: None))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
         stack.enter_context(target.reading(model))
         for recorder in recorders:

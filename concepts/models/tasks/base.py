@@ -43,6 +43,8 @@ class Task:
     reads_text = True
     labelled = False
     """Its answers are labels, not tokens."""
+    labels_tokens = False
+    """Each token has a label, of which one is explained."""
     generates = False
     in_place = False
     """Its answers stand in the text, not behind it."""
@@ -76,7 +78,7 @@ class Task:
         reasons = {
             "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
             "prefix": f"{model.name} has no decoder of its own" if self.stacks == 1 else "",
-            "at": f"{model.name} does not label single tokens" if self.name != "token" else "",
+            "at": f"{model.name} does not label single tokens" if not self.labels_tokens else "",
         }
         for name, values in given.items():
             if reasons[name] and any(value is not None for value in values):

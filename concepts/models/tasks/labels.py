@@ -50,6 +50,7 @@ class TextLabel(Labelled):
 class TokenLabel(Labelled):
     name = "token"
     auto_class = "AutoModelForTokenClassification"
+    labels_tokens = True
 
     def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
         batch = self.encode(model, [row.prompt for row in asked])

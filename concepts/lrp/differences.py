@@ -1,0 +1,298 @@
+"""A second table: torch operation -> difference rule, by which relevance is compared with another prompt.
+
+The rows of a batch come in pairs: row i of the first half and row i of the second are partners, and a rule sees both.
+Each operation is linearised so that it is exact in the difference, dy = J dx with dx = x - x', and the backward pass
+applies J. So the relevance g * (x - x'), over whatever cuts the graph, sums to the difference of the number explained.
+The idea is DeepLIFT's rescale rule (Shrikumar et al. 2017), carried through products, attention and norms; where the
+partner's values are zero it is AttnLRP's Eq. 9, 14 and 15. The derivations are in docs/differences.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from concepts.lrp import operations
+from concepts.lrp.operations import Rule, is_activation
+from icebear.errors import MissingRule
+
+Points = tuple[tuple[float, float], ...]
+"""(share of the way from the partner's values to the row's own, weight)."""
+MIDDLE: Points = ((0.5, 1.0),)
+"""Exact for a product of two, whose derivative is linear."""
+
+
+@cache
+def gauss(count: int) -> Points:
+    """Gauss-Legendre: exact where the derivative is a polynomial of degree 2 count - 1."""
+    places, weights = numpy.polynomial.legendre.leggauss(count)
+    return tuple(zip(((1 + places) / 2).tolist(), (weights / 2).tolist(), strict=True))
+
+
+def partner(x: Tensor) -> Tensor:
+    """The other row's values."""
+    return x.roll(len(x) // 2, 0)
+
+
+class Between(Function):
+    """Values on the straight line from the partner's to the row's own; what comes back is the row's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:  # type: ignore[override]
+        return share * x + (1 - share) * partner(x)  # not lerp: masked scores are minus infinity in both
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return g, None
+
+
+class InPlaceOf(Function):
+    """The value of y, which nobody else has, with the derivative of `line`; y itself comes back, not a view of it,
+    because models may go on to change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, line: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.mark_dirty(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return g, None
+
+
+class Slope(Function):
+    """The value of y, with a slope for each entry of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, slope: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(slope)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return g * ctx.saved_tensors[0], None, None
+
+
+class Held(Function):
+    """A value through which no relevance goes, although its partner's counts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.zeros_like(g)
+
+
+# --- the three ways to linearise -----------------------------------------------------------------------
+
+
+def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
+    """The mean derivative of `func` along the straight line between both rows, all activations moving together."""
+    with torch.no_grad():
+        y = func(*args)
+    parts = (weight * func(*_at(share, args)) for share, weight in points)
+    return InPlaceOf.apply(sum(parts), y)
+
+
+def _at(share: float, args: Iterable[Any]) -> list[Any]:
+    return [
+        Between.apply(x, share) if is_activation(x) else _at(share, x) if isinstance(x, (list, tuple)) else x
+        for x in args
+    ]
+
+
+def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """An element-wise function: (f(x) - f(x')) / (x - x'), and where both are nearly the same the derivative at the
+    middle, because there the difference of both is rounding."""
+    x_, y = x.detach(), func(x.detach())
+    middle = torch.lerp(partner(x_), x_, 0.5)
+    with torch.enable_grad():
+        middle = middle.requires_grad_()
+        (slope,) = torch.autograd.grad(func(middle).sum(), middle)
+    dx = x_ - partner(x_)
+    near = dx.abs() <= torch.finfo(x.dtype).eps ** 0.5 * x_.abs().clamp(min=1)
+    return Slope.apply(x, y, torch.where(near, slope, (y - partner(y)) / dx.masked_fill(near, 1)))
+
+
+# --- the rules, as the mode calls them: rule(mode, func, args, kwargs) ---------------------------------
+
+
+def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """The rescale rule; with a partner of zero and f(0) = 0 it is Eq. 9."""
+    x, rest = args[0] if args else kwargs.pop("input"), args[1:]
+    if not is_activation(x):
+        return func(x, *rest, **kwargs)
+    given = {**kwargs, "inplace": False} if "inplace" in kwargs else kwargs
+    return secant(lambda x: func(x, *rest, **given), x)
+
+
+def product(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """d(ab) = da mean(b) + mean(a) db; with a partner of zero it is Eq. 14 and 15."""
+    factors = [x for part in args for x in (part if isinstance(part, (list, tuple)) else (part,))]
+    count = sum(map(is_activation, factors))
+    if count < 2:
+        return func(*args, **kwargs)
+    if func in IN_PLACE:
+        return args[0].copy_(along(MIDDLE, IN_PLACE[func], *args))
+    return along(MIDDLE if count == 2 else gauss(count - 1), partial(func, **kwargs), *args)
+
+
+def addmm(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """summand + a @ b."""
+    names = ("batch1", "batch2") if "batch1" in kwargs else ("mat1", "mat2")
+    rest = {name: value for name, value in kwargs.items() if name not in names}
+    return along(MIDDLE, partial(func, **rest), *args, *(kwargs[name] for name in names if name in kwargs))
+
+
+def divide(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """A product with the reciprocal."""
+    a, b = args
+    if not is_activation(b) or kwargs:
+        if is_activation(b):
+            raise MissingRule("division with rounding has no difference rule.")
+        return func(*args, **kwargs)
+    inverse = secant(torch.reciprocal, b)
+    y = along(MIDDLE, torch.mul, a, inverse) if is_activation(a) else a * inverse
+    return args[0].copy_(y) if func in IN_PLACE else y
+
+
+def variance(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """A polynomial of degree 2."""
+    if not is_activation(args[0]):
+        return func(*args, **kwargs)
+    return along(MIDDLE, partial(func, **kwargs), *args)
+
+
+def softmax(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """dp = J ds, J the mean of diag(p) - p p^T along the line between both rows' scores, by a few points of it."""
+    if not is_activation(args[0]):
+        return func(*args, **kwargs)
+    if mode.method.softmax == "constant":
+        return Held.apply(func(*args, **kwargs))
+    return along(gauss(mode.method.points), partial(func, **kwargs), *args)
+
+
+def norm(center: bool) -> Rule:
+    """y = x r(m), m = mean(x^2): dy = mean(r) dx + mean(x) dr, dr by r's secant between both m; behind centring."""
+
+    def rule(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        x, weight = given["input"], given.get("weight")
+        if not is_activation(x):
+            return func(*args, **kwargs)
+        if len(given["normalized_shape"]) != 1:
+            raise MissingRule(f"{func.__name__} over several dimensions has no difference rule.")
+        eps = given.get("eps", 1e-5 if center else None)
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        with torch.no_grad():
+            y = func(*args, **kwargs)
+        centred = x - x.mean(-1, keepdim=True) if center else x
+        power = along(MIDDLE, lambda x: x.pow(2).mean(-1, keepdim=True), centred)
+        line = along(MIDDLE, torch.mul, centred, secant(lambda m: torch.rsqrt(m + eps), power))
+        return InPlaceOf.apply(line if weight is None else line * weight, y)
+
+    return rule
+
+
+def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """A product, a softmax and a product; of constant weights mean(p) dv, in two fused calls."""
+    given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
+    rest = args[4:]
+    q, k, v, mask = (given.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
+    if mode.method.softmax == "constant":
+        q, k, mask = (x.detach() if is_activation(x) else x for x in (q, k, mask))
+        y = func(q, k, v, mask, *rest, **given)
+        other = func(partner(q), partner(k), v, mask, *rest, **given)
+        return InPlaceOf.apply((y + other) / 2, y.detach().clone())
+    with torch.no_grad():
+        y = func(q, k, v, mask, *rest, **given)
+    return InPlaceOf.apply(_attention_apart(mode, q, k, v, mask, *rest, **given), y)
+
+
+def _attention_apart(
+    mode: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Operation by operation, because the rule needs the weights (B, H, T, T)."""
+    if enable_gqa:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    x = product(mode, torch.matmul, (q, k.transpose(-1, -2)), {}) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        x = x.masked_fill(torch.ones(x.shape[-2:], device=x.device).triu(1).bool(), -torch.inf)
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else x + mask
+    return product(mode, torch.matmul, (softmax(mode, torch.softmax, (x, -1), {}), v), {})
+
+
+def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """The k largest, of a router: each row's own, and with zero those that only its partner chose, so that both have
+    the same ones. What a choice makes a value jump by is the share of the score that was chosen for."""
+    given = inspect.signature(lambda input, k, dim=-1, largest=True, sorted=True: None).bind(*args, **kwargs)
+    x, k = given.arguments["input"], given.arguments["k"]
+    found = func(*args, **kwargs)
+    if not is_activation(x):
+        return found
+    if x.dim() != 2 or given.arguments.get("dim", -1) not in (1, -1) or not given.arguments.get("largest", True):
+        raise MissingRule("topk that is no choice of experts has no difference rule.")
+    own = torch.zeros_like(x, requires_grad=False).scatter(-1, found.indices, 1)
+    both = ((own + partner(own)) > 0).to(own.dtype)
+    indices = both.topk(min(2 * k, x.shape[-1]), -1).indices
+    x_, y = x.detach(), x.detach() * own
+    dx, dy = x_ - partner(x_), y - partner(y)
+    slope = torch.where(dx == 0, (own + partner(own)) / 2, dy / dx.masked_fill(dx == 0, 1))
+    values = Slope.apply(x, y, slope).gather(-1, indices)
+    return torch.return_types.topk((values, indices))
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
+"""Of the other table's rows, what has no difference rule."""
+
+IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    func: plain
+    for plain, names in ((torch.mul, ("mul_", "__imul__")), (torch.div, ("div_", "__itruediv__")))
+    for name in names
+    for func in operations.named(name)
+}
+
+
+def _build() -> dict[Any, Rule]:
+    rows = {
+        operations.keep_gradient: [
+            *(name for name in operations.KEEP if name not in NOT_LINEAR),
+            *operations.LINEAR,
+            *operations.ADD,
+            *operations.CONCATENATE,
+        ],
+        addmm: operations.ADDMM,
+        elementwise: [*operations.ELEMENTWISE, "rsqrt", "reciprocal", "__rtruediv__"],
+        product: operations.PRODUCT,
+        divide: operations.DIVIDE,
+        variance: ["var"],
+        softmax: ["softmax"],
+        norm(center=True): ["layer_norm"],
+        norm(center=False): ["rms_norm"],
+        fused_attention: ["scaled_dot_product_attention"],
+        chosen: ["topk"],
+    }
+    return {func: rule for rule, names in rows.items() for name in names for func in operations.named(name)}
+
+
+TABLE: dict[Any, Rule] = _build()

@@ -1,0 +1,68 @@
+"""What a relevance says of its prompt and of the model, whatever the method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from concepts.baselines.methods import Baseline
+from concepts.lrp.method import AttnLRP, Difference
+from concepts.models import images
+from concepts.models.model import Model
+from concepts.models.plan import Plan
+from concepts.models.provenance import provenance
+from icebear.errors import InputError
+
+Recorded = Literal["all", "last"] | Sequence[int]
+
+
+def said(
+    model: Model,
+    plan: Plan,
+    row: int,
+    targets: tuple[int, ...],
+    logits: Tensor,
+    method: AttnLRP | Difference | Baseline,
+) -> dict[str, Any]:
+    """Of a prompt and what is predicted; logits (B, P, V) at the plan's `needed` positions."""
+    here = logits[row, plan.needed.index(plan.positions[row][0])].float()  # (V,)
+    contrast = plan.contrasts[row]
+    return {
+        "token_ids": plan.batch.row_ids(row),
+        "explained_at": plan.explained_at(row),
+        "read": plan.batch.lengths[row],
+        "target": model.token_score(here, targets[0]) if len(targets) == 1 else None,
+        "target_text": "".join(model.answer(token) for token in targets),
+        "contrast": None if contrast is None else model.token_score(here, contrast),
+        "predictions": tuple(model.top_tokens(here, 10)),
+        "method": method,
+        "head_count": model.heads,
+        "made_with": provenance(model),
+    }
+
+
+def token_relevance(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> tuple[Tensor, images.ImageMap | None]:
+    """(T,) of the relevance of what each stack reads (T, D), or of an image's pixels (C, H, W)."""
+    columns, image = plan.batch.columns(row), None
+    if plan.batch.pixels is not None:
+        image = images.image_map(model, plan.batch.pixels[row], parts[0])
+        patches = image.patches.flatten()
+        found = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
+    else:
+        found = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
+    return found, image
+
+
+def kept_at(plan: Plan, row: int, record: Recorded) -> tuple[int, ...]:
+    """The positions whose neurons are kept."""
+    count = len(plan.batch.columns(row))
+    if record == "all":
+        return tuple(range(count))
+    if record == "last":
+        return plan.explained_at(row)
+    if not all(-count <= position < count for position in record):
+        raise InputError(f"The positions to record must be all, last, or of 0 to {count - 1}, not {record!r}.")
+    return tuple(sorted({position % count for position in record}))

@@ -1,0 +1,1 @@
+"""Relevance compared with another prompt: which tokens are partners, and the differences that are ranked."""

@@ -1,0 +1,159 @@
+"""Difference rules: relevance compared with another prompt adds up to the difference exactly."""
+
+import pair_twin
+import pytest
+import torch
+import twin_models
+from conftest import IDS, LLAMA, Double, random_model
+from families import dense, mixtures, others
+from test_others import make, prompt
+from test_twin import NO_SDPA, ONLY_SDPA
+
+from concepts import ATTNLRP, DIFFERENCE, Difference, attribute
+from concepts.lrp import differences, operations
+from concepts.lrp.context import relevance_rules
+from concepts.models.plan import plan
+from concepts.passes.inputs import Inputs
+from concepts.passes.neurons import AllNeurons
+from concepts.passes.run import run
+from concepts.passes.targets import Logits
+from icebear.errors import MissingRule
+
+OTHER = [7, 3, 14, 44, 8, 3, 21, 9]
+FAMILIES = [
+    (name, kind)
+    for name in {**dense(), **mixtures()}
+    for kind in ("eager", "sdpa")
+    if not (kind == "sdpa" and name in NO_SDPA) and not (kind == "eager" and name in ONLY_SDPA)
+]
+EXACT = Difference(points=24)
+
+
+def pair_of(name):
+    """A prompt and another one, for a model of `others`."""
+    model = make(name)
+    if model.task.name == "image":
+        return prompt(model), prompt(model, 1)
+    ids = prompt(model)
+    return ids, [*ids[:3], 33, *ids[4:]]
+
+
+@pytest.mark.parametrize(("name", "kind"), FAMILIES)
+def test_tokens_add_up_to_the_difference(name, kind):
+    model = random_model({**dense(), **mixtures()}[name], kind)
+    with Double():
+        found = attribute(model, IDS, 11, 12, versus=OTHER, method=EXACT, sites=model.sites)
+        here, there = (attribute(model, ids, 11, 12).conserved.target for ids in (IDS, OTHER))
+    assert found.conserved.target == pytest.approx(here - there, abs=1e-9)
+    assert abs(found.conserved.rest) < 1e-6
+    assert found.linear_share == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", others())
+def test_so_do_those_of_encoders_encoder_decoders_and_images(name, kind):
+    model, (one, other) = make(name, kind), pair_of(name)
+    with Double():
+        found = attribute(model, one, 1, 2, versus=other, method=EXACT, sites=model.sites)
+    assert abs(found.conserved.target) > 1e-3
+    assert abs(found.conserved.rest) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bloom", "mixtral", "t5", "bert"])
+def test_every_layers_cut_adds_up(name):
+    """What its neurons hand on, and what goes past them, is the whole difference."""
+    known = {**dense(), **mixtures()}
+    model = random_model(known[name], "eager") if name in known else make(name, "eager")
+    one, other = (IDS, OTHER) if name in known else pair_of(name)
+    for site in model.sites:
+        for layer in model.layers_with(site):
+            asked = plan(model, [one, other], 11, 12)
+            inputs = Inputs()
+            neurons = AllNeurons(
+                model, asked.batch, (site,), stop=True, compared=lambda site, layer, x: x - differences.partner(x)
+            )
+            neurons.places = [(site, layer)]
+            with Double():
+                numbers, _ = run(model, Logits(asked), [inputs, neurons], EXACT)
+            read = sum(
+                ((x - differences.partner(x)) * g)[0].sum()
+                for x, g in zip(inputs.values, inputs.gradients, strict=True)
+            )
+            cut = read + neurons.relevance[site][0, layer].sum()
+            assert cut.item() == pytest.approx((numbers[0] - numbers[1]).item(), abs=1e-6), (site, layer)
+
+
+@pytest.mark.parametrize(("name", "build"), [("llama", twin_models.llama), ("gpt2", twin_models.gpt)])
+def test_the_twin_finds_the_same(name, build):
+    model = random_model(dense()[name])
+    with Double():
+        found = attribute(model, IDS, 11, 12, versus=OTHER, sites=model.sites)
+        tokens, tape = pair_twin.explain(build, model.net, IDS, OTHER, 11, 12)
+    assert torch.allclose(found.tokens, tokens, rtol=1e-8, atol=1e-10)
+    for site in model.sites:
+        assert torch.allclose(found.of(site), tape.site(site, model.layers, len(IDS)), rtol=1e-8, atol=1e-10), site
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "mixtral"])
+def test_exchanging_the_prompts_changes_the_sign_and_nothing_else(name):
+    model = random_model({**dense(), **mixtures()}[name], "eager")
+    with Double():
+        one = attribute(model, IDS, 11, 12, versus=OTHER)
+        two = attribute(model, OTHER, 11, 12, versus=IDS)
+    assert torch.allclose(one.tokens, -two.tokens, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(one.ffn, -two.ffn, rtol=1e-9, atol=1e-12)
+
+
+def test_compared_with_nothing_the_rules_are_attnlrps():
+    """Where the other row's values are zero: Eq. 9, 14 and 15."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(1, 4, 3, dtype=torch.float64) for _ in range(2))
+    pairs = [torch.cat((x, torch.zeros_like(x))).requires_grad_() for x in (a, b)]
+    alone = [x.clone().requires_grad_() for x in (a, b)]
+
+    class Net(torch.nn.Module):
+        def forward(self, a, b):
+            return torch.tanh(a) * b + torch.nn.functional.silu(a) @ b.transpose(-1, -2) @ b
+
+    found = []
+    for method, leaves in ((DIFFERENCE, pairs), (ATTNLRP, alone)):
+        net = Net()
+        with relevance_rules(net, method):
+            y = net(*leaves)
+        found.append([(x * g)[:1] for x, g in zip(leaves, torch.autograd.grad(y[:1].sum(), leaves), strict=True)])
+    for paired, single in zip(*found, strict=True):
+        assert torch.allclose(paired, single)
+
+
+def test_a_batch_is_one_by_one_and_checkpointing_changes_nothing():
+    model = random_model(LLAMA, dtype=torch.float32)
+    prompts, versus = [IDS, IDS[:5]], [OTHER, OTHER[:5]]
+    together = attribute(model, prompts, 11, 12, versus=versus)
+    for found, one, other in zip(together, prompts, versus, strict=True):
+        alone = attribute(model, one, 11, 12, versus=other, checkpoint=True)
+        assert torch.allclose(found.tokens, alone.tokens, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(found.ffn, alone.ffn, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_not_linear_and_has_no_rule_is_refused():
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return x.sort(-1).values
+
+    net = Net()
+    with relevance_rules(net, DIFFERENCE), pytest.raises(MissingRule, match="sort"):
+        net(torch.randn(2, 3, requires_grad=True))
+    missing = set(operations.TABLE) - set(differences.TABLE)
+    names = {func.__name__ for func in missing}
+    assert names <= {*differences.NOT_LINEAR, "var_mean", "std_mean", "var", "std", "norm"}
+
+
+@pytest.mark.real
+def test_on_a_real_model_tokens_add_up(smol):
+    for one, other in (
+        ("The keys near the cabinet", "The key near the cabinet"),
+        ("The capital of France is", "The capital of Italy is"),
+        ("The ice bear lives in the", "The wild camel lives in the"),
+    ):
+        found = attribute(smol, one, versus=other)
+        assert found.linear_share == pytest.approx(1, abs=1e-3)
