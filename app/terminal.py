@@ -348,6 +348,28 @@ def evaluation_table(found: dict[str, Any], columns: Any) -> Table:
     return table
 
 
+def ablation_table(task: str, told: dict[str, Any]) -> Table:
+    """Medians over a task's pairs: F of the nodes kept, with quartiles, and without them."""
+    table = _grid(
+        ("score", "left"),
+        ("|1 - F|", "right"),
+        *((f"{what} {size}", "right") for size in ("100", "1,000") for what in ("kept", "left without")),
+    )
+    table.title = f"{task}: medians of {told['pairs']} pairs (of {told['tried']}), nodes ranked by"
+    for name, row in told["scores"].items():
+        cells = [
+            cell
+            for size in (100, 1000)
+            for cell in (
+                f"{row[f'kept_{size}']:.2f} [{row[f'kept_{size} lower quartile']:.2f}, "
+                f"{row[f'kept_{size} upper quartile']:.2f}]",
+                f"{row[f'left_{size}']:.2f}",
+            )
+        ]
+        table.add_row(name, f"{row['distance']:.3f}", *(Text(cell) for cell in cells))
+    return table
+
+
 def cost_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = _grid(("method", "left"), *((name, "right") for name in list(rows[0])[1:]))
     for row in rows:

@@ -223,6 +223,73 @@ def pruning(
 
 
 @evaluate.command()
+@options("--methods", help="Scores, with commas: difference, cp-lrp@midpoint, gxi, matched, ... (docs/evaluate.md).")
+@options("--samples", default=40)
+@options("--out", "--seed")
+@click.option("--tasks", default="all", show_default=True, help="simple, phrase, across-clause, capitals, ...; commas.")
+@options("--data")
+@click.option("--site", type=click.Choice(["ffn", "head"]), default="ffn", show_default=True, help="What is exchanged.")
+@options("--json", *MODEL)
+def ablation(
+    methods: str,
+    samples: int,
+    out: str,
+    seed: int,
+    tasks: str,
+    data: str | None,
+    site: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Whether the nodes (neurons at a token) that a score ranks first carry an answer: kept alone, and left out.
+
+    All others take what they are in another prompt. --data takes JSON lines with clean_prefix, patch_prefix,
+    clean_answer and patch_answer instead of the tasks. Each task has a folder of its own in --out.
+
+    \b
+    Example:
+      icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
+    """
+    from app.terminal import ablation_table
+    from concepts.evaluation import ablation as evaluation
+    from concepts.evaluation import pairs, report, runner
+
+    need("evaluate")
+    wanted = evaluation.named(methods)
+    asked = {"data": pairs.read(data)} if data else pairs.named(tasks)
+    model = load(**given)
+    found = {}
+    for task, all_pairs in asked.items():
+        usable, tried = pairs.usable(model, all_pairs, samples, seed)
+        if not usable:
+            click.echo(f"{task}: the model is right on none of {tried} pairs of equal length.", err=True)
+            continue
+        facts = runner.facts(
+            model,
+            "ablation",
+            dict.fromkeys(wanted),
+            task=data or task,
+            site=site,
+            samples=samples,
+            seed=seed,
+            sizes=evaluation.SIZES,
+        )
+        with bar(task, len(usable)) as advance:
+            lines = runner.run(
+                f"{out}/{task}", facts, usable, lambda pair: evaluation.sample(model, pair, wanted, site), advance
+            )
+        note = f"{task}: the model is right on {len(usable)} of {tried} pairs."
+        report.write(f"{out}/{task}", lines, evaluation.COLUMNS, facts, {}, [note])
+        found[task] = {"pairs": len(usable), "tried": tried, "scores": evaluation.summary(lines)}
+    if as_json:
+        print_json({**runner.facts(model, "ablation", dict.fromkeys(wanted), site=site, seed=seed), "tasks": found})
+        return
+    for task, told in found.items():
+        stdout().print(ablation_table(task, told))
+    click.echo(f"Wrote {', '.join(f'{out}/{task}/index.html' for task in found)}", err=True)
+
+
+@evaluate.command()
 @options("--data", required=True)
 @options("--out", "--max-neurons")
 @click.option("--no-like", is_flag=True, help="Without the source prompts.")

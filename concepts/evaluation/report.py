@@ -41,6 +41,14 @@ class Cell:
         return f"{self.mean:.3f}{error}{'' if self.p is not None else ' *'}"
 
 
+CURVES = {
+    "curve_most": "share removed, most relevant first",
+    "curve_least": "share removed, least relevant first",
+    "curve_kept": "nodes kept, all others as in the other prompt",
+    "curve_left": "nodes left out",
+}
+"""Of a sample's numbers those that are drawn, and over what."""
+
 Table = dict[str, dict[str, Cell | None]]
 """method -> column -> cell; None where the method cannot run."""
 
@@ -135,7 +143,7 @@ def write(
     pandas.DataFrame(rows(found)).to_csv(place / "table.csv", index=False)
     body = markdown(found, columns)
     _text(place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in said) + "\n")
-    figures = draw(place, samples, found, columns, settings.get("shares", ()))
+    figures = draw(place, samples, found, columns, settings.get("shares") or settings.get("sizes", ()))
     _text(place / "index.html", html(found, columns, settings, said, figures))
     return found
 
@@ -163,7 +171,7 @@ def load(folder: str | Path) -> dict[str, Any]:
 def draw(
     place: Path, samples: Sequence[dict[str, Any]], found: Table, columns: Mapping[str, str], shares: Sequence[float]
 ) -> list[Path]:
-    """Bars of the first column, and mean curves over `shares`, if there are any; each as PNG and SVG."""
+    """Bars of the first column, and mean curves over shares or sizes, if there are any; each as PNG and SVG."""
     need("evaluate")
     import matplotlib
 
@@ -177,13 +185,16 @@ def draw(
     axes.invert_yaxis()
     axes.set_xlabel(f"{first}: {columns[first]}")
     paths = [_save(figure, place / "bars")]
-    if shares and samples:
+    kinds = [kind for kind in CURVES if samples and kind in samples[0]["methods"][next(iter(able))]]
+    if shares and kinds:
         figure, pair = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
-        for axes, kind, title in zip(pair, ("most", "least"), ("most relevant", "least relevant"), strict=True):
+        for axes, kind in zip(pair, kinds, strict=True):
             for name in able:
-                curves = np.array([sample["methods"][name][f"curve_{kind}"] for sample in samples])
+                curves = np.array([sample["methods"][name][kind] for sample in samples])
                 axes.plot(shares, curves.mean(0), label=name)
-            axes.set_xlabel(f"share removed, {title} first")
+            axes.set_xlabel(CURVES[kind])
+            if max(shares) > 1:
+                axes.set_xscale("log")
         pair[0].legend(fontsize=7)
         paths.append(_save(figure, place / "curves"))
     return paths

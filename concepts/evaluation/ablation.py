@@ -1,0 +1,186 @@
+"""Whether the nodes that a score ranks first carry the answer: kept alone, and left out, at nine sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.attribution import attribute
+from concepts.evaluation.pairs import Pair
+from concepts.lrp.method import METHODS
+from concepts.models.model import Model
+from concepts.models.plan import plan
+from concepts.passes.inputs import Inputs
+from concepts.passes.neurons import AllNeurons
+from concepts.passes.run import run
+from concepts.passes.targets import Logits
+from concepts.relevance import Relevance
+from concepts.versus.ablation import Nodes, change, largest, matched, shares
+from icebear.errors import UnknownName
+
+SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+"""Nodes kept or left out; all, where there are not so many."""
+
+COLUMNS = {
+    "distance": "mean |1 - F| over the sizes (a log axis), the nodes kept, lower is better",
+    "left": "mean |F| over the sizes, the nodes left out, lower is better",
+    "kept_100": "F of 100 nodes: 1 is the whole answer",
+    "left_100": "|F| without 100 nodes, lower is better",
+    "kept_1000": "F of 1,000 nodes",
+    "left_1000": "|F| without 1,000 nodes, lower is better",
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A pair with what is known of it before any score: a relevance by difference rules."""
+
+    model: Model
+    pair: Pair
+    target: int
+    contrast: int
+    site: str
+    """ffn or head"""
+    found: Relevance
+
+    @classmethod
+    def of(cls, model: Model, pair: Pair, site: str = "ffn") -> Compared:
+        target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+        sites = ("attn",) if site == "head" else (site,)
+        found = attribute(model, pair.prompt, target, contrast, versus=pair.other, method="difference", sites=sites)
+        return cls(model, pair, target, contrast, site, found)
+
+    def nodes(self, relevance: Relevance) -> Tensor:
+        """(L, T, N) of the site, (L, T, H) of heads."""
+        return relevance.heads() if self.site == "head" else relevance.of(self.site)
+
+
+Score = Callable[[Compared], Tensor]
+"""(L, T, N) by whose size nodes are ranked."""
+
+
+def _paired(method: str, at: str | None = None) -> Score:
+    """Relevance compared with the other prompt."""
+
+    def score(given: Compared) -> Tensor:
+        found = attribute(
+            given.model,
+            given.pair.prompt,
+            given.target,
+            given.contrast,
+            versus=given.pair.other,
+            method=method,
+            at=at,
+            sites=tuple(given.found.sites),
+        )
+        return given.nodes(found)
+
+    return score
+
+
+def _alone(method: str) -> Score:
+    """Relevance of the prompt alone, compared with nothing."""
+
+    def score(given: Compared) -> Tensor:
+        (site,) = given.found.sites
+        asked = plan(given.model, [given.pair.prompt], given.target, given.contrast)
+        neurons = AllNeurons(given.model, asked.batch, (site,))
+        run(given.model, Logits(asked), [Inputs(), neurons], METHODS.get(method))
+        relevance, _ = neurons.row(0)[site]
+        return relevance.unflatten(-1, (given.model.heads, -1)).sum(-1) if given.site == "head" else relevance
+
+    return score
+
+
+def _changes(given: Compared) -> Tensor:
+    return change(Nodes.of(given.model, given.found, given.site))
+
+
+def _in_rounds(given: Compared) -> Tensor:
+    """Chosen size by size: by the gradient where those chosen so far are in place, all others as in the other one."""
+    nodes = Nodes.of(given.model, given.found, given.site)
+    chosen = torch.zeros(nodes.shape, dtype=torch.bool)
+    rank = torch.zeros(nodes.shape)
+    for size in SIZES:
+        gains = nodes.gains(chosen).masked_fill(chosen, 0)
+        new = largest(gains, size - int(chosen.sum()))
+        rank += new * (len(SIZES) - SIZES.index(size) + gains.abs() / gains.abs().max().clamp(min=1e-30) / 2)
+        chosen |= new
+    return rank
+
+
+SCORES: dict[str, Score] = {
+    "difference": lambda given: given.nodes(given.found),
+    "difference-constant": _paired("difference-constant"),
+    **{
+        f"{method}{suffix}": score
+        for method in ("attnlrp", "cp-lrp", "gxi")
+        for suffix, score in (
+            ("", _alone(method)),
+            ("@prompt", _paired(method, "prompt")),
+            ("@midpoint", _paired(method, "midpoint")),
+        )
+    },
+    "ig@path": _paired("ig"),
+    "rounds": _in_rounds,
+    "change": _changes,
+}
+"""Relevance by difference rules, the same with constant attention weights; of other methods that of the prompt alone,
+and compared (@), with coefficients of the prompt, the midpoint or ten points of the path; the size of the change."""
+MATCHED = "matched"
+"""The control: as many nodes as difference rules take, at the same layers and tokens, drawn at random."""
+
+
+def named(names: str) -> dict[str, Score | None]:
+    """Scores of a comma-separated list; None is `MATCHED`. Raises `UnknownName`."""
+    known: dict[str, Score | None] = {**SCORES, MATCHED: None}
+    wanted = list(known) if names == "all" else [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise UnknownName("score", name, known, f"The scores are {', '.join(known)}.")
+    return {name: known[name] for name in wanted}
+
+
+def sample(model: Model, pair: Pair, scores: Mapping[str, Score | None], site: str = "ffn") -> dict[str, Any]:
+    """Each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready."""
+    given = Compared.of(model, pair, site)
+    nodes = Nodes.of(model, given.found, site)
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, score in scores.items():
+        values = (score or SCORES["difference"])(given)
+        choices = [largest(values, size) for size in SIZES]
+        if score is None:
+            choices = [matched(choice, generator) for choice in choices]
+        found[name] = numbers(*shares(nodes, choices))
+    return {"prompt": pair.prompt, "other": pair.other, "methods": found}
+
+
+def numbers(kept: list[float], left: list[float]) -> dict[str, Any]:
+    """Of F by size, of the nodes kept and of all others."""
+    at = {size: (kept[number], abs(left[number])) for number, size in enumerate(SIZES)}
+    return {
+        "distance": fmean(abs(1 - x) for x in kept),
+        "left": fmean(abs(x) for x in left),
+        **{f"{name}_{size}": at[size][which] for size in (100, 1000) for which, name in enumerate(("kept", "left"))},
+        "curve_kept": kept,
+        "curve_left": left,
+    }
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """score -> medians over the pairs, with quartiles of those of 100 and 1,000 nodes kept."""
+    found = {}
+    for name in lines[0]["methods"]:
+        rows = [line["methods"][name] for line in lines]
+        told = {column: median(row[column] for row in rows) for column in COLUMNS}
+        for column in ("kept_100", "kept_1000"):
+            parts = quantiles((row[column] for row in rows), n=4) if len(rows) > 1 else [rows[0][column]] * 3
+            told |= {f"{column} lower quartile": parts[0], f"{column} upper quartile": parts[2]}
+        found[name] = told
+    return found

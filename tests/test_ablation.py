@@ -1,0 +1,167 @@
+"""What a list of nodes carries: F by its definition, controls, pairs and the evaluation."""
+
+import json
+
+import pytest
+import torch
+from conftest import IDS, LLAMA, Double, random_model
+from test_cli import run
+from test_differences import OTHER
+
+from concepts import attribute
+from concepts.evaluation import ablation as evaluation
+from concepts.evaluation import pairs
+from concepts.models.plan import plan
+from concepts.versus.ablation import Nodes, ablation, change, largest, matched, shares
+from icebear.errors import InputError, UnknownName
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    return attribute(model, IDS, 11, 12, versus=OTHER)
+
+
+def by_hand(model, kept):
+    """m with every FFN neuron at its value in the prompt where kept (L, T, F), else in the other one, by hooks of the
+    test's own."""
+    values = {}
+    for ids in (IDS, OTHER):
+        hooks = [
+            layer.mlp.down_proj.register_forward_pre_hook(
+                lambda module, args, number=number, name=tuple(ids): values.__setitem__((name, number), args[0][0])
+            )
+            for number, layer in enumerate(model.net.model.layers)
+        ]
+        with torch.no_grad():
+            model.net(torch.tensor([ids]))
+        for hook in hooks:
+            hook.remove()
+    hooks = [
+        layer.mlp.down_proj.register_forward_pre_hook(
+            lambda module, args, number=number: (
+                torch.where(kept[number], values[tuple(IDS), number], values[tuple(OTHER), number])[None],
+            )
+        )
+        for number, layer in enumerate(model.net.model.layers)
+    ]
+    with torch.no_grad():
+        logits = model.net(torch.tensor([IDS])).logits[0, -1]
+    for hook in hooks:
+        hook.remove()
+    return (logits[11] - logits[12]).item()
+
+
+def test_f_is_its_definition(model, found):
+    nodes = Nodes.of(model, found)
+    choices = [largest(found.ffn, k) for k in (1, 5, 40)]
+    kept, left = shares(nodes, choices)
+    everything = torch.ones(nodes.shape, dtype=torch.bool)
+    whole, none = by_hand(model, everything), by_hand(model, ~everything)
+    for choice, k, rest in zip(choices, kept, left, strict=True):
+        assert k == pytest.approx((by_hand(model, choice) - none) / (whole - none), rel=1e-6)
+        assert rest == pytest.approx((by_hand(model, ~choice) - none) / (whole - none), rel=1e-6)
+    assert shares(nodes, [everything]) == (pytest.approx([1]), pytest.approx([0]))
+
+
+def test_all_heads_are_the_whole_and_none_is_nothing(model, found):
+    nodes = Nodes.of(model, found, "head")
+    assert nodes.shape == found.heads().shape
+    everything = torch.ones(nodes.shape, dtype=torch.bool)
+    assert shares(nodes, [everything, ~everything]) == (pytest.approx([1, 0]), pytest.approx([0, 1], abs=1e-9))
+    assert (change(nodes) == 0).all(dim=(0, 2)).tolist() == [True, True, *[False] * 6]  # before the prompts differ
+
+
+def test_the_gains_of_nodes_are_gradient_x_difference(model, found):
+    nodes = Nodes.of(model, found)
+    kept, (layer, token, index), step = largest(found.ffn, 10), (0, 4, 3), 1e-5
+    moved = []
+    with Double():
+        gains = nodes.gains(kept)
+        for sign in (1, -1):
+            base = torch.where(kept, nodes.own, nodes.there)
+            base[layer, token, index] += sign * step
+            moved += Nodes(model, nodes.one, "ffn", base, base).numbers([kept])
+    slope = (moved[0] - moved[1]) / (2 * step)
+    expected = slope * (nodes.own - nodes.there)[layer, token, index].item()
+    assert gains[layer, token, index].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_matched_nodes_are_as_many_at_the_same_layers_and_tokens():
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.rand(3, 4, 20, generator=generator) < 0.2
+    drawn = matched(chosen, generator)
+    assert torch.equal(drawn.sum(-1), chosen.sum(-1))
+    assert not (drawn & chosen).any()
+    full = torch.ones(1, 1, 5, dtype=torch.bool)
+    assert torch.equal(matched(full, generator), full)
+
+
+def test_what_cannot_be_ablated_says_why(model, found):
+    with pytest.raises(InputError, match="give versus"):
+        ablation(model, attribute(model, IDS), 5)
+    with pytest.raises(InputError, match="recorded all positions"):
+        ablation(model, attribute(model, IDS, 11, 12, versus=OTHER, record="last"), 5)
+    assert ablation(model, found, 3).nodes == 3
+
+
+def test_every_score_ranks(model):
+    pair = pairs.Pair(IDS, OTHER, "", "")
+    given = evaluation.Compared(model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, versus=OTHER, sites=("ffn",)))
+    shaped = given.found.ffn.shape
+    for name, score in evaluation.SCORES.items():
+        values = score(given)
+        assert values.shape == shaped, name
+        assert values.abs().sum() > 0, name
+
+
+def test_templates_are_pairs_that_differ_in_the_answer():
+    for name, task in pairs.TASKS.items():
+        found = task()
+        assert len(found) >= 40, name
+        assert all(pair.prompt != pair.other and pair.answer != pair.other_answer for pair in found)
+        assert len({(pair.prompt, pair.other) for pair in found}) == len(found)
+    with pytest.raises(UnknownName, match="capitals"):
+        pairs.named("capitls")
+
+
+def test_a_file_of_pairs(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    row = {"clean_prefix": "The keys", "patch_prefix": "The key", "clean_answer": " are", "patch_answer": " is"}
+    file.write_text(json.dumps(row) + "\n")
+    assert pairs.read(str(file)) == [pairs.Pair("The keys", "The key", " are", " is")]
+    for text, message in (("{}", "is not JSON lines"), ("", "has no pair")):
+        file.write_text(text)
+        with pytest.raises(InputError, match=message):
+            pairs.read(str(file))
+    with pytest.raises(InputError, match="cannot be read"):
+        pairs.read(str(tmp_path / "none"))
+
+
+def test_only_clear_pairs_of_equal_length_count(smol):
+    good = pairs.Pair("The keys near the house", "The key near the house", " are", " is")
+    assert pairs.clear(smol, good)
+    assert not pairs.clear(smol, pairs.Pair(good.prompt, good.other, " is", " are"))
+    assert not pairs.clear(smol, pairs.Pair("The old keys near the house", good.other, " are", " is"))
+    plain = plan(smol, [good.prompt], " are", " is")
+    assert plain.targets[0] != plain.contrasts[0]
+
+
+@pytest.mark.real
+def test_across_a_clause_difference_rules_find_what_carries_the_answer(smol, tmp_path):
+    """A few pairs of what docs/results.md measures on many; it goes on where it stopped."""
+    command = ["evaluate", "ablation", "--tasks", "across-clause", "--samples", "3", "--out", str(tmp_path / "a")]
+    command += ["--methods", "difference,matched", "--json"]
+    done = json.loads(run(*command))
+    scores = done["tasks"]["across-clause"]["scores"]
+    assert scores["difference"]["kept_100"] > 0.3
+    assert scores["difference"]["left_1000"] < 0.2
+    assert abs(scores["matched"]["kept_100"]) < 0.1
+    lines = (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text()
+    assert json.loads(run(*command)) == done
+    assert (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text() == lines
+    assert (tmp_path / "a" / "across-clause" / "curves.png").exists()
