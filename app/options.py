@@ -37,9 +37,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--contrast": {"help": "Explain the target against this token or label."},
     "--target-text": {"help": "Explain a whole continuation instead of one token."},
     "--prefix": {"help": "What the decoder of an encoder-decoder has written before the target."},
-    "--at": {"type": int, "help": "The token whose label is explained, of a model that labels tokens."},
+    "--versus": {"multiple": True, "help": "Another prompt to compare with; several times: with the mean of several."},
+    "--at": {"help": "Of a model that labels tokens the one explained; with --versus prompt or midpoint (docs)."},
     "--method": {
-        "default": "attnlrp",
+        "show_default": "attnlrp; with --versus difference",
         "help": "attnlrp, cp-lrp, pa-lrp, gxi, ... (docs/explain.md), or written out, AttnLRP(linear=Gamma(1)).",
     },
     "--checkpoint": {"is_flag": True, "help": "Less memory for long prompts, more time."},
@@ -81,7 +82,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """One meaning a name. A verb may give a name its own values (`options`), not another meaning."""
 
 MODEL = ("--model", "--device", "--dtype", "--attention", "--trust-remote-code", "--accept-terms")
-EXPLAIN = ("--target", "--contrast", "--target-text", "--prefix", "--at", "--checkpoint")
+EXPLAIN = ("--target", "--contrast", "--target-text", "--versus", "--prefix", "--at", "--checkpoint")
 ARGUMENTS = {"--json": "as_json", "--model": "model_name", "--store": "store_path"}
 """What a verb's function calls them, where that is not the name itself."""
 
@@ -158,6 +159,6 @@ def write_page(path: str, content: str | bytes) -> None:
 
 
 def method_named(name: str) -> Any:
-    from concepts.baselines.methods import named
+    from concepts.baselines.methods import EVERY, named
 
-    return named(name)
+    return named(name, EVERY)

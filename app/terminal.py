@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.behaviour import Shared
     from concepts.relevance import Relevance
+    from concepts.versus.ablation import Ablation
     from icebear.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
     from steering.recipe import Recipe
 
@@ -36,8 +37,9 @@ def heatmap(relevance: Relevance) -> Text:
     return text
 
 
-def _grid(*columns: tuple[str, Any], title: str | Text | None = None) -> Table:
+def _grid(*columns: tuple[str, Any], title: str | Text | None = None, caption: str | None = None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table.caption, table.caption_justify = caption, "left"
     for name, justify in columns:
         table.add_column(name, justify=justify, overflow="fold")
     return table
@@ -78,7 +80,8 @@ def explanation(relevance: Relevance) -> Group:
         Text.assemble(head, Text(f"?  ({relevance.method!r})", "dim")),
         Padding(patches(relevance) if relevance.image else heatmap(relevance), (1, 2)),
         *([] if relevance.image else [token_table(relevance)]),
-        Text(f"Conservation: {relevance.conserved}", "dim"),
+        Text(relevance.account(), "dim"),
+        *([Text(relevance.meaning(), "dim")] if relevance.versus else []),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
     )
 
@@ -89,20 +92,36 @@ def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Pro
         ("neuron", "left"),
         ("token", "left"),
         ("activation", "right"),
+        *([("there", "right")] if relevance.versus else []),
         ("relevance", "right"),
-        ("promotes here", "left"),
+        ("promotes more here" if relevance.versus else "promotes here", "left"),
         title=title,
     )
     for row in ranked:
         projection = words.get(row.neuron)
         head = row.neuron.site == "head"
+        there = [f"{row.versus:+.3f}" if row.versus is not None else ""] if relevance.versus else []
         table.add_row(
             str(row.neuron),
             Text(repr(relevance.token_strings[row.position])),
             "" if head else f"{row.activation:+.3f}",
+            *there,
             f"{row.relevance:+.3f}",
             Text(projection.words(row.polarity) if projection else ""),
         )
+    return table
+
+
+def carried(found: Sequence[Ablation]) -> Table:
+    """What lists of nodes carry, beside controls."""
+    table = _grid(
+        ("nodes by size of relevance", "right"),
+        *((f"{name}{kind}", "right") for name in ("", "matched: ", "change: ") for kind in ("kept", "left without")),
+        title="How much of the difference is there with these nodes alone, and without them",
+        caption="matched: others of the same layers and tokens; change: those whose activations change most",
+    )
+    for row in found:
+        table.add_row(f"{row.nodes:,}", *(f"{share:.2f}" for share in list(vars(row).values())[1:]))
     return table
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from concepts.baselines.methods import Baseline
-from concepts.lrp.method import AttnLRP, Difference
+from concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
 from concepts.lrp.positions import Reading, Summed
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
@@ -197,6 +198,40 @@ class Relevance:
     def linear_share(self) -> float:
         """The tokens' relevance as a share of the number explained: 1 for difference rules."""
         return self.conserved.tokens / self.conserved.target
+
+    def account(self) -> str:
+        """Where the number explained went, in a line."""
+        if self.versus is None:
+            return f"Conservation: {self.conserved}"
+        there = fmean(self.versus.numbers)
+        told = (
+            f"Difference: {self.conserved.target:.3f} = {self.conserved.target + there:.3f} here - {there:.3f} there; "
+        )
+        if self.versus.at == "both" and self.method == DIFFERENCE:
+            return told + f"the tokens' relevance adds up to {self.conserved.tokens:.3f}"
+        return told + f"the tokens' linear share of it is {self.linear_share:.2f}, as these rules do not add up"
+
+    def meaning(self) -> str:
+        """What it is compared with, in a line."""
+        if self.versus is None:
+            return "Compared with nothing: many of the largest are large for every prompt; versus takes another one."
+        told = self.versus
+        others = " and ".join(repr("".join(tokens)) for tokens in told.prompts[:3])
+        more = f" and {len(told.prompts) - 3} more" if len(told.prompts) > 3 else ""
+        own = (
+            f", the contrast is its own answer {' / '.join(map(repr, dict.fromkeys(told.contrasts)))}"
+            if told.own
+            else ""
+        )
+        where = {
+            "both": "",
+            "prompt": ", coefficients of the prompt",
+            "midpoint": ", coefficients of the midpoint",
+            "path": ", coefficients of the path between",
+        }[told.at]
+        note = f" ({told.note})" if told.note else ""
+        overlap = f"; their first 100 share {told.overlap:.0%}" if told.overlap is not None else ""
+        return f"Compared with {others}{more}{own}{where}{note}{overlap}"
 
     # --- ranking --------------------------------------------------------------------------------------
 

@@ -78,7 +78,9 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
         f"<p>Why <b>{escape(repr(relevance.target_text))}</b>{against}? "
         f"<small>{escape(repr(relevance.method))}</small></p>"
         + _where(relevance)
-        + f"<p><small>Predicted: {predictions}<br>{escape(str(relevance.conserved))}</small></p>"
+        + f"<p><small>Predicted: {predictions}<br>{escape(relevance.account())}"
+        + (f"<br>{escape(relevance.meaning())}" if relevance.versus else "")
+        + "</small></p>"
         + table
         + f"<p><small>{escape(said(relevance.made_with))}</small></p>"
     )

@@ -25,13 +25,26 @@ if TYPE_CHECKING:
     from concepts.relevance import Relevance
 
 
+ASKED = (
+    "--target",
+    "--contrast",
+    "--target-text",
+    "--versus",
+    "--prefix",
+    "--at",
+    "--method",
+    "--checkpoint",
+    "--image",
+)
+
+
 @click.command()
 @click.argument("prompt", required=False)
-@options("--target", "--contrast", "--target-text", "--prefix", "--at", "--method", "--checkpoint", "--image")
+@options(*ASKED)
 @click.option("--png", type=FILE, help="With --image: write the image under its relevance.")
 @options("--html", "--json", *MODEL)
 def attribute(
-    prompt: str | None, image: str | None, method: str, png: str | None, html: str | None, as_json: bool, **given: Any
+    prompt: str | None, image: str | None, png: str | None, html: str | None, as_json: bool, **given: Any
 ) -> None:
     """Which tokens of PROMPT (or parts of an image) carried the prediction.
 
@@ -44,8 +57,8 @@ def attribute(
     _one_of({"a PROMPT": prompt, "--image": image})
     if png and not image:
         raise click.UsageError("--png goes with --image.")
-    chosen, asked = method_named(method), taken(given, EXPLAIN)
-    relevance = _explained(load(**given), prompt, image, method=chosen, **asked)
+    asked = _asked(given)
+    relevance = _explained(load(**given), prompt, image, **asked)
     if html:
         write_page(html, relevance.to_html())
     if png:
@@ -54,6 +67,16 @@ def attribute(
         print_json(relevance.to_dict())
     else:
         stdout().print(explanation(relevance))
+
+
+def _asked(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `concepts.attribute` that were given."""
+    asked = taken(given, (*EXPLAIN, "--method"))
+    versus, at, method = asked["versus"], asked["at"], asked["method"]
+    asked["versus"] = (versus[0] if len(versus) == 1 else list(versus)) if versus else None
+    asked["at"] = int(at) if at and at.lstrip("-").isdigit() else at
+    asked["method"] = method and method_named(method)
+    return asked
 
 
 def _one_of(choices: dict[str, Any]) -> None:
@@ -74,86 +97,103 @@ def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any
 
 @click.command()
 @click.argument("prompt", required=False)
-@options("--target", "--contrast", "--target-text", "--prefix", "--at", "--method", "--checkpoint", "--image")
+@options(*ASKED)
 @click.option("--file", type=FILE, help="A behaviour instead of a PROMPT: a file of prompts, a JSON object a line.")
 @options("--site", show_default="ffn and attn")
 @click.option("--polarity", type=click.Choice(["+", "-"]), help="Only neurons whose activation has this sign.")
-@click.option("--position", default="last", show_default=True, help="last, all, or a token's position.")
+@click.option("--position", help="last, all, or a token's position.", show_default="last; with --versus all")
 @click.option("--include-sinks", is_flag=True, help="With --position all: rank sink positions too.")
+@click.option("--ablate", is_flag=True, help="With --versus: what so many nodes carry, beside controls.")
 @options("--top", "--json", *MODEL)
 def rank(
     prompt: str | None,
     image: str | None,
     file: str | None,
-    method: str,
     site: str | None,
     polarity: Any,
-    position: str,
+    position: str | None,
     include_sinks: bool,
+    ablate: bool,
     top: int,
     as_json: bool,
     **given: Any,
 ) -> None:
     """The neurons that carried the prediction after PROMPT, by signed relevance.
 
+    With --versus those that made the difference to another prompt. --ablate then exchanges all others (of one site) for
+    what they are there, and says how much of the difference is left.
+
     With --file by their mean over many prompts, with a bootstrap over them; an object has a prompt and, if wanted, a
     target and a contrast, which otherwise are those of the options.
 
     \b
     Example:
-      icebear rank "The ice bear lives in the" --contrast " desert" --site ffn --top 5
+      icebear rank "The ice bear lives in the" --versus "The wild camel lives in the" --site ffn --top 5 --ablate
     """
-    from app.terminal import explanation, ranking
+    from app.terminal import carried, explanation, ranking
     from concepts.relevance import ranked_dict
+    from concepts.versus.ablation import ablation
 
     _one_of({"a PROMPT": prompt, "--image": image, "--file": file})
-    chosen, asked = method_named(method), taken(given, EXPLAIN)
+    asked = _asked(given)
     if file:
-        if (
-            position != "last"
-            or include_sinks
-            or any(asked[name] is not None for name in ("target_text", "prefix", "at"))
-        ):
+        unsuited = [asked[name] for name in ("target_text", "prefix", "at", "versus")]
+        if position or include_sinks or ablate or any(value is not None for value in unsuited):
             raise click.UsageError("--file goes with --target, --contrast, --site, --polarity and --top only.")
-        _rank_behaviour(file, given, asked, as_json, k=top, site=site, polarity=polarity, method=chosen)
+        _rank_behaviour(file, given, asked, as_json, k=top, site=site, polarity=polarity)
         return
+    if ablate and (not asked["versus"] or site not in ("ffn", "head")):
+        raise click.UsageError("--ablate goes with --versus and --site ffn or head.")
+    position = position or ("all" if asked["versus"] else "last")
     model = load(**given)
-    record = "last" if position == "last" else "all"
-    relevance = _explained(model, prompt, image, method=chosen, sites=_recorded(site), record=record, **asked)
+    record = "last" if position == "last" and not ablate else "all"
+    relevance = _explained(model, prompt, image, sites=_recorded(site), record=record, **asked)
     found = relevance.top(top, site, polarity, _position(position), include_sinks)
     words = _words(model, [row.neuron for row in found])
+    ablated = [ablation(model, relevance, k, str(site)) for k in sorted({top, *SIZES})] if ablate else []
     if as_json:
         rows = [
             {**ranked_dict(row), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
             for row in found
         ]
-        print_json({**relevance.to_dict(0), "position": position, "ranking": rows})
+        carry = {"ablation": [vars(row) for row in ablated]} if ablate else {}
+        print_json({**relevance.to_dict(0), "position": position, "ranking": rows, **carry})
         return
     console = stdout()
     console.print(explanation(relevance))
     where = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
     apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
     console.print(ranking(found, relevance, words, f"Most relevant neurons {where}{apart}"))
+    if not relevance.versus:
+        console.print(relevance.meaning(), style="dim", markup=False)
+    if ablated:
+        console.print(carried(ablated))
+
+
+SIZES = (100, 1000)
+"""Of lists that are ablated, beside the one that is shown."""
 
 
 def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_json: bool, **ranking: Any) -> None:
     from app.terminal import behaviour_table
     from concepts.behaviour import Case, behaviour, read
+    from concepts.lrp.method import ATTNLRP
     from concepts.models.provenance import provenance
 
     cases = [
         Case(case.prompt, case.target or asked["target"], case.contrast or asked["contrast"]) for case in read(file)
     ]
     model = load(**given)
+    method = asked["method"] or ATTNLRP
     with bar("prompts", len(cases)) as move:
-        found = behaviour(model, cases, checkpoint=asked["checkpoint"], on_progress=move, **ranking)
+        found = behaviour(model, cases, method=method, checkpoint=asked["checkpoint"], on_progress=move, **ranking)
     words = _words(model, [row.neuron for row in found])
     if as_json:
         rows = [
             {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
             for row in found
         ]
-        told = provenance(model, method=repr(ranking["method"]), seed=0)
+        told = provenance(model, method=repr(method), seed=0)
         print_json({**told, "file": file, "prompts": len(cases), "ranking": rows})
     else:
         stdout().print(behaviour_table(found, words, len(cases)))

@@ -91,24 +91,22 @@ def _pairs(model: Model, prompt: Prompt, others: Sequence[Prompt], asked: dict[s
     if model.task.labels_tokens and asked["at"] is None:  # of both prompts the same token
         asked = {**asked, "at": plan(model, [prompt], **asked).positions[0][0]}
     found = []
-    own = asked["contrast"] is None and asked["target_text"] is None
+    open_ = asked["target_text"] is None and (asked["target"] is None or asked["contrast"] is None)
     for other in others:
         pair = plan(model, [prompt, other], **asked)
         if pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None:
             raise InputError("The other prompt is the prompt itself, so there is nothing to compare; give another one.")
-        found.append(_with_answers(model, pair) if own or asked["target"] is None else pair)
-    return found, own
+        found.append(_with_answers(model, pair) if open_ else pair)
+    return found, open_ and asked["contrast"] is None
 
 
 def _with_answers(model: Model, pair: Plan) -> Plan:
     """With the prompt's own answer as the target and the other prompt's as the contrast, where they are open."""
     with model.lock, torch.no_grad():
         logits = model.logits(pair.batch, pair.needed)
-    (target, other), _ = replace(pair, contrasts=(None, None)).explained(logits)
-    target = pair.targets[0] or target
-    if pair.targets[0] is not None and len(target) > 1:  # a continuation has no contrast
-        return pair
-    (contrast,) = (pair.contrasts[0],) if pair.contrasts[0] is not None else other[:1]
+    (here, there), _ = replace(pair, targets=(None, None), contrasts=(None, None)).explained(logits)
+    target, contrast = pair.targets[0] or here, pair.contrasts[0]
+    contrast = there[0] if contrast is None else contrast
     if contrast in target:
         raise InputError(
             f"Both prompts are answered by {model.answer(contrast)!r}, so there is nothing to compare; name a contrast "
@@ -135,7 +133,7 @@ class _Sums:
         self.shares: list[Tensor] = []
 
     def begin(self, logits: Tensor, sinks: tuple[int, ...], own: dict[str, Tensor]) -> None:
-        """Of the prompt itself: logits (1 or more, P, V), sinks, and the sites' activations (L, P, N)."""
+        """Of the prompt itself: logits (1, P, V), sinks, and the sites' activations (L, P, N)."""
         self.logits, self.sinks, self.own = logits, sinks, own
 
     def add(
@@ -163,13 +161,13 @@ class _Sums:
             self.tops.append(_largest(sites))
 
     def relevance(self, model: Model, method: Method, at: str, own: bool, note: str) -> Relevance:
-        first = self.pairs[0]
+        first = self.pairs[0].repeated(0, 1)
         tokens, image = token_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
             raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
         contrasts = tuple(model.answer(pair.contrasts[0]) for pair in self.pairs if pair.contrasts[0] is not None)
         difference = sum(here - there for here, there in self.numbers) / len(self.numbers)
-        one = replace(first, contrasts=(first.contrasts[0] if len(set(contrasts)) == 1 else None,) * 2)
+        one = replace(first, contrasts=(first.contrasts[0] if len(set(contrasts)) == 1 else None,))
         targets = first.targets[0]
         assert targets is not None
         return Relevance(
@@ -232,7 +230,8 @@ def _by_difference_rules(
         there = {site: values.values(1, x) for site, x in values.activation.items()}
         if not sums.numbers:
             own = {site: values.values(0, x) for site, x in values.activation.items()}
-            sums.begin(target.logits, stream.sinks(0), own)
+            here = [pair.needed.index(place) for place in pair.positions[0]]
+            sums.begin(target.logits[:1, here], stream.sinks(0), own)
         sums.add(parts, relevance, there, (numbers[0].item(), numbers[1].item()), torch.eye(len(sums.columns)))
     return sums
 
