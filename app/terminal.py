@@ -121,7 +121,7 @@ def carried(found: Sequence[Ablation]) -> Table:
         caption="matched: others of the same layers and tokens; change: those whose activations change most",
     )
     for row in found:
-        table.add_row(f"{row.nodes:,}", *(f"{share:.2f}" for share in list(vars(row).values())[1:]))
+        table.add_row(f"{row.nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in list(vars(row).values())[1:]))
     return table
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from concepts.models.loading import load_model as load_model
     from concepts.models.model import Model as Model
     from concepts.relevance import Relevance as Relevance
+    from concepts.versus.ablation import ablation as ablation
     from concepts.vocabulary import project as project
     from icebear.records import Neuron as Neuron
 
@@ -33,6 +34,7 @@ __all__, __getattr__, __dir__ = public(
         "concepts.models.loading": "load_model",
         "concepts.models.model": "Model",
         "concepts.relevance": "Relevance",
+        "concepts.versus.ablation": "ablation",
         "concepts.vocabulary": "project",
         "icebear.records": "Neuron",
     },

@@ -203,10 +203,8 @@ class Relevance:
         """Where the number explained went, in a line."""
         if self.versus is None:
             return f"Conservation: {self.conserved}"
-        there = fmean(self.versus.numbers)
-        told = (
-            f"Difference: {self.conserved.target:.3f} = {self.conserved.target + there:.3f} here - {there:.3f} there; "
-        )
+        whole, there = self.conserved.target, fmean(self.versus.numbers)
+        told = f"Difference: {whole:.3f} = {whole + there:.3f} here less {there:.3f} there; "
         if self.versus.at == "both" and self.method == DIFFERENCE:
             return told + f"the tokens' relevance adds up to {self.conserved.tokens:.3f}"
         return told + f"the tokens' linear share of it is {self.linear_share:.2f}, as these rules do not add up"

@@ -276,7 +276,7 @@ def test_explanations_are_kept_in_so_many_bytes(model, monkeypatch):
     """Long prompts push the others out, however few they are; the last one stays in any case."""
 
     def alive(*prompts):
-        found = [weakref.ref(explain.explained("letters", prompt, None, None, "attnlrp")) for prompt in prompts]
+        found = [weakref.ref(explain.explained("letters", prompt, None, None, "attnlrp", None)) for prompt in prompts]
         gc.collect()
         return [kept() is not None for kept in found]
 
@@ -285,6 +285,18 @@ def test_explanations_are_kept_in_so_many_bytes(model, monkeypatch):
     monkeypatch.setattr(explain, "ROOM", 2 * size, raising=False)
     assert alive("bear", "lion", "wolf", "hare") == [False, False, True, True]
     assert alive("wolf", "a polar bear") == [False, True]
+
+
+def test_another_prompt_to_compare_with(environment):
+    page = fine(visit("explain", prompt="The ice bear lives in the", versus="The wild camel lives in the"))
+    said = " ".join(caption.value for caption in page.caption)
+    assert "adds up to" in said
+    assert "its own answer" in said
+    table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
+    assert "there" in table
+    assert len(set(table["token"])) > 1  # ranked at every token
+    alone = fine(page.get_by_key("versus").set_value("").run())
+    assert "Compared with nothing" in " ".join(caption.value for caption in alone.caption)
 
 
 def test_what_was_typed_stays(environment):

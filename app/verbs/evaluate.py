@@ -223,12 +223,11 @@ def pruning(
 
 
 @evaluate.command()
-@options("--methods", help="Scores, with commas: difference, cp-lrp@midpoint, gxi, matched, ... (docs/evaluate.md).")
-@options("--samples", default=40)
-@options("--out", "--seed")
+@options("--methods")
+@options("--samples", "--out", "--seed")
 @click.option("--tasks", default="all", show_default=True, help="simple, phrase, across-clause, capitals, ...; commas.")
 @options("--data")
-@click.option("--site", type=click.Choice(["ffn", "head"]), default="ffn", show_default=True, help="What is exchanged.")
+@options("--site", type=click.Choice(["ffn", "head"]), default="ffn")
 @options("--json", *MODEL)
 def ablation(
     methods: str,
@@ -241,9 +240,10 @@ def ablation(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Whether the nodes (neurons at a token) that a score ranks first carry an answer: kept alone, and left out.
+    """Whether the nodes (neurons at a token) that a method ranks first carry an answer: kept alone, and left out.
 
-    All others take what they are in another prompt. --data takes JSON lines with clean_prefix, patch_prefix,
+    All others take what they are in another prompt. Methods are difference, cp-lrp@midpoint, gxi, matched and others
+    (docs/evaluate.md). --data takes JSON lines with clean_prefix, patch_prefix,
     clean_answer and patch_answer instead of the tasks. Each task has a folder of its own in --out.
 
     \b

@@ -20,7 +20,7 @@ def show() -> None:
             key = "prompt" if name == "A" else "prompt_b"
             prompt = typed(st.text_area, f"Prompt {name}", key, value=prompt_default, height=80)
             target = typed(st.text_input, f"Target {name} (empty: the most probable)", f"target_{name.lower()}")
-            relevance = explained(model_name(), prompt, target or None, None, "attnlrp")
+            relevance = explained(model_name(), prompt, target or None, None, "attnlrp", None)
             st.markdown(f"Why {token_label(relevance.target_text)}?")
             tokens = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
             st.html(f'<div class="heat">{tokens}</div>')

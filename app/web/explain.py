@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pandas
 import streamlit as st
@@ -21,11 +22,13 @@ from app.web.state import (
     vocabularies,
 )
 from concepts.attribution import attribute
-from concepts.lrp.method import METHODS
+from concepts.lrp.method import METHODS, PAIRED
 from concepts.relevance import Relevance
 from concepts.render import heatmap
 from icebear.records import TokenScore
 
+USUAL = "as usual"
+"""AttnLRP, or compared with another prompt what ranks best."""
 ROOM = 1 << 30
 """Bytes of explanations that are kept, but always the last one; one of 4,096 tokens has 2 GB."""
 _sizes: dict[tuple, int] = {}  # of those that are kept, oldest first
@@ -33,11 +36,15 @@ _counting = threading.Lock()
 
 
 @st.cache_resource(show_spinner="Explaining ...")
-def explained(name: str, prompt: str, target: str | None, contrast: str | None, method: str) -> Relevance:
+def explained(
+    name: str, prompt: str, target: str | None, contrast: str | None, method: str, versus: str | None
+) -> Relevance:
     """Shared by all visitors; a result is never changed."""
-    found = attribute(model(), prompt, target, contrast, method=METHODS[method])
+    known: dict[str, Any] = {**METHODS, **PAIRED}
+    found = attribute(model(), prompt, target, contrast, versus=versus, method=known.get(method))
     size = sum(part.nbytes for site in found.sites.values() for part in site)
-    _make_room((name, prompt, target, contrast, method), size)
+    size += sum(part.nbytes for part in found.versus.activation.values()) if found.versus else 0
+    _make_room((name, prompt, target, contrast, method, versus), size)
     return found
 
 
@@ -63,17 +70,20 @@ def show() -> None:
     tokens = predicted(model_name(), prompt)
     _pick("Why this token? (click one)", "target", tokens)
     _pick("Rather than (optional)", "contrast", tokens)
+    versus = typed(st.text_input, "Compared with another prompt (optional)", "versus")
     with st.expander("Another token, another method"):
         left, middle, right = st.columns(3)
         target = typed(left.text_input, "Target token (empty: the most probable)", "target")
         contrast = typed(middle.text_input, "Contrast token", "contrast")
-        method = typed(right.selectbox, "Method", "method", list(METHODS))
-    relevance = explained(model_name(), prompt, target or None, contrast or None, method)
+        method = typed(right.selectbox, "Method", "method", [USUAL, *METHODS, *(PAIRED if versus else ())])
+    method = "attnlrp" if method == USUAL and not versus else method
+    relevance = explained(model_name(), prompt, target or None, contrast or None, method, versus or None)
     against = f" rather than {token_label(relevance.contrast.text)}" if relevance.contrast else ""
     st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
     tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
     st.html(f'<div class="heat">{tokens_html}</div>')
-    st.caption(plain(f"Conservation: {relevance.conserved}. Red speaks for the token, blue against; dotted: sinks."))
+    st.caption(plain(f"{relevance.account()}. Red speaks for the token, blue against; dotted: sinks."))
+    st.caption(plain(relevance.meaning()))
     if not relevance.sites:
         st.info("Only tokens have relevance in a model of this family; docs/new-family.md adds its neurons.")
         return
@@ -95,12 +105,12 @@ def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
 
 
 def _neurons(relevance: Relevance) -> None:
-    st.markdown("#### The neurons behind it")
+    st.markdown("#### The neurons behind the difference" if relevance.versus else "#### The neurons behind it")
     with st.container(horizontal=True):
         site = typed(st.selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"], width=160)
         position = st.selectbox(
             "At token",
-            ["last", "all", *range(len(relevance.tokens))],
+            [*(("all", "last") if relevance.versus else ("last", "all")), *range(len(relevance.tokens))],
             key="position",
             format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.token_strings[p]}",
             width=160,
@@ -129,12 +139,13 @@ def _neurons(relevance: Relevance) -> None:
             "neuron": [str(row.neuron) for row in ranked],
             "relevance": [row.relevance for row in ranked],
             "activation": [None if heads else row.activation for row in ranked],
+            **({"there": [row.versus for row in ranked]} if relevance.versus and not heads else {}),
             "token": [relevance.token_strings[row.position] for row in ranked],
             "promotes here": ["" if heads else words[row.neuron].words(row.polarity) for row in ranked],
         }
     )
     number = st.column_config.NumberColumn(format="%+.3f")
-    formats = {"relevance": number, "activation": number}
+    formats = {"relevance": number, "activation": number, "there": number}
     if heads:
         st.dataframe(table, hide_index=True, height=388, column_config=formats)
     else:

@@ -70,7 +70,7 @@ def _things() -> list[DeltaGenerator]:
 def _explained(prompt: str) -> Relevance | None:
     try:
         model()
-        found = explained(model_name(), prompt, None, None, "attnlrp")
+        found = explained(model_name(), prompt, None, None, "attnlrp", None)
     except IcebearError as error:  # such as of a prompt without a mask
         st.info(plain(str(error)))
         return None
