@@ -9,10 +9,11 @@ from actmax.card import describe
 from actmax.corpus import held_out, read_corpus
 from app.progress import annotating, indexing
 from app.sidebyside import compare
-from app.terminal import card, explanation, projection, ranking, recipe_table, side_by_side
+from app.terminal import card, carried, explanation, projection, ranking, recipe_table, side_by_side
 from concepts.attribution import attribute
 from concepts.models.loading import load_model
 from concepts.relevance import ranked_dict
+from concepts.versus.ablation import ablation
 from concepts.vocabulary import project_many
 from db.store import open_store
 from icebear.cache import cache_folder
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from concepts.models.model import Model
 
 PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
+OTHER = "The wild camel lives in the"  # of as many tokens
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
+NODES = (10, 100, 1000)
 
 
 def store_of(model: Model) -> Path:
@@ -41,11 +44,13 @@ def run(console: Console) -> dict[str, Any]:
     relevance = attribute(model, PROMPT, contrast=CONTRAST)
     console.print(explanation(relevance))
 
-    console.rule("2. Which neurons carried it, and what do they write?")
-    found = relevance.top(10, "ffn")
+    console.rule("2. Which neurons made the difference to a camel, and what do they write?")
+    paired = attribute(model, PROMPT, contrast=CONTRAST, versus=OTHER)
+    found = paired.top(10, "ffn", position="all")
     projections = project_many(model, [row.neuron for row in found], 8)
     words = {result.neuron: result for result in projections}
-    console.print(ranking(found, relevance, words, f"FFN neurons for {relevance.target_text!r}, last position"))
+    console.print(ranking(found, paired, words, f"FFN neurons for {paired.target_text!r}, compared with {OTHER!r}"))
+    console.print(carried([ablation(model, paired, nodes) for nodes in NODES]))
     # The later the layer, the less stands between a neuron and the vocabulary.
     console.print(projection(max(projections, key=lambda result: result.neuron.layer)))
 
