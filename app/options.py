@@ -37,7 +37,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--contrast": {"help": "Explain the target against this token or label."},
     "--target-text": {"help": "Explain a whole continuation instead of one token."},
     "--prefix": {"help": "What the decoder of an encoder-decoder has written before the target."},
-    "--versus": {"multiple": True, "help": "Another prompt to compare with; several times: with the mean of several."},
+    "--versus": {
+        "multiple": True,
+        "help": "Another prompt to compare with, or auto, auto:2; several times: the mean.",
+    },
     "--at": {"help": "Of a model that labels tokens the one explained; with --versus prompt or midpoint (docs)."},
     "--method": {
         "show_default": "attnlrp; with --versus difference",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack, overload
 
@@ -23,6 +24,7 @@ from concepts.passes.targets import Logits
 from concepts.relevance import Conservation, Relevance
 from concepts.telling import Recorded, kept_at, said, token_relevance
 from concepts.versus.compare import compared
+from concepts.versus.proposals import proposed
 from icebear.errors import InputError, NumericalError
 
 ROWS = 16
@@ -85,8 +87,9 @@ def attribute(
     contrast: explains logit[target] - logit[contrast] instead of logit[target].
     target_text: explains a whole continuation instead, summed over its tokens.
     versus: another prompt, or several, that this one is compared with: relevance is then (activation - activation
-        there) x coefficient, the mean over several. Without a contrast, that is the other prompt's own answer. With a
-        list of prompts one for each, or one for all.
+        there) x coefficient, the mean over several. ``auto`` takes one that the model itself finds likely
+        (`concepts.versus.proposals`), ``auto:2`` the next one. Without a contrast, that is the other prompt's
+        own answer. With a list of prompts one for each, or one for all.
     method: a value, or the name of one in `concepts.lrp.method`, or in `concepts.baselines.methods`, which know tokens
         only. Default: AttnLRP; with versus what ranks best, `concepts.versus.compare.BY_DEFAULT`.
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
@@ -121,7 +124,7 @@ def attribute(
         how = (method, place, tuple(sites), record, checkpoint, strict)
         compare = [
             compared(model, one, other, dict(zip(names, asked, strict=True)), *how)
-            for (one, asked), other in zip(rows, _others(versus, single, len(rows)), strict=True)
+            for (one, asked), other in zip(rows, _others(model, versus, prompts, single), strict=True)
         ]
         return compare[0] if single else compare
     assert not isinstance(method, Difference | None)
@@ -134,13 +137,15 @@ def attribute(
     return results[0] if single else results
 
 
-def _others(versus: Any, single: bool, count: int) -> list[list[Prompt]]:
+def _others(model: Model, versus: Any, prompts: Sequence[Prompt], single: bool) -> list[list[Prompt]]:
     """What each prompt is compared with."""
+    if isinstance(versus, str) and (asked := re.fullmatch(r"auto(?::([1-9]\d*))?", versus)):
+        return [[Prompt(ids=proposed(model, prompt, int(asked[1] or 1)).ids)] for prompt in prompts]
     others, alone = prompts_of(versus)
     if single or alone:
-        return [others] * count
-    if len(others) != count:
-        raise InputError(f"There are {count} prompts but {len(others)} to compare with; give one for each.")
+        return [others] * len(prompts)
+    if len(others) != len(prompts):
+        raise InputError(f"There are {len(prompts)} prompts but {len(others)} to compare with; give one for each.")
     return [[other] for other in others]
 
 

@@ -11,6 +11,7 @@ from test_others import make
 from app.cli import main
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute
 from concepts.versus.alignment import alignment
+from concepts.versus.proposals import common, proposals
 from icebear.errors import InputError
 from steering import steer
 
@@ -192,6 +193,40 @@ def test_as_many_prompts_as_to_compare_with(model):
         attribute(model, [IDS, OTHER, IDS[:4]], 11, 12, versus=[OTHER, IDS])
     found = attribute(model, [IDS, [*IDS[:-1], 30]], 11, 12, versus=OTHER)
     assert len(found) == 2
+
+
+# --- proposals ---
+
+
+def test_a_proposal_exchanges_one_content_word_for_another_answer(smol):
+    prompt = "The capital of France is"
+    ids, old = smol.token_ids(prompt), smol.predict(prompt, 1)[0]
+    found = proposals(smol, prompt)
+    assert found == sorted(found, key=lambda one: -one.log_probability)
+    for one in found:
+        changed = [place for place, (a, b) in enumerate(zip(ids, one.ids, strict=True)) if a != b]
+        assert changed
+        assert 0 < min(changed) <= max(changed) < len(ids) - 1
+        assert one.instead_of in prompt.split()
+        assert one.word.lower() not in common()
+        new = smol.predict(list(one.ids), 1)[0]
+        assert (new.text, new.probability) == (one.answer, pytest.approx(one.probability, rel=1e-3))
+        assert new.id != old.id
+        assert new.probability >= old.probability / 2 - 1e-6
+    first, second = (attribute(smol, prompt, versus=versus, sites=()) for versus in ("auto", "auto:2"))
+    assert ["".join(one.versus.prompts[0]) for one in (first, second)] == [one.text for one in found[:2]]
+    assert first.linear_share == pytest.approx(1, abs=1e-3)
+
+
+def test_where_nothing_can_be_exchanged_it_says_so(smol):
+    with pytest.raises(InputError, match="none was found"):
+        attribute(smol, "Bees make", versus="auto")
+    with pytest.raises(InputError, match="such prompts were found"):
+        attribute(smol, "The capital of France is", versus="auto:900")
+
+
+def test_the_commonest_words_are_two_hundred_or_so():
+    assert 190 <= len(common()) <= 210
 
 
 # --- in a terminal ---

@@ -1,0 +1,155 @@
+"""Which other prompt to compare with, where the user names none: one content word exchanged for another one that the
+model itself finds likely there, and that changes its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice, pairwise
+from pathlib import Path
+
+import torch
+
+from concepts.models.model import Model
+from concepts.models.prompts import PromptLike
+from icebear.errors import InputError
+
+COMMON = Path(__file__).parent / "common.txt"
+TRIED, MOST = 40, 3000
+"""Words tried in each place, of either kind, among so many tokens."""
+AS_SURE = 0.5
+"""The new answer is at least so many times as probable as the old one was."""
+ROWS = 16
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A prompt of as many tokens, with another answer."""
+
+    ids: tuple[int, ...]
+    text: str
+    word: str
+    instead_of: str
+    log_probability: float
+    """Of the whole prompt, nats."""
+    answer: str
+    probability: float
+
+
+def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
+    """Other prompts, the most probable first; none where no word can be exchanged.
+
+    Exchanged is one content word: neither the first nor the last token (which every answer hangs on), none of the 200
+    commonest, for a word of as many tokens. Raises `InputError` for a model that does not write the next token.
+    """
+    if not model.task.looks_back:
+        raise InputError(f"Other prompts are proposed for models that write the next token; {model.name} does not.")
+    ids = list(model.encode([prompt]).row_ids(0))
+    texts = [model.answer(token) for token in ids]
+    (answer, sure, _), *_ = _answers(model, [ids])
+    found = []
+    for start, end in _words(texts):
+        for tokens in _likely(model, ids[:start], ids[start:end], "".join(texts[start:end]).strip()):
+            found.append(([*ids[:start], *tokens, *ids[end:]], start, end))
+    rows = _answers(model, [changed for changed, _, _ in found])
+    proposed = [
+        Proposal(
+            tuple(changed),
+            model.tokenizer.decode(changed),
+            "".join(model.answer(token) for token in changed[start:end]).strip(),
+            "".join(texts[start:end]).strip(),
+            log_probability,
+            model.answer(other),
+            probability,
+        )
+        for (changed, start, end), (other, probability, log_probability) in zip(found, rows, strict=True)
+        if other != answer and probability >= AS_SURE * sure and _content(model.answer(other))
+    ]
+    return sorted(proposed, key=lambda one: -one.log_probability)
+
+
+def proposed(model: Model, prompt: PromptLike, which: int = 1) -> Proposal:
+    """The first of `proposals`, or the one that is asked for. Raises `InputError` where there is none."""
+    found = proposals(model, prompt)
+    if len(found) < which:
+        more = f"only {len(found)} such prompts were found" if found else "none was found"
+        raise InputError(
+            f"No other prompt can be proposed: one content word exchanged, another answer as sure as this one; {more}. "
+            "Name a prompt to compare with."
+        )
+    return found[which - 1]
+
+
+@cache
+def common() -> frozenset[str]:
+    """The 200 commonest English words."""
+    return frozenset(COMMON.read_text(encoding="utf-8").split())
+
+
+def _words(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Where the content words begin and end that hold neither the first nor the last token."""
+    starts = [place for place, text in enumerate(texts) if text[:1].isspace()] + [len(texts)]
+    return [(a, b) for a, b in pairwise(starts) if a > 0 and b < len(texts) and _content("".join(texts[a:b]))]
+
+
+def _content(word: str) -> bool:
+    return word.strip().isalpha() and word[:1].isspace() and word.strip().lower() not in common()
+
+
+@torch.no_grad()
+def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> list[list[int]]:
+    """Words of as many tokens, begun as the word is (with a capital or not): what the model finds likely behind
+    `before`, and of a single token those whose embeddings are nearest."""
+    with model.lock:
+        first = model.logits(model.encode([before]), [len(before) - 1])[0, 0].topk(MOST).indices.tolist()
+    likely = set(first)
+    near = [token for token in _nearest(model, tokens[0]) if token in likely] if len(tokens) == 1 else first
+    begun = [[token] for token in _words_among(model, near, word)]
+    for _ in tokens[1:]:
+        begun = _continued(model, before, begun)
+    texts = {tuple(some): "".join(model.answer(token) for token in some) for some in begun}
+    return [list(some) for some, text in texts.items() if _content(text) and text.strip().lower() != word.lower()]
+
+
+def _words_among(model: Model, tokens: Sequence[int], word: str) -> list[int]:
+    """The first `TRIED` that begin a content word as this word begins."""
+    texts = ((token, model.answer(token)) for token in tokens)
+    found = (token for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
+    return list(islice(found, TRIED))
+
+
+def _nearest(model: Model, token: int) -> list[int]:
+    """Tokens by the cosine of their embeddings to this one's."""
+    rows = model.net.get_input_embeddings().weight.detach().float()
+    own = torch.nn.functional.cosine_similarity(rows, rows[token], dim=-1)
+    return own.topk(MOST).indices.tolist()
+
+
+def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[list[int]]:
+    """Each with the most probable token that goes on with the word."""
+    found = []
+    for start in range(0, len(begun), ROWS):
+        rows = [[*before, *tokens] for tokens in begun[start : start + ROWS]]
+        with model.lock:
+            logits = model.logits(model.encode(rows), [len(rows[0]) - 1])[:, 0]
+        for tokens, best in zip(begun[start : start + ROWS], logits.topk(20).indices.tolist(), strict=True):
+            inside = [token for token in best if model.answer(token).isalpha()]
+            if inside:
+                found.append([*tokens, inside[0]])
+    return found
+
+
+@torch.no_grad()
+def _answers(model: Model, rows: Sequence[list[int]]) -> list[tuple[int, float, float]]:
+    """(the answer, its probability, the log-probability of the prompt) of prompts of one length."""
+    found = []
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        with model.lock:
+            logits = model.logits(model.encode(some), list(range(len(some[0])))).float().log_softmax(-1)  # (B, T, V)
+        ids = torch.tensor(some, device=logits.device)
+        read = logits[:, :-1].gather(-1, ids[:, 1:, None]).sum((1, 2))
+        best = logits[:, -1].max(-1)
+        found += list(zip(best.indices.tolist(), best.values.exp().tolist(), read.tolist(), strict=True))
+    return found
