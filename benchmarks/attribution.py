@@ -49,23 +49,43 @@ CASES = {
 }
 
 
-def times(model, rounds: int) -> None:
-    print("| tokens | " + " | ".join(CASES) + " |\n|" + " --- |" * (len(CASES) + 1))
-    for count in (32, 128, 512, 1024):
+def against(count: int, method: str | None):
+    """A case of relevance compared with `count` other prompts."""
+
+    def case(model, ids):
+        others = [[*ids[:-2], 200 + number, ids[-1]] for number in range(count)]
+        return attribute(model, ids, 1000, 1001, versus=others, method=method)
+
+    return case
+
+
+COMPARED = {
+    "AttnLRP, all ffn and attn neurons": CASES["AttnLRP, all ffn and attn neurons"],
+    "versus one, difference rules": against(1, "difference"),
+    "versus one, attention weights constant": against(1, "difference-constant"),
+    "versus one, gradient at the midpoint": against(1, "gxi"),
+    "versus four, difference rules": against(4, "difference"),
+    "versus four, gradient at the midpoint": against(4, "gxi"),
+}
+
+
+def times(model, rounds: int, cases: dict, unit: str, counts: tuple[int, ...]) -> None:
+    print("| tokens | " + " | ".join(cases) + " |\n|" + " --- |" * (len(cases) + 1))
+    for count in counts:
         ids = tokens(model, count)
-        seconds: dict[str, list[float]] = {name: [] for name in CASES}
+        seconds: dict[str, list[float]] = {name: [] for name in cases}
         for turn in range(rounds + 1):
-            for name, case in CASES.items():
+            for name, case in cases.items():
                 start = time.perf_counter()
                 case(model, ids)
                 if turn:  # the first round warms up
                     seconds[name].append(time.perf_counter() - start)
         cells = []
         for values in seconds.values():
-            pairs = [a / b for a, b in zip(values, seconds["gradient x input"], strict=True)]
+            pairs = [a / b for a, b in zip(values, seconds[unit], strict=True)]
             cells.append(f"{statistics.median(values):.3f} s ({statistics.median(pairs):.2f})")
         print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
-    print("\nIn brackets: the median over rounds of the ratio to gradient x input.\n")
+    print(f"\nIn brackets: the median over rounds of the ratio to: {unit}.\n")
 
 
 def memory(model_name: str) -> None:
@@ -104,5 +124,6 @@ if __name__ == "__main__":
         peak(loaded, options.peak, options.tokens)
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-        times(loaded, options.rounds)
+        times(loaded, options.rounds, CASES, "gradient x input", (32, 128, 512, 1024))
+        times(loaded, options.rounds, COMPARED, "AttnLRP, all ffn and attn neurons", (32, 128, 512))
         memory(options.model)

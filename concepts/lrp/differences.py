@@ -99,8 +99,9 @@ def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
     """The mean derivative of `func` along the straight line between both rows, all activations moving together."""
     with torch.no_grad():
         y = func(*args)
-    parts = (weight * func(*_at(share, args)) for share, weight in points)
-    return InPlaceOf.apply(sum(parts), y)
+    if points is MIDDLE:
+        return InPlaceOf.apply(func(*_at(0.5, args)), y)
+    return InPlaceOf.apply(sum(weight * func(*_at(share, args)) for share, weight in points), y)
 
 
 def _at(share: float, args: Iterable[Any]) -> list[Any]:
@@ -131,6 +132,8 @@ def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     x, rest = args[0] if args else kwargs.pop("input"), args[1:]
     if not is_activation(x):
         return func(x, *rest, **kwargs)
+    if func in SQUARE or (func in POWER and (*rest, kwargs.get("exponent")) == (2, None)):
+        return along(MIDDLE, torch.square, x)
     given = {**kwargs, "inplace": False} if "inplace" in kwargs else kwargs
     return secant(lambda x: func(x, *rest, **given), x)
 
@@ -271,6 +274,8 @@ IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     for name in names
     for func in operations.named(name)
 }
+SQUARE = set(operations.named("square"))
+POWER = {*operations.named("pow"), *operations.named("__pow__")}
 
 
 def _build() -> dict[Any, Rule]:

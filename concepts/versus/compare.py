@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -156,7 +157,7 @@ class _Sums:
         )
         for name, kept in ((self.sites, sites), (self.there, there)):
             for site, x in kept.items():
-                name[site] = name[site] + x / count if site in name else x / count
+                name[site] = name[site].add_(x, alpha=1 / count) if site in name else x / count
         if count > 1:
             self.tops.append(_largest(sites))
 
@@ -195,8 +196,8 @@ class _Sums:
 
 def _largest(sites: dict[str, Tensor]) -> set[int]:
     """The `NODES` largest by size, as places among those of all sites."""
-    values = torch.cat([x.abs().flatten() for x in sites.values()]) if sites else torch.zeros(0)
-    return set(values.topk(min(NODES, len(values))).indices.tolist())
+    values = torch.cat([x.flatten() for x in sites.values()]).abs_().neg_().numpy() if sites else numpy.zeros(0)
+    return set(numpy.argpartition(values, min(NODES, len(values)) - 1)[:NODES].tolist()) if len(values) else set()
 
 
 def _overlap(tops: Sequence[set[int]]) -> float | None:
@@ -219,7 +220,7 @@ def _by_difference_rules(
     """Both prompts of a pair go through the model as partners: one pass of two rows."""
     sums = _Sums(pairs, record)
     for pair in pairs:
-        columns = [[pair.batch.columns(row)[at] for at in sums.recorded] for row in (0, 1)]
+        columns = None if record == "all" else [[pair.batch.columns(row)[at] for at in sums.recorded] for row in (0, 1)]
         target, inputs, stream = Logits(pair), Inputs(), Stream(model, pair.batch)
         values = Values(model, pair.batch, sites, columns)
         neurons = AllNeurons(model, pair.batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
