@@ -1,6 +1,7 @@
 """What a list of nodes carries: F by its definition, controls, pairs and the evaluation."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -27,33 +28,22 @@ def found(model):
 
 
 def by_hand(model, kept):
-    """m with every FFN neuron at its value in the prompt where kept (L, T, F), else in the other one, by hooks of the
-    test's own."""
+    """m with every FFN neuron that is not kept (L, T, F) at its value in the other prompt, by the test's own hooks."""
     values = {}
-    for ids in (IDS, OTHER):
+
+    def run(ids, hook):
         hooks = [
-            layer.mlp.down_proj.register_forward_pre_hook(
-                lambda module, args, number=number, name=tuple(ids): values.__setitem__((name, number), args[0][0])
-            )
+            layer.mlp.down_proj.register_forward_pre_hook(partial(hook, number))
             for number, layer in enumerate(model.net.model.layers)
         ]
         with torch.no_grad():
-            model.net(torch.tensor([ids]))
-        for hook in hooks:
-            hook.remove()
-    hooks = [
-        layer.mlp.down_proj.register_forward_pre_hook(
-            lambda module, args, number=number: (
-                torch.where(kept[number], values[tuple(IDS), number], values[tuple(OTHER), number])[None],
-            )
-        )
-        for number, layer in enumerate(model.net.model.layers)
-    ]
-    with torch.no_grad():
-        logits = model.net(torch.tensor([IDS])).logits[0, -1]
-    for hook in hooks:
-        hook.remove()
-    return (logits[11] - logits[12]).item()
+            logits = model.net(torch.tensor([ids])).logits[0, -1]
+        for one in hooks:
+            one.remove()
+        return (logits[11] - logits[12]).item()
+
+    run(OTHER, lambda number, module, args: values.__setitem__(number, args[0]))
+    return run(IDS, lambda number, module, args: (torch.where(kept[number], args[0], values[number]),))
 
 
 def test_f_is_its_definition(model, found):
@@ -83,9 +73,9 @@ def test_the_gains_of_nodes_are_gradient_x_difference(model, found):
     with Double():
         gains = nodes.gains(kept)
         for sign in (1, -1):
-            base = torch.where(kept, nodes.own, nodes.there)
-            base[layer, token, index] += sign * step
-            moved += Nodes(model, nodes.one, "ffn", base, base).numbers([kept])
+            there = nodes.there.clone()
+            there[layer, token, index] += sign * step
+            moved += Nodes(model, nodes.one, "ffn", nodes.own, there).numbers([kept])
     slope = (moved[0] - moved[1]) / (2 * step)
     expected = slope * (nodes.own - nodes.there)[layer, token, index].item()
     assert gains[layer, token, index].item() == pytest.approx(expected, rel=1e-4)

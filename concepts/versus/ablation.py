@@ -1,8 +1,8 @@
 """Whether a list of nodes is the cause: the others take the other prompt's activations, and what is left is measured.
 
 A node is a neuron (or head) at a token. F(K) = (m(K) - m(0)) / (m(x) - m(0)), m the number explained: the nodes in K
-keep the prompt's activations, all others of the site have the other prompt's; in m(0) all have. Kept is F(K), left
-without is F of all others (DESIGN section 16).
+are computed as ever, from what comes to them, all others of the site have the other prompt's activations; in m(0) all
+have. Kept is F(K), left without is F of all others.
 """
 
 from __future__ import annotations
@@ -70,28 +70,31 @@ class Nodes:
         many = self.one.repeated(0, len(kept))
         if self.site == "head":
             kept = kept.repeat_interleave(self.own.shape[-1] // kept.shape[-1], -1)
-        own, there = (x.to(self.model.device, self.model.dtype) for x in (self.own, self.there))
-        kept = kept.to(self.model.device)
+        there, kept = self.there.to(self.model.device, self.model.dtype), kept.to(self.model.device)
         name = "attn" if self.site == "head" else self.site
 
         def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
-            return torch.where(kept[:, layer], own[layer], there[layer])
+            return torch.where(kept[:, layer], x, there[layer])
 
         places = [(name, layer) for layer in self.model.layers_with(name)]
         with self.model.lock, visiting(self.model, places, exchanged):
             return look(self.model, Logits(many), []).tolist()
 
     def gains(self, kept: Tensor) -> Tensor:
-        """(L, T, N) what each node adds to the number explained, to first order, where these are kept: gradient x
+        """(L, T, N) what each other node adds to the number explained, to first order, where these are kept: gradient x
         difference."""
         one, width = self.one, self.own.shape[-1]
         name = "attn" if self.site == "head" else self.site
         if self.site == "head":
             kept = kept.repeat_interleave(width // kept.shape[-1], -1)
         own, there = (x.to(self.model.device, self.model.dtype) for x in (self.own, self.there))
-        leaves = torch.where(kept.to(own.device), own, there).requires_grad_()
+        leaves, kept = there.clone().requires_grad_(), kept.to(there.device)
+
+        def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
+            return torch.where(kept[layer], x, leaves[layer])
+
         places = [(name, layer) for layer in self.model.layers_with(name)]
-        with self.model.lock, visiting(self.model, places, lambda site, layer, x: leaves[layer][None]):
+        with self.model.lock, visiting(self.model, places, exchanged):
             logits = self.model.logits(one.batch, one.needed)
             (gradient,) = torch.autograd.grad(one.explained(logits)[1].sum(), leaves)
         found = ((own - there) * gradient).float().cpu()
