@@ -91,7 +91,7 @@ def attribute(
         (`concepts.versus.proposals`), ``auto:2`` the next one. Without a contrast, that is the other prompt's
         own answer. With a list of prompts one for each, or one for all.
     method: a value, or the name of one in `concepts.lrp.method`, or in `concepts.baselines.methods`, which know tokens
-        only. Default: AttnLRP; with versus what ranks best, `concepts.versus.compare.BY_DEFAULT`.
+        only. Default: AttnLRP; with versus difference rules (`concepts.versus.compare.BY_DEFAULT`).
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
         default ``ffn`` and ``attn`` (none for a family that icebear does not know).
     prefix: what the decoder of an encoder-decoder has written before the target.

@@ -28,7 +28,7 @@ from concepts.render import heatmap
 from icebear.records import TokenScore
 
 USUAL = "as usual"
-"""AttnLRP, or compared with another prompt what ranks best."""
+"""AttnLRP, or compared with another prompt difference rules."""
 ROOM = 1 << 30
 """Bytes of explanations that are kept, but always the last one; one of 4,096 tokens has 2 GB."""
 _sizes: dict[tuple, int] = {}  # of those that are kept, oldest first
