@@ -13,7 +13,7 @@ from concepts import attribute
 from concepts.evaluation import ablation as evaluation
 from concepts.evaluation import pairs
 from concepts.models.plan import plan
-from concepts.versus.ablation import Nodes, ablation, change, largest, matched, shares
+from concepts.versus.ablation import Nodes, ablation, largest, matched, shares
 from icebear.errors import InputError, UnknownName
 
 
@@ -63,7 +63,7 @@ def test_all_heads_are_the_whole_and_none_is_nothing(model, found):
     assert nodes.shape == found.heads().shape
     everything = torch.ones(nodes.shape, dtype=torch.bool)
     assert shares(nodes, [everything, ~everything]) == (pytest.approx([1, 0]), pytest.approx([0, 1], abs=1e-9))
-    assert (change(nodes) == 0).all(dim=(0, 2)).tolist() == [True, True, *[False] * 6]  # before the prompts differ
+    assert (nodes.change() == 0).all(dim=(0, 2)).tolist() == [True, True, *[False] * 6]  # before the prompts differ
 
 
 def test_the_gains_of_nodes_are_gradient_x_difference(model, found):

@@ -20,7 +20,7 @@ from concepts.passes.neurons import AllNeurons
 from concepts.passes.run import run
 from concepts.passes.targets import Logits
 from concepts.relevance import Relevance
-from concepts.versus.ablation import Nodes, change, largest, matched, shares
+from concepts.versus.ablation import Nodes, largest, matched, shares
 from icebear.errors import UnknownName
 
 SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
@@ -98,7 +98,7 @@ def _alone(method: str) -> Score:
 
 
 def _changes(given: Compared) -> Tensor:
-    return change(Nodes.of(given.model, given.found, given.site))
+    return Nodes.of(given.model, given.found, given.site).change()
 
 
 def _in_rounds(given: Compared) -> Tensor:

@@ -218,29 +218,7 @@ def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         return InPlaceOf.apply((y + other) / 2, y.detach().clone())
     with torch.no_grad():
         y = func(q, k, v, mask, *rest, **given)
-    return InPlaceOf.apply(_attention_apart(mode, q, k, v, mask, *rest, **given), y)
-
-
-def _attention_apart(
-    mode: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Operation by operation, because the rule needs the weights (B, H, T, T)."""
-    if enable_gqa:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    x = product(mode, torch.matmul, (q, k.transpose(-1, -2)), {}) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        x = x.masked_fill(torch.ones(x.shape[-2:], device=x.device).triu(1).bool(), -torch.inf)
-    if mask is not None:
-        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else x + mask
-    return product(mode, torch.matmul, (softmax(mode, torch.softmax, (x, -1), {}), v), {})
+    return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, *rest, **given), y)
 
 
 def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:

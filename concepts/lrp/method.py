@@ -60,8 +60,22 @@ class AlphaBeta:
 LinearRule = Epsilon | Gamma | ZPlus | AlphaBeta
 
 
-@dataclass(frozen=True)
-class AttnLRP:
+class Written:
+    """Methods whose `repr` is how they are written: what is not the default."""
+
+    def __repr__(self) -> str:
+        default = type(self)()
+        said = [f"{key}={value!r}" for key, value in vars(self).items() if value != getattr(default, key)]
+        return f"{type(self).__name__}({', '.join(said)})"
+
+    @property
+    def name(self) -> str:
+        """Its short name, or how it is written."""
+        return next((name for name, known in {**METHODS, **PAIRED}.items() if known == self), repr(self))
+
+
+@dataclass(frozen=True, repr=False)
+class AttnLRP(Written):
     """AttnLRP (Achtibat et al. 2024) and its variants.
 
     softmax: ``taylor`` is the paper's rule (Eq. 13); ``zplus`` shares each weight's relevance among what raises it in
@@ -81,15 +95,6 @@ class AttnLRP:
         if self.softmax not in ("taylor", "zplus", "constant"):
             raise InputError(f"The softmax rule is taylor, zplus or constant, not {self.softmax!r}.")
 
-    def __repr__(self) -> str:
-        """As it would be written: what is not the default."""
-        return _written(self)
-
-    @property
-    def name(self) -> str:
-        """Its short name, or how it is written."""
-        return _name(self)
-
     @classmethod
     def parse(cls, text: str) -> AttnLRP:
         """A short name of `METHODS`, or a method as it is written. Raises `UnknownName` or `InputError`."""
@@ -103,8 +108,8 @@ class AttnLRP:
         return found
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, repr=False)
+class Difference(Written):
     """Relevance compared with another prompt, exact in the difference (`concepts.lrp.differences`).
 
     softmax: ``exact`` follows the attention weights from one prompt to the other; ``constant`` holds them, at the mean
@@ -120,25 +125,6 @@ class Difference:
             raise InputError(f"The points of a difference must be at least 1, not {self.points}.")
         if self.softmax not in ("exact", "constant"):
             raise InputError(f"The softmax of a difference is exact or constant, not {self.softmax!r}.")
-
-    def __repr__(self) -> str:
-        """As it would be written: what is not the default."""
-        return _written(self)
-
-    @property
-    def name(self) -> str:
-        """Its short name, or how it is written."""
-        return _name(self)
-
-
-def _written(method: AttnLRP | Difference) -> str:
-    kind, default = type(method), type(method)()
-    said = [f"{key}={value!r}" for key, value in vars(method).items() if value != getattr(default, key)]
-    return f"{kind.__name__}({', '.join(said)})"
-
-
-def _name(method: AttnLRP | Difference) -> str:
-    return next((name for name, known in {**METHODS, **PAIRED}.items() if known == method), repr(method))
 
 
 def read(text: str) -> AttnLRP | Difference:

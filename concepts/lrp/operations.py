@@ -182,7 +182,7 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
     if not (is_activation(q) and is_activation(k) and is_activation(v)):
         raise MissingRule("scaled_dot_product_attention with some constant inputs has no relevance rule.")
     if mode.method.softmax == "zplus":
-        return _attention_apart(mode, q, k, v, mask, *rest, **given)
+        return attention_apart(mode, q, k, v, mask, *rest, **given)
     if is_activation(mask):  # position biases, a summand of the scores
         mask = mode.account(mask, "softmax", -1)
     # The softmax keeps half of y's relevance, less what goes on: as much to k as to q, half of what comes to them.
@@ -190,7 +190,7 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
     return mode.halve(y, "softmax", +0.5)
 
 
-def _attention_apart(
+def attention_apart(
     mode: RelevanceMode,
     q: Tensor,
     k: Tensor,
@@ -201,15 +201,20 @@ def _attention_apart(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Fused attention operation by operation, because the z+ rule needs the weights (B, H, T, T)."""
+    """Operation by operation, each by the mode's table, for rules that need the weights (B, H, T, T)."""
+
+    def ruled(func: Rule, *args: Any) -> Tensor:
+        found: Tensor = mode.table[func](mode, func, args, {})
+        return found
+
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    x = rules.HalveFresh.apply(q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    x = ruled(torch.matmul, q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         x = x.masked_fill(torch.ones(x.shape[-2:], device=x.device).triu(1).bool(), -torch.inf)
     if mask is not None:
-        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else add(mode, torch.add, (x, mask), {})
-    return rules.HalveFresh.apply(softmax(mode, torch.softmax, (x, -1), {}) @ v)
+        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else ruled(torch.add, x, mask)
+    return ruled(torch.matmul, ruled(torch.softmax, x, -1), v)
 
 
 # --- the table -----------------------------------------------------------------------------------------

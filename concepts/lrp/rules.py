@@ -45,22 +45,6 @@ class Halve(Function):
         return g / 2
 
 
-class Share(Function):
-    """`Halve`, with factor x the relevance that comes booked in the ledger's entry."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ledger: dict[str, Tensor], name: str, factor: float) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x)
-        ctx.entry = ledger, name, factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        ledger, name, factor = ctx.entry
-        book(ledger, name, factor, ctx.saved_tensors[0] * g)
-        return g / 2, None, None, None
-
-
 class HalveFresh(Halve):
     """`Halve` for a product that has just been made and nobody else has: y itself comes back, not a view of it,
     because models may go on to change it in place."""
@@ -209,6 +193,16 @@ class Account(Function):
         ledger, name, factor = ctx.entry
         book(ledger, name, factor, product(ctx.saved_tensors[0], g, name))
         return g, None, None, None
+
+
+class Share(Account):
+    """`Halve`, with factor x the relevance that comes booked in the ledger's entry."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        ledger, name, factor = ctx.entry
+        book(ledger, name, factor, ctx.saved_tensors[0] * g)
+        return g / 2, None, None, None
 
 
 def product(x: Tensor, g: Tensor, name: str) -> Tensor:

@@ -7,7 +7,8 @@ have. Kept is F(K), left without is F of all others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -60,51 +61,47 @@ class Nodes:
 
     def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
         """The number explained with each choice (L, T, N) of nodes kept."""
+        there = self.there.to(self.model.device, self.model.dtype)
         found: list[float] = []
         for start in range(0, len(chosen), ROWS):
-            some = torch.stack(list(chosen[start : start + ROWS]))
-            found += self._numbers(some)
+            kept = torch.stack(list(chosen[start : start + ROWS]))
+            with self._exchanged(kept, there):
+                found += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
         return found
-
-    def _numbers(self, kept: Tensor) -> list[float]:
-        many = self.one.repeated(0, len(kept))
-        if self.site == "head":
-            kept = kept.repeat_interleave(self.own.shape[-1] // kept.shape[-1], -1)
-        there, kept = self.there.to(self.model.device, self.model.dtype), kept.to(self.model.device)
-        name = "attn" if self.site == "head" else self.site
-
-        def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
-            return torch.where(kept[:, layer], x, there[layer])
-
-        places = [(name, layer) for layer in self.model.layers_with(name)]
-        with self.model.lock, visiting(self.model, places, exchanged):
-            return look(self.model, Logits(many), []).tolist()
 
     def gains(self, kept: Tensor) -> Tensor:
         """(L, T, N) what each other node adds to the number explained, to first order, where these are kept: gradient x
         difference."""
-        one, width = self.one, self.own.shape[-1]
-        name = "attn" if self.site == "head" else self.site
-        if self.site == "head":
-            kept = kept.repeat_interleave(width // kept.shape[-1], -1)
         own, there = (x.to(self.model.device, self.model.dtype) for x in (self.own, self.there))
-        leaves, kept = there.clone().requires_grad_(), kept.to(there.device)
+        leaves = there.clone().requires_grad_()
+        with self._exchanged(kept, leaves):
+            logits = self.model.logits(self.one.batch, self.one.needed)
+            (gradient,) = torch.autograd.grad(self.one.explained(logits)[1].sum(), leaves)
+        found = ((own - there) * gradient).float().cpu()
+        return self._by_head(found).sum(-1) if self.site == "head" else found
+
+    def change(self) -> Tensor:
+        """(L, T, N) by how much activations differ; of heads the length of that vector."""
+        found = (self.own - self.there).abs()
+        return self._by_head(found).norm(dim=-1) if self.site == "head" else found
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.model.heads, -1))
+
+    @contextmanager
+    def _exchanged(self, kept: Tensor, there: Tensor) -> Iterator[None]:
+        """All nodes but those kept (..., L, T, N) have the activations `there` (L, T, width)."""
+        name = self.site
+        if self.site == "head":
+            name, kept = "attn", kept.repeat_interleave(there.shape[-1] // kept.shape[-1], -1)
+        kept = kept.to(there.device)
 
         def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
-            return torch.where(kept[layer], x, leaves[layer])
+            return torch.where(kept[..., layer, :, :], x, there[layer])
 
         places = [(name, layer) for layer in self.model.layers_with(name)]
         with self.model.lock, visiting(self.model, places, exchanged):
-            logits = self.model.logits(one.batch, one.needed)
-            (gradient,) = torch.autograd.grad(one.explained(logits)[1].sum(), leaves)
-        found = ((own - there) * gradient).float().cpu()
-        return found.unflatten(-1, (self.model.heads, -1)).sum(-1) if self.site == "head" else found
-
-
-def change(nodes: Nodes) -> Tensor:
-    """(L, T, N) by how much activations differ; of heads the length of that vector."""
-    found = (nodes.own - nodes.there).abs()
-    return found.unflatten(-1, (nodes.model.heads, -1)).norm(dim=-1) if nodes.site == "head" else found
+            yield
 
 
 def largest(scores: Tensor, k: int) -> Tensor:
@@ -146,7 +143,7 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
     scores = relevance.heads() if site == "head" else relevance.of(site)
     generator = torch.Generator().manual_seed(seed)
     best = largest(scores, k)
-    choices = [best, largest(change(nodes), k), *(matched(best, generator) for _ in range(DRAWS))]
+    choices = [best, largest(nodes.change(), k), *(matched(best, generator) for _ in range(DRAWS))]
     kept, left = shares(nodes, choices)
     return Ablation(k, kept[0], left[0], fmean(kept[2:]), fmean(left[2:]), kept[1], left[1])
 
