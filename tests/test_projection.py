@@ -116,6 +116,14 @@ def test_threads_share_one_calibration_also_beside_edits_of_another(model, monke
     assert first.high[0, 0] < 50
 
 
+def test_a_model_whose_hidden_states_were_read_is_calibrated_once(model):
+    """transformers leaves its hooks in the model."""
+    again = Model(model.net, model.tokenizer, "again")
+    with torch.no_grad():
+        again.net(input_ids=torch.tensor([[1, 2, 3]]), output_hidden_states=True)
+    assert calibrate(again) is calibrate(again)
+
+
 def test_calibration_is_kept_in_the_cache_but_not_under_edits(model, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
     monkeypatch.setattr(texts, "KEPT_FROM", 0)
