@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -359,33 +359,11 @@ def card(found: Card) -> Group:
     return Group(*parts)
 
 
-def evaluation_table(found: dict[str, Any], columns: Any) -> Table:
-    """Methods by metric; a dash where a method cannot run."""
-    table = _grid(("method", "left"), *((name, "right") for name in columns))
+def evaluation_table(found: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
+    """Methods by metric, as `report.told` has them."""
+    table = _grid(("method", "left"), *((name, "right") for name in columns), title=title)
     for name, cells in found.items():
-        table.add_row(name, *("—" if cells[column] is None else str(cells[column]) for column in columns))
-    return table
-
-
-def ablation_table(task: str, told: dict[str, Any]) -> Table:
-    """Medians over a task's pairs: F of the nodes kept, with quartiles, and without them."""
-    table = _grid(
-        ("score", "left"),
-        ("|1 - F|", "right"),
-        *((f"{what} {size}", "right") for size in ("100", "1,000") for what in ("kept", "left without")),
-    )
-    table.title = f"{task}: medians of {told['pairs']} pairs (of {told['tried']}), nodes ranked by"
-    for name, row in told["scores"].items():
-        cells = [
-            cell
-            for size in (100, 1000)
-            for cell in (
-                f"{row[f'kept_{size}']:.2f} [{row[f'kept_{size} lower quartile']:.2f}, "
-                f"{row[f'kept_{size} upper quartile']:.2f}]",
-                f"{row[f'left_{size}']:.2f}",
-            )
-        ]
-        table.add_row(name, f"{row['distance']:.3f}", *(Text(cell) for cell in cells))
+        table.add_row(name, *(Text(cell) for cell in cells))
     return table
 
 

@@ -99,9 +99,51 @@ def test_what_cannot_be_ablated_says_why(model, found):
     assert ablation(model, found, 3).nodes == 3
 
 
-def test_every_score_ranks(model):
+@pytest.fixture
+def given(model):
     pair = pairs.Pair(IDS, OTHER, "", "")
-    given = evaluation.Compared(model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, versus=OTHER, sites=("ffn",)))
+    return evaluation.Compared(model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, versus=OTHER, sites=("ffn",)))
+
+
+def test_patching_a_node_is_exchanging_it_alone(model, given, monkeypatch):
+    """Ranks and correlations, on few nodes, by the test's own hooks."""
+    monkeypatch.setattr(evaluation.Compared, "of", lambda *_: given)
+    monkeypatch.setattr(evaluation, "DRAWN", 8)
+    told = evaluation.patched(model, given.pair, {"difference": evaluation.SCORES["difference"], "change": None})
+    scores = given.found.ffn
+    drawn = evaluation._drawn([scores], torch.Generator().manual_seed(0))
+    assert set(drawn[:8].tolist()) == set(scores.abs().flatten().topk(8).indices.tolist())
+    assert len(set(drawn.tolist())) == 16
+    effects = []
+    for place in drawn:
+        kept = torch.ones(scores.shape, dtype=torch.bool)
+        kept.view(-1)[place] = False
+        effects.append(by_hand(model, torch.ones_like(kept)) - by_hand(model, kept))
+    both = torch.stack([scores.flatten()[drawn].double(), torch.tensor(effects).double()])
+    expected = {
+        "pearson": both.corrcoef()[0, 1].item(),
+        "spearman": both.argsort().argsort().double().corrcoef()[0, 1].item(),
+    }
+    assert told["methods"] == {"difference": pytest.approx(expected, abs=1e-3)}
+
+
+def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, given):
+    short, others = [pairs.Pair(IDS[:5], OTHER[:5], "", "")], [given.pair]
+    means = evaluation.task_means(model, short + others)
+    assert set(means) == {5, len(IDS)}
+    nodes = given.exchangeable
+    assert torch.allclose(means[len(IDS)], (nodes.own + nodes.there) / 2, atol=1e-6)
+
+
+def test_ratios_weigh_pairs_by_what_exchanging_all_does():
+    lines = [
+        {"exchanged": weight, "methods": {"a": {"kept_100": kept, "kept_1000": 1.0}}}
+        for weight, kept in ((3.0, 0.5), (1.0, -0.5))
+    ]
+    assert evaluation.ratios(lines) == "ratio of means, 100 and 1,000 nodes kept: a 0.25 and 1.00"
+
+
+def test_every_score_ranks(given):
     shaped = given.found.ffn.shape
     for name, score in evaluation.SCORES.items():
         values = score(given)
@@ -147,10 +189,10 @@ def test_across_a_clause_difference_rules_find_what_carries_the_answer(smol, tmp
     command = ["evaluate", "ablation", "--tasks", "across-clause", "--samples", "3", "--out", str(tmp_path / "a")]
     command += ["--methods", "difference,matched", "--json"]
     done = json.loads(run(*command))
-    scores = done["tasks"]["across-clause"]["scores"]
-    assert scores["difference"]["kept_100"] > 0.3
-    assert scores["difference"]["left_1000"] < 0.2
-    assert abs(scores["matched"]["kept_100"]) < 0.1
+    scores = {row["method"]: row for row in done["tasks"]["across-clause"]["table"]}
+    assert scores["difference"]["kept_100 median"] > 0.3
+    assert scores["difference"]["left_1000 median"] < 0.2
+    assert abs(scores["matched"]["kept_100 median"]) < 0.1
     lines = (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text()
     assert json.loads(run(*command)) == done
     assert (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text() == lines

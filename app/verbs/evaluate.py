@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -193,6 +194,8 @@ def pruning(
 ) -> None:
     """Prune FFN neurons or heads, least and most relevant first, and watch the predicted words go.
 
+    Which are needed by prompts in general: ranked on some, set to zero for others. Those of one answer: ablation.
+
     \b
     Example:
       icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
@@ -228,6 +231,12 @@ def pruning(
 @click.option("--tasks", default="all", show_default=True, help="simple, phrase, across-clause, capitals, ...; commas.")
 @options("--data")
 @options("--site", type=click.Choice(["ffn", "head"]), default="ffn")
+@click.option(
+    "--mean", is_flag=True, help="All others take the mean of the task's prompts, not the other prompt's values."
+)
+@click.option(
+    "--patching", is_flag=True, help="Instead: how scores correlate with activation patching of single nodes."
+)
 @options("--json", *MODEL)
 def ablation(
     methods: str,
@@ -237,6 +246,8 @@ def ablation(
     tasks: str,
     data: str | None,
     site: str,
+    mean: bool,
+    patching: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -250,43 +261,43 @@ def ablation(
     Example:
       icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
     """
-    from app.terminal import ablation_table
+    from app.terminal import evaluation_table
     from concepts.evaluation import ablation as evaluation
     from concepts.evaluation import pairs, report, runner
 
+    if mean and patching:
+        raise click.UsageError("--patching is against the other prompt's values; leave out --mean.")
     need("evaluate")
     wanted = evaluation.named(methods)
     asked = {"data": pairs.read(data)} if data else pairs.named(tasks)
     model = load(**given)
-    found = {}
+    asked_for = {"site": site, "samples": samples, "seed": seed, "mean": mean, "patching": patching}
+    columns = evaluation.PATCHED if patching else evaluation.COLUMNS
+    told = {}
     for task, all_pairs in asked.items():
         usable, tried = pairs.usable(model, all_pairs, samples, seed)
         if not usable:
             click.echo(f"{task}: the model is right on none of {tried} pairs of equal length.", err=True)
             continue
         facts = runner.facts(
-            model,
-            "ablation",
-            dict.fromkeys(wanted),
-            task=data or task,
-            site=site,
-            samples=samples,
-            seed=seed,
-            sizes=evaluation.SIZES,
+            model, "ablation", dict.fromkeys(wanted), task=data or task, sizes=evaluation.SIZES, **asked_for
         )
+        means = evaluation.task_means(model, usable, site) if mean else {}
+        one = evaluation.patched if patching else partial(evaluation.sample, means=means)
+        measure = partial(one, model, scores=wanted, site=site)
         with bar(task, len(usable)) as advance:
-            lines = runner.run(
-                f"{out}/{task}", facts, usable, lambda pair: evaluation.sample(model, pair, wanted, site), advance
-            )
-        note = f"{task}: the model is right on {len(usable)} of {tried} pairs."
-        report.write(f"{out}/{task}", lines, evaluation.COLUMNS, facts, {}, [note])
-        found[task] = {"pairs": len(usable), "tried": tried, "scores": evaluation.summary(lines)}
+            lines = runner.run(f"{out}/{task}", facts, usable, measure, advance)
+        notes = [f"{task}: the model is right on {len(usable)} of {tried} pairs"]
+        notes += [] if patching else [evaluation.ratios(lines)]
+        found = report.write(f"{out}/{task}", lines, columns, facts, {}, notes)
+        told[task] = {"notes": notes, "table": report.rows(found)}
+        if not as_json:
+            stdout().print(evaluation_table(report.told(found, columns), columns, task))
+            stdout().print("\n".join(notes), style="dim", markup=False)
     if as_json:
-        print_json({**runner.facts(model, "ablation", dict.fromkeys(wanted), site=site, seed=seed), "tasks": found})
-        return
-    for task, told in found.items():
-        stdout().print(ablation_table(task, told))
-    click.echo(f"Wrote {', '.join(f'{out}/{task}/index.html' for task in found)}", err=True)
+        print_json({**runner.facts(model, "ablation", dict.fromkeys(wanted), **asked_for), "tasks": told})
+    else:
+        click.echo(f"Wrote {', '.join(f'{out}/{task}/index.html' for task in told)}", err=True)
 
 
 @evaluate.command()
@@ -457,7 +468,7 @@ def _tell(
         print_json({"settings": facts, "unable": unable, "table": report.rows(found)})
         return
     console = stdout()
-    console.print(evaluation_table(found, columns))
+    console.print(evaluation_table(report.told(found, columns), columns))
     for line in report.legend(lines, columns, notes, unable):
         console.print(line, style="dim", markup=False)
     click.echo(f"Wrote {out}/index.html", err=True)

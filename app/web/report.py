@@ -14,7 +14,7 @@ from concepts.evaluation import report
 def show() -> None:
     folder = typed(st.text_input, "Folder of an evaluation (icebear evaluate ... --out FOLDER)", "folder")
     if not folder:
-        found = sorted(path.parent.name for path in Path.cwd().glob("*/results.json"))
+        found = sorted(str(path.parent) for depth in ("*", "*/*") for path in Path().glob(f"{depth}/results.json"))
         here = f" Here are: {', '.join(found)}." if found else ""
         st.caption(plain(f"Name a folder that icebear evaluate wrote.{here}"))
         return
@@ -38,7 +38,6 @@ def _read(folder: str, modified: int) -> tuple[dict[str, Any], list[dict[str, st
     results = report.load(folder)
     settings, columns = results["settings"], results["columns"]
     table = report.table(results["samples"], columns, list(settings["methods"]))
-    rows = [
-        {"method": name, **{c: "—" if v is None else str(v) for c, v in cells.items()}} for name, cells in table.items()
-    ]
+    cells = report.told(table, columns)
+    rows = [{"method": name, **dict(zip(columns, said, strict=True))} for name, said in cells.items()]
     return settings, rows, report.legend(results["samples"], columns, results["notes"], results["unable"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median, quantiles
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
+import pandas
 import torch
 from torch import Tensor
 
@@ -16,8 +17,8 @@ from concepts.lrp.method import METHODS
 from concepts.models.model import Model
 from concepts.models.plan import plan
 from concepts.passes.inputs import Inputs
-from concepts.passes.neurons import AllNeurons
-from concepts.passes.run import run
+from concepts.passes.neurons import AllNeurons, Values
+from concepts.passes.run import look, run
 from concepts.passes.targets import Logits
 from concepts.relevance import Relevance
 from concepts.versus.ablation import Nodes, largest, matched, shares
@@ -29,11 +30,17 @@ SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 COLUMNS = {
     "distance": "mean |1 - F| over the sizes (a log axis), the nodes kept, lower is better",
     "left": "mean |F| over the sizes, the nodes left out, lower is better",
-    "kept_100": "F of 100 nodes: 1 is the whole answer",
-    "left_100": "|F| without 100 nodes, lower is better",
-    "kept_1000": "F of 1,000 nodes",
-    "left_1000": "|F| without 1,000 nodes, lower is better",
+    "kept_100": "median [quartiles] of F of 100 nodes: 1 is the whole answer",
+    "left_100": "median of |F| without 100 nodes, lower is better",
+    "kept_1000": "median of F of 1,000 nodes",
+    "left_1000": "median of |F| without 1,000 nodes, lower is better",
 }
+PATCHED = {
+    "pearson": "median [quartiles] over pairs of the correlation with what patching the node alone takes away",
+    "spearman": "median of the same by ranks",
+}
+DRAWN = 200
+"""Of the union of the scores' as many largest nodes, and of all others, for `PATCHED`."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,10 @@ class Compared:
         sites = ("attn",) if site == "head" else (site,)
         found = attribute(model, pair.prompt, target, contrast, versus=pair.other, method="difference", sites=sites)
         return cls(model, pair, target, contrast, site, found)
+
+    @property
+    def exchangeable(self) -> Nodes:
+        return Nodes.of(self.model, self.found, self.site)
 
     def nodes(self, relevance: Relevance) -> Tensor:
         """(L, T, N) of the site, (L, T, H) of heads."""
@@ -97,13 +108,9 @@ def _alone(method: str) -> Score:
     return score
 
 
-def _changes(given: Compared) -> Tensor:
-    return Nodes.of(given.model, given.found, given.site).change()
-
-
 def _in_rounds(given: Compared) -> Tensor:
     """Chosen size by size: by the gradient where those chosen so far are in place, all others as in the other one."""
-    nodes = Nodes.of(given.model, given.found, given.site)
+    nodes = given.exchangeable
     chosen = torch.zeros(nodes.shape, dtype=torch.bool)
     rank = torch.zeros(nodes.shape)
     for size in SIZES:
@@ -128,7 +135,7 @@ SCORES: dict[str, Score] = {
     },
     "ig@path": _paired("ig"),
     "rounds": _in_rounds,
-    "change": _changes,
+    "change": lambda given: given.exchangeable.change(),
 }
 """Relevance by difference rules, the same with constant attention weights; of other methods that of the prompt alone,
 and compared (@), with coefficients of the prompt, the midpoint or ten points of the path; the size of the change."""
@@ -146,10 +153,16 @@ def named(names: str) -> dict[str, Score | None]:
     return {name: known[name] for name in wanted}
 
 
-def sample(model: Model, pair: Pair, scores: Mapping[str, Score | None], site: str = "ffn") -> dict[str, Any]:
-    """Each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready."""
+def sample(
+    model: Model, pair: Pair, scores: Mapping[str, Score | None], site: str = "ffn", means: Mapping[int, Tensor] = {}
+) -> dict[str, Any]:
+    """Each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready. means: what nodes that are not kept
+    take instead of the other prompt's activations, by the number of tokens (`task_means`)."""
     given = Compared.of(model, pair, site)
-    nodes = Nodes.of(model, given.found, site)
+    nodes = given.exchangeable
+    nodes = replace(nodes, there=means.get(nodes.shape[1], nodes.there))
+    everything = torch.ones(nodes.shape, dtype=torch.bool)
+    whole, none = nodes.numbers([everything, ~everything])
     generator = torch.Generator().manual_seed(0)
     found = {}
     for name, score in scores.items():
@@ -158,7 +171,7 @@ def sample(model: Model, pair: Pair, scores: Mapping[str, Score | None], site: s
         if score is None:
             choices = [matched(choice, generator) for choice in choices]
         found[name] = numbers(*shares(nodes, choices))
-    return {"prompt": pair.prompt, "other": pair.other, "methods": found}
+    return {"prompt": pair.prompt, "other": pair.other, "exchanged": whole - none, "methods": found}
 
 
 def numbers(kept: list[float], left: list[float]) -> dict[str, Any]:
@@ -173,14 +186,53 @@ def numbers(kept: list[float], left: list[float]) -> dict[str, Any]:
     }
 
 
-def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """score -> medians over the pairs, with quartiles of those of 100 and 1,000 nodes kept."""
-    found = {}
+def ratios(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Beside the medians of F the ratio of means: what 100 and 1,000 nodes carry of all pairs together."""
+    weights = [line["exchanged"] for line in lines]
+    told = []
     for name in lines[0]["methods"]:
-        rows = [line["methods"][name] for line in lines]
-        told = {column: median(row[column] for row in rows) for column in COLUMNS}
-        for column in ("kept_100", "kept_1000"):
-            parts = quantiles((row[column] for row in rows), n=4) if len(rows) > 1 else [rows[0][column]] * 3
-            told |= {f"{column} lower quartile": parts[0], f"{column} upper quartile": parts[2]}
-        found[name] = told
-    return found
+        kept = [
+            fmean((line["methods"][name][column] for line in lines), weights) for column in ("kept_100", "kept_1000")
+        ]
+        told.append(f"{name} {kept[0]:.2f} and {kept[1]:.2f}")
+    return f"ratio of means, 100 and 1,000 nodes kept: {', '.join(told)}"
+
+
+def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[int, Tensor]:
+    """By the number of tokens, the mean activations (L, T, N) of the site over the prompts of so many of all pairs."""
+    name = "attn" if site == "head" else site
+    found: dict[int, list[Tensor]] = {}
+    for prompt in [text for pair in pairs for text in (pair.prompt, pair.other)]:
+        one = plan(model, [prompt])
+        values = Values(model, one.batch, (name,))
+        look(model, Logits(one), [values])
+        found.setdefault(one.batch.lengths[0], []).append(values.values(0, values.activation[name]))
+    return {length: torch.stack(some).mean(0) for length, some in found.items()}
+
+
+def patched(model: Model, pair: Pair, scores: Mapping[str, Score | None], site: str = "ffn") -> dict[str, Any]:
+    """Each score's `PATCHED` on a pair: on one set of nodes, the correlation with what is lost when a node alone takes
+    the other prompt's activation. JSON-ready."""
+    given = Compared.of(model, pair, site)
+    found = {name: score(given).float() for name, score in scores.items() if score}
+    nodes = given.exchangeable
+    drawn = _drawn(list(found.values()), torch.Generator().manual_seed(0))
+    choices = []
+    for place in drawn:
+        all_but_one = torch.ones(nodes.shape, dtype=torch.bool)
+        all_but_one.view(-1)[place] = False
+        choices.append(all_but_one)
+    whole, *without = nodes.numbers([torch.ones(nodes.shape, dtype=torch.bool), *choices])
+    effects = pandas.Series([whole - number for number in without])
+    told = {}
+    for name, values in found.items():
+        of = pandas.Series(values.flatten()[drawn].numpy())
+        told[name] = {"pearson": of.corr(effects), "spearman": of.rank().corr(effects.rank())}
+    return {"prompt": pair.prompt, "other": pair.other, "methods": told}
+
+
+def _drawn(scores: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """Places of `DRAWN` nodes of the union of each score's `DRAWN` largest, and of as many others."""
+    union = torch.stack([largest(values, DRAWN) for values in scores]).any(0).flatten()
+    draws = torch.rand(2, len(union), generator=generator)
+    return torch.cat([(draws[row] * some).topk(DRAWN).indices for row, some in enumerate((union, ~union))])

@@ -35,10 +35,17 @@ class Cell:
     """None of a single sample."""
     p: float | None
     """Two-sided, against the best method of the column (`TEST`); None for the best itself."""
+    median: float
+    lower: float
+    """The lower quartile."""
+    upper: float
 
-    def __str__(self) -> str:
-        error = "" if self.error is None else f" ± {self.error:.3f}"
-        return f"{self.mean:.3f}{error}{'' if self.p is not None else ' *'}"
+    def said(self, about: str) -> str:
+        """As its column wants it (`COLUMNS` of the evaluation): a text that begins with "median" is of medians."""
+        best = "" if self.p is not None else " *"
+        if about.startswith("median"):
+            return f"{self.median:.3f} [{self.lower:.2f}, {self.upper:.2f}]"
+        return f"{self.mean:.3f}{'' if self.error is None else f' ± {self.error:.3f}'}{best}"
 
 
 CURVES = {
@@ -68,7 +75,8 @@ def table(
         others = [row for row in range(len(able)) if row != best]
         corrected = dict(zip(others, holm(paired_p(values[others] - values[best], seed)), strict=True))
         for row, name in enumerate(able):
-            found[name][column] = Cell(float(means[row]), _error(values[row]), corrected.get(row))
+            quartiles = np.quantile(values[row], (0.5, 0.25, 0.75)).tolist()
+            found[name][column] = Cell(float(means[row]), _error(values[row]), corrected.get(row), *quartiles)
     return found
 
 
@@ -103,7 +111,7 @@ def rows(found: Table) -> list[dict[str, Any]]:
             **{
                 f"{column} {part}": None if value is None else getattr(value, part)
                 for column, value in cells.items()
-                for part in ("mean", "error", "p")
+                for part in ("mean", "error", "p", "median", "lower", "upper")
             },
         }
         for name, cells in found.items()
@@ -112,11 +120,15 @@ def rows(found: Table) -> list[dict[str, Any]]:
 
 def markdown(found: Table, columns: Mapping[str, str]) -> str:
     head = f"| method | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}\n"
-    rows = [
-        f"| {name} | {' | '.join('—' if cells[c] is None else str(cells[c]) for c in columns)} |"
+    return head + "\n".join(f"| {name} | {' | '.join(cells)} |" for name, cells in told(found, columns).items()) + "\n"
+
+
+def told(found: Table, columns: Mapping[str, str]) -> dict[str, list[str]]:
+    """method -> its cells as text."""
+    return {
+        name: ["—" if (cell := cells[column]) is None else cell.said(about) for column, about in columns.items()]
         for name, cells in found.items()
-    ]
-    return head + "\n".join(rows) + "\n"
+    }
 
 
 def write(
@@ -215,10 +227,8 @@ def html(
 ) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     rows = "".join(
-        f"<tr><td>{escape(name)}</td>"
-        + "".join(f"<td>{'—' if cells[c] is None else escape(str(cells[c]))}</td>" for c in columns)
-        + "</tr>"
-        for name, cells in found.items()
+        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for name, cells in told(found, columns).items()
     )
     pictures = "".join(
         f'<img alt="{escape(path.stem)}" style="max-width:100%" '

@@ -1,0 +1,63 @@
+"""Which other prompts `versus="auto"` proposes, beside a random exchange that changes the answer: a table of markdown.
+
+python benchmarks/proposals.py FLIPS.json [--most 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="a JSON list of objects with a prompt")
+    parser.add_argument("--most", type=int, default=3)
+    asked = parser.parse_args()
+
+    from concepts.models.loading import load_model
+    from concepts.versus.proposals import proposals
+
+    model = load_model("smollm2-135m", dtype="float32", device="cpu")
+    print("| prompt, answer | proposed, its answer, nats | by chance |\n| --- | --- | --- |")
+    for row in json.loads(Path(asked.data).read_text(encoding="utf-8")):
+        prompt = row["prompt"]
+        found = proposals(model, prompt)
+        told = [f"{one.instead_of} → **{one.word}**:{one.answer} ({one.log_probability:.0f})" for one in found]
+        some = "<br>".join(told[: asked.most]) or "none"
+        more = f"<br>and {len(told) - asked.most} more" if len(told) > asked.most else ""
+        print(f"| {prompt}{answer(model, prompt)} | {some}{more} | {by_chance(model, prompt)} |", flush=True)
+
+
+def answer(model, prompt: str) -> str:
+    from concepts.versus import proposals
+
+    ids = model.token_ids(prompt)
+    ((best, _, log_probability),) = proposals._answers(model, [ids])
+    return f" **{model.answer(best).strip()}** ({log_probability:.0f})"
+
+
+def by_chance(model, prompt: str) -> str:
+    """A random word of one token in the place of one that is not the first or the last, until the answer changes."""
+    from concepts.versus import proposals
+
+    draw = random.Random(0)
+    ids = model.token_ids(prompt)
+    texts = [model.answer(token) for token in ids]
+    places = [start for start, end in proposals._words(texts) if end == start + 1]
+    words = [token for token in range(len(model.tokenizer)) if proposals._content(model.answer(token))]
+    ((own, _, _),) = proposals._answers(model, [ids])
+    if not places:
+        return "no word to exchange"
+    while True:
+        place, word = draw.choice(places), draw.choice(words)
+        changed = [*ids[:place], word, *ids[place + 1 :]]
+        ((best, _, log_probability),) = proposals._answers(model, [changed])
+        if best != own:
+            return f"{texts[place].strip()} → {model.answer(word).strip()}:{model.answer(best)} ({log_probability:.0f})"
+
+
+if __name__ == "__main__":
+    main()
