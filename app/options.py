@@ -56,7 +56,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
     "--seed": {"default": 0, "help": "Of what is drawn by chance."},
     # evaluations
-    "--methods": {"default": "all", "help": "Names, with commas; all are in docs/explain.md. LRP can be written out."},
+    "--methods": {
+        "default": "all",
+        "help": "Names, with commas (docs/explain.md; of ablation docs/evaluate.md). LRP can be written out.",
+    },
     "--samples": {"default": 20, "type": AT_LEAST_1, "help": "How many prompts are measured."},
     "--task": {"help": "What is asked of the model."},
     "--data": {"type": FILE, "help": "A file of your own to evaluate on."},

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from concepts.attribution import attribute
-from concepts.lrp.method import ATTNLRP, AttnLRP
+from concepts.lrp.method import AttnLRP, Difference
 from concepts.models.model import Model
 from concepts.models.plan import Token
 from concepts.relevance import Relevance
@@ -34,6 +35,7 @@ class Case:
     prompt: Any
     target: Token | None = None
     contrast: Token | None = None
+    versus: Any = None
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,16 @@ def behaviour(
     site: str | None = None,
     polarity: Literal["+", "-"] | None = None,
     *,
-    method: AttnLRP = ATTNLRP,
+    method: AttnLRP | Difference | None = None,
     checkpoint: bool = False,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Shared]:
     """The k neurons with the largest mean relevance over the prompts; one prompt gives what `Relevance.top` gives.
 
-    prompts: texts, token ids or `Case`s. They are read in batches of `ROWS` of about the same length, in an order of
-        their own, so that the order given does not matter. Four bytes are kept for each prompt and neuron.
+    prompts: texts, token ids or `Case`s. They are read in batches of `ROWS` of about the same length (pairs one by
+        one), in an order of their own, so that the order given does not matter. Four bytes are kept for each prompt
+        and neuron.
     site: one site, ``head`` for whole heads, or None for ``ffn`` and ``attn``.
     polarity: only neurons whose mean activation has this sign.
     seed: of the bootstrap over the prompts.
@@ -108,7 +111,7 @@ def behaviour(
 
 
 def read(path: str | Path) -> list[Case]:
-    """A file of JSON lines: objects with prompt and, if wanted, target and contrast. Raises `InputError`."""
+    """A file of JSON lines: objects with prompt and, if wanted, target, contrast and versus. Raises `InputError`."""
     try:
         lines = local(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -122,7 +125,7 @@ def read(path: str | Path) -> list[Case]:
 def _case(line: str, where: str) -> Case:
     try:
         row = json.loads(line)
-        return Case(row["prompt"], row.get("target"), row.get("contrast"))
+        return Case(row["prompt"], row.get("target"), row.get("contrast"), row.get("versus"))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{where} is not a JSON object with a prompt; correct it or drop it.") from None
 
@@ -133,14 +136,18 @@ def _order(case: Case) -> tuple[int, str]:
 
 
 def _explained(
-    model: Model, cases: Sequence[Case], names: Sequence[str], method: AttnLRP, checkpoint: bool
+    model: Model, cases: Sequence[Case], names: Sequence[str], method: AttnLRP | Difference | None, checkpoint: bool
 ) -> Iterator[Relevance]:
     sites = tuple("attn" if name == "head" else name for name in names)
-    for start in range(0, len(cases), ROWS):
-        part = cases[start : start + ROWS]
+    explain = partial(attribute, model, method=method, sites=sites, checkpoint=checkpoint, record="last")
+    alone = [case for case in cases if case.versus is None]
+    for start in range(0, len(alone), ROWS):
+        part = alone[start : start + ROWS]
         asked: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
-        prompts = [case.prompt for case in part]
-        yield from attribute(model, prompts, *asked, method=method, sites=sites, checkpoint=checkpoint, record="last")
+        yield from explain([case.prompt for case in part], *asked)
+    for case in cases:
+        if case.versus is not None:
+            yield explain(case.prompt, case.target, case.contrast, versus=case.versus)
 
 
 def _at_the_answer(found: Relevance, site: str) -> tuple[Tensor, Tensor]:

@@ -52,6 +52,17 @@ def test_many_are_the_mean_of_each(llama):
         assert row.low <= row.relevance <= row.high
 
 
+def test_cases_compared_with_another_prompt_are_means_beside_the_others(llama):
+    pair = Case(CASES[0].prompt, 4, 9, versus=[7, 3, 13, 44, 5])
+    singles = [
+        attribute(llama, case.prompt, case.target, case.contrast, versus=case.versus, sites=("ffn",))
+        for case in (pair, CASES[2])
+    ]
+    means = torch.stack([single.ffn[:, -1] for single in singles]).mean(0)
+    found = behaviour(llama, [pair, CASES[2]], 7, "ffn")
+    assert [row.relevance for row in found] == pytest.approx(means.flatten().sort(descending=True).values[:7].tolist())
+
+
 def test_the_order_of_prompts_does_not_matter(llama, monkeypatch):
     monkeypatch.setattr(module, "ROWS", 2)
     found = behaviour(llama, CASES, 9)

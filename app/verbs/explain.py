@@ -124,7 +124,7 @@ def rank(
     what they are there, and says how much of the difference is left.
 
     With --file by their mean over many prompts, with a bootstrap over them; an object has a prompt and, if wanted, a
-    target and a contrast, which otherwise are those of the options.
+    target, a contrast and a versus, which otherwise are those of the options.
 
     \b
     Example:
@@ -137,9 +137,11 @@ def rank(
     _one_of({"a PROMPT": prompt, "--image": image, "--file": file})
     asked = _asked(given)
     if file:
-        unsuited = [asked[name] for name in ("target_text", "prefix", "at", "versus")]
+        unsuited = [asked[name] for name in ("target_text", "prefix", "at")]
         if position or include_sinks or ablate or any(value is not None for value in unsuited):
-            raise click.UsageError("--file goes with --target, --contrast, --site, --polarity and --top only.")
+            raise click.UsageError(
+                "--file goes with --target, --contrast, --versus, --site, --polarity and --top only."
+            )
         _rank_behaviour(file, given, asked, as_json, k=top, site=site, polarity=polarity)
         return
     if ablate and (not asked["versus"] or site not in ("ffn", "head")):
@@ -177,14 +179,11 @@ SIZES = (100, 1000)
 def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_json: bool, **ranking: Any) -> None:
     from app.terminal import behaviour_table
     from concepts.behaviour import Case, behaviour, read
-    from concepts.lrp.method import ATTNLRP
     from concepts.models.provenance import provenance
 
-    cases = [
-        Case(case.prompt, case.target or asked["target"], case.contrast or asked["contrast"]) for case in read(file)
-    ]
-    model = load(**given)
-    method = asked["method"] or ATTNLRP
+    names = ("target", "contrast", "versus")
+    cases = [Case(case.prompt, *(getattr(case, name) or asked[name] for name in names)) for case in read(file)]
+    model, method = load(**given), asked["method"]
     with bar("prompts", len(cases)) as move:
         found = behaviour(model, cases, method=method, checkpoint=asked["checkpoint"], on_progress=move, **ranking)
     words = _words(model, [row.neuron for row in found])
@@ -193,7 +192,7 @@ def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_
             {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
             for row in found
         ]
-        told = provenance(model, method=repr(method), seed=0)
+        told = provenance(model, method=method and repr(method), seed=0)
         print_json({**told, "file": file, "prompts": len(cases), "ranking": rows})
     else:
         stdout().print(behaviour_table(found, words, len(cases)))

@@ -161,8 +161,7 @@ def sample(
     given = Compared.of(model, pair, site)
     nodes = given.exchangeable
     nodes = replace(nodes, there=means.get(nodes.shape[1], nodes.there))
-    everything = torch.ones(nodes.shape, dtype=torch.bool)
-    whole, none = nodes.numbers([everything, ~everything])
+    ends = nodes.ends()
     generator = torch.Generator().manual_seed(0)
     found = {}
     for name, score in scores.items():
@@ -170,8 +169,8 @@ def sample(
         choices = [largest(values, size) for size in SIZES]
         if score is None:
             choices = [matched(choice, generator) for choice in choices]
-        found[name] = numbers(*shares(nodes, choices))
-    return {"prompt": pair.prompt, "other": pair.other, "exchanged": whole - none, "methods": found}
+        found[name] = numbers(*shares(nodes, choices, ends))
+    return {"prompt": pair.prompt, "other": pair.other, "exchanged": ends[0] - ends[1], "methods": found}
 
 
 def numbers(kept: list[float], left: list[float]) -> dict[str, Any]:

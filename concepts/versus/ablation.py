@@ -69,6 +69,14 @@ class Nodes:
                 found += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
         return found
 
+    def ends(self) -> tuple[float, float]:
+        """The number explained with all nodes kept, and with none. Raises `InputError` where they are the same."""
+        everything = torch.ones(self.shape, dtype=torch.bool)
+        whole, none = self.numbers([everything, ~everything])
+        if whole == none:
+            raise InputError("Exchanging all these neurons changes nothing; compare with another prompt, or others.")
+        return whole, none
+
     def gains(self, kept: Tensor) -> Tensor:
         """(L, T, N) what each other node adds to the number explained, to first order, where these are kept: gradient x
         difference."""
@@ -148,12 +156,11 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
     return Ablation(k, kept[0], left[0], fmean(kept[2:]), fmean(left[2:]), kept[1], left[1])
 
 
-def shares(nodes: Nodes, choices: Sequence[Tensor]) -> tuple[list[float], list[float]]:
-    """F of each choice, and of all others. Raises `InputError` where nothing depends on the site."""
-    nothing = torch.zeros(nodes.shape, dtype=torch.bool)
-    numbers = nodes.numbers([~nothing, nothing, *choices, *(~choice for choice in choices)])
-    whole, none = numbers[:2]
-    if whole == none:
-        raise InputError("Exchanging all these neurons changes nothing, so there is nothing to share; compare others.")
-    found = [(number - none) / (whole - none) for number in numbers[2:]]
+def shares(
+    nodes: Nodes, choices: Sequence[Tensor], ends: tuple[float, float] | None = None
+) -> tuple[list[float], list[float]]:
+    """F of each choice, and of all others. ends: `Nodes.ends`, where they are known."""
+    whole, none = ends or nodes.ends()
+    numbers = nodes.numbers([*choices, *(~choice for choice in choices)])
+    found = [(number - none) / (whole - none) for number in numbers]
     return found[: len(choices)], found[len(choices) :]
