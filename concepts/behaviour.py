@@ -139,7 +139,9 @@ def _explained(
     model: Model, cases: Sequence[Case], names: Sequence[str], method: AttnLRP | Difference | None, checkpoint: bool
 ) -> Iterator[Relevance]:
     sites = tuple("attn" if name == "head" else name for name in names)
-    explain = partial(attribute, model, method=method, sites=sites, checkpoint=checkpoint, record="last")
+    explain: Callable[..., Any] = partial(
+        attribute, model, method=method, sites=sites, checkpoint=checkpoint, record="last"
+    )
     alone = [case for case in cases if case.versus is None]
     for start in range(0, len(alone), ROWS):
         part = alone[start : start + ROWS]
