@@ -212,7 +212,9 @@ class Relevance:
     def meaning(self) -> str:
         """What it is compared with, in a line."""
         if self.versus is None:
-            return "Compared with nothing: many of the largest are large for every prompt; versus takes another one."
+            return (
+                "Compared with nothing: many of the largest are large for every prompt. Compare with another (versus)."
+            )
         told = self.versus
         others = " and ".join(repr("".join(tokens)) for tokens in told.prompts[:3])
         more = f" and {len(told.prompts) - 3} more" if len(told.prompts) > 3 else ""

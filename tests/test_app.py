@@ -410,6 +410,15 @@ def test_start(environment):
     assert f"Why ␣{word}?" in text(fine(page))
 
 
+def test_the_example_is_compared_with_its_other_prompt_and_no_other_one_is(environment):
+    page = fine(visit())
+    assert "The wild camel lives in the" in " ".join(caption.value for caption in page.caption)
+    assert len(set(page.dataframe[0].value["token"])) > 1
+    page.get_by_key("prompt").set_value("The opposite of hot is").run()
+    assert fine(page).get_by_key("versus").value == ""
+    assert "Compared with nothing" in " ".join(caption.value for caption in page.caption)
+
+
 def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
     monkeypatch.setattr(background, "build", lambda *args, **options: None)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
+from app.demo import PROMPT
 from app.web import charts
 from app.web.explain import explained
-from app.web.state import PROMPT, downloads, model, model_name, neuron_table, plain, token_label, typed
+from app.web.state import downloads, model, model_name, neuron_table, plain, token_label, typed
 from concepts.relevance import Relevance
 from concepts.render import heatmap
 

@@ -8,13 +8,15 @@ from typing import Any
 import pandas
 import streamlit as st
 
+from app.demo import PROMPT
 from app.web import charts
 from app.web.state import (
-    PROMPT,
     downloads,
+    forget_other,
     model,
     model_name,
     neuron_table,
+    other_prompt,
     plain,
     to_steer,
     token_label,
@@ -65,19 +67,19 @@ def predicted(name: str, prompt: str) -> list[TokenScore]:
 
 
 def show() -> None:
-    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=forget_other)
     model()
     tokens = predicted(model_name(), prompt)
     _pick("Why this token? (click one)", "target", tokens)
     _pick("Rather than (optional)", "contrast", tokens)
-    versus = typed(st.text_input, "Compared with another prompt (optional)", "versus")
+    versus = other_prompt()
     with st.expander("Another token, another method"):
         left, middle, right = st.columns(3)
         target = typed(left.text_input, "Target token (empty: the most probable)", "target")
         contrast = typed(middle.text_input, "Contrast token", "contrast")
         method = typed(right.selectbox, "Method", "method", [USUAL, *METHODS, *(PAIRED if versus else ())])
     method = "attnlrp" if method == USUAL and not versus else method
-    relevance = explained(model_name(), prompt, target or None, contrast or None, method, versus or None)
+    relevance = explained(model_name(), prompt, target or None, contrast or None, method, versus)
     against = f" rather than {token_label(relevance.contrast.text)}" if relevance.contrast else ""
     st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
     tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)

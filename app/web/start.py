@@ -9,8 +9,21 @@ import pandas
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app.web.explain import explained
-from app.web.state import PROMPT, go, model, model_name, neuron_table, plain, to_steer, token_label, typed, vocabularies
+from app.demo import OTHER, PROMPT
+from app.web.explain import USUAL, explained
+from app.web.state import (
+    forget_other,
+    go,
+    model,
+    model_name,
+    neuron_table,
+    other_prompt,
+    plain,
+    to_steer,
+    token_label,
+    typed,
+    vocabularies,
+)
 from concepts.models.presets import PRESETS
 from concepts.relevance import Relevance
 from concepts.render import heatmap
@@ -30,13 +43,14 @@ THINGS = (
 
 def show() -> None:
     st.markdown("#### What does the model say next, and which of its neurons made it say so?")
-    prompt = typed(st.text_area, "A prompt of your own", "prompt", value=PROMPT, height=80)
+    prompt = typed(st.text_area, "A prompt of your own", "prompt", value=PROMPT, height=80, on_change=forget_other)
+    versus = other_prompt(OTHER if prompt == PROMPT else "")
     answer = st.container()
     buttons = _things()
     neurons = st.container()
     _here()  # before the model is waited for
     with answer:
-        relevance = _explained(prompt)
+        relevance = _explained(prompt, versus)
     if relevance is None:
         return
     buttons[0].button("Explain it", key="try_explain", on_click=go, args=("explain",))
@@ -48,7 +62,7 @@ def show() -> None:
         args=("search",),
         kwargs={"text": word.strip()},
     )
-    ranked = relevance.top(10) if relevance.sites else []
+    ranked = relevance.top(10, position="all" if relevance.versus else "last") if relevance.sites else []
     if ranked:
         strongest = ranked[0].neuron
         buttons[2].button(f"Switch {strongest} off", key="try_steer", on_click=to_steer, args=(strongest,))
@@ -67,24 +81,27 @@ def _things() -> list[DeltaGenerator]:
     return places
 
 
-def _explained(prompt: str) -> Relevance | None:
+def _explained(prompt: str, versus: str | None) -> Relevance | None:
     try:
         model()
-        found = explained(model_name(), prompt, None, None, "attnlrp", None)
+        found = explained(model_name(), prompt, None, None, USUAL if versus else "attnlrp", versus)
     except IcebearError as error:  # such as of a prompt without a mask
         st.info(plain(str(error)))
         return None
     tokens = heatmap(list(found.token_strings), found.tokens.tolist(), found.sinks)
     st.html(f'<div class="heat answer">{tokens}<b>&rarr; {escape(found.target_text)}</b></div>')
+    st.caption(plain(found.meaning()))
     return found
 
 
 def _neurons(relevance: Relevance, ranked: list[Ranked]) -> None:
-    st.markdown(f"#### The neurons that spoke most for {token_label(relevance.target_text)}")
+    against = f" rather than {token_label(relevance.contrast.text)}" if relevance.contrast else ""
+    st.markdown(f"#### The neurons that spoke most for {token_label(relevance.target_text)}{against}")
     words = vocabularies([row.neuron for row in ranked], 5)
     table = pandas.DataFrame(
         {
             "neuron": [str(row.neuron) for row in ranked],
+            "token": [relevance.token_strings[row.position] for row in ranked],
             "relevance": [row.relevance for row in ranked],
             "promotes here": [words[row.neuron].words(row.polarity) for row in ranked],
         }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import streamlit as st
 
+from app.demo import OTHER
 from app.web import background
 from concepts.render import visible
 from db.store import Store, open_store
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from concepts.models.model import Model
 
 VIEWS = ("start", "explain", "neuron", "search", "steer", "compare", "report")
-PROMPT = "The ice bear lives in the"
 
 
 def page(view: str) -> Page:
@@ -143,6 +143,18 @@ def telling_trouble() -> Iterator[None]:
 def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:
     """A widget whose value is in the URL, and is kept while other views are shown."""
     return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
+
+
+def other_prompt(default: str = "") -> str | None:
+    """The field for a prompt to compare with."""
+    label = "Compared with another prompt (optional; auto: one that the model finds likely)"
+    return typed(st.text_input, label, "versus", value=default) or None
+
+
+def forget_other() -> None:
+    """For callbacks of another prompt than the example."""
+    if st.session_state.get("versus") == OTHER:
+        st.session_state["versus"] = ""
 
 
 def go(view: str, **values: str) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import streamlit as st
 
+from app.demo import PROMPT
 from app.recipes import EXAMPLE_RECIPE
 from app.sidebyside import compare
 from app.web import charts
-from app.web.state import PROMPT, downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
+from app.web.state import downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
 from steering.edits import PLACES, SYMBOLS, Edit, parse_edits
 from steering.recipe import Recipe
 
