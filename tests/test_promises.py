@@ -1,6 +1,7 @@
 """What the rules promise: the forward pass is the model's own, and nothing is left behind."""
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from conftest import IDS, LLAMA, random_model
 from torch import nn
 
-from concepts import ATTNLRP, CP_LRP, attribute
+from concepts import ATTNLRP, CP_LRP, Neuron, attribute
+from concepts.baselines.methods import ALL
 from concepts.lrp.context import relevance_rules
+from concepts.neuron_attribution import attribute_neurons
 from icebear.errors import InputError, MissingRule, NumericalError
 
 INPUT = torch.tensor([IDS])
@@ -52,6 +55,31 @@ def test_undone_on_exit_and_after_an_exception(tiny):
     assert state(tiny) == before
     for x, y in zip(plain_gradient(tiny), logits, strict=True):
         assert torch.equal(x, y)
+
+
+def tensors():
+    gc.collect()
+    return sum(type(found) is torch.Tensor for found in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [*({"method": name} for name in ALL), {"checkpoint": True}, {"versus": OTHERS[0]}, {"neuron": True}],
+    ids=str,
+)
+def test_no_graph_stays_in_memory(asked):
+    model, prompt = random_model(LLAMA), [3, 1, 4, 2, 5]
+
+    def explain():
+        if "neuron" in asked:
+            attribute_neurons(model, [prompt], [Neuron(1, "ffn", 3)], [2])
+        else:
+            attribute(model, prompt, 4, 9, **asked)
+
+    explain()  # what is made once
+    before = tensors()
+    explain()
+    assert tensors() == before
 
 
 def test_parameters_that_train_are_frozen_only_inside(llama):

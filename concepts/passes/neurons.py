@@ -71,7 +71,8 @@ class Recorder:
         if self.stop:
             return self._stopped.setdefault((site, layer), x.detach().requires_grad_())
         if x.requires_grad:
-            x.register_hook(lambda g: self.end(site, layer, activation, self._chosen(layer, g.view_as(x))))
+            shape = x.shape  # a hook that held x itself would keep the whole graph alive
+            x.register_hook(lambda g: self.end(site, layer, activation, self._chosen(layer, g.view(shape))))
         return None
 
     def _chosen(self, layer: int, x: Tensor) -> Tensor:
