@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from pathlib import Path
 
@@ -35,8 +36,8 @@ def answer(model, prompt: str) -> str:
     from concepts.versus import proposals
 
     ids = model.token_ids(prompt)
-    ((best, _, log_probability),) = proposals._answers(model, [ids])
-    return f" **{model.answer(best).strip()}** ({log_probability:.0f})"
+    ((best, probability, log_probability),) = proposals._answers(model, [ids])
+    return f" **{model.answer(best).strip()}** ({log_probability + math.log(probability):.0f})"
 
 
 def by_chance(model, prompt: str) -> str:
@@ -54,7 +55,8 @@ def by_chance(model, prompt: str) -> str:
     while True:
         place, word = draw.choice(places), draw.choice(words)
         changed = [*ids[:place], word, *ids[place + 1 :]]
-        ((best, _, log_probability),) = proposals._answers(model, [changed])
+        ((best, probability, log_probability),) = proposals._answers(model, [changed])
+        log_probability += math.log(probability)
         if best != own:
             return f"{texts[place].strip()} → {model.answer(word).strip()}:{model.answer(best)} ({log_probability:.0f})"
 

@@ -1,5 +1,7 @@
 """The slow, obvious twin of difference rules: two forward passes are written down (twin.Tape), and multipliers go back
-through both at once, operation by operation: m_x = J^T m_y, with J written out from docs/differences.md."""
+through both at once, operation by operation: m_x = J^T m_y, with J written out from docs/compare.md."""
+
+from itertools import product
 
 import torch
 from twin import Tape, Value, _summed
@@ -41,15 +43,24 @@ class PairTape(Tape):
         return Value(self, A.x @ V.x, [A, V], messages)
 
     def softmax(self, v):
-        """The mean of diag(p) - p p^T over three Gauss-Legendre points of the line."""
+        """J, the mean of diag(p) - p p^T over three Gauss-Legendre points of the line, and what it lacks for dp = J ds."""
 
         def messages(m, other):
-            found = 0
+            there = other.sources[0].x
+            mean = 0
             for place, weight in ((-(0.6**0.5), 5 / 9), (0, 8 / 9), (0.6**0.5, 5 / 9)):
                 share = (1 + place) / 2
-                p = (share * v.x + (1 - share) * other.sources[0].x).softmax(-1)
-                jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
-                found = found + weight / 2 * (m[..., None, :] @ jacobian)[..., 0, :]
+                p = (share * v.x + (1 - share) * there).softmax(-1)
+                mean = mean + weight / 2 * (torch.diag_embed(p) - p[..., :, None] * p[..., None, :])
+            found = torch.zeros_like(v.x)
+            for place in product(*map(range, v.x.shape[:-1])):
+                ds = (v.x[place] - there[place]).nan_to_num(0)
+                dp = v.x[place].softmax(-1) - there[place].softmax(-1)
+                jacobian = mean[place]
+                step = jacobian @ ds
+                if ds @ step > 2.0**-26:  # the square root of the machine epsilon
+                    jacobian = jacobian + torch.outer(dp - step, step / (ds @ step))
+                found[place] = m[place] @ jacobian
             return [found]
 
         return Value(self, v.x.softmax(-1), [v], messages)

@@ -1,5 +1,8 @@
 """Difference rules: relevance compared with another prompt adds up to the difference exactly."""
 
+import runpy
+from pathlib import Path
+
 import pair_twin
 import pytest
 import torch
@@ -10,6 +13,7 @@ from test_others import make, prompt
 from test_twin import NO_SDPA, ONLY_SDPA
 
 from concepts import ATTNLRP, DIFFERENCE, Difference, attribute
+from concepts.evaluation import pairs
 from concepts.lrp import differences, operations
 from concepts.lrp.context import relevance_rules
 from concepts.models.plan import plan
@@ -81,6 +85,14 @@ def test_every_layers_cut_adds_up(name):
             )
             cut = read + neurons.relevance[site][0, layer].sum()
             assert cut.item() == pytest.approx((numbers[0] - numbers[1]).item(), abs=1e-6), (site, layer)
+
+
+def test_on_real_weights_too(smol):
+    """Also where attention turns from one token to another, which few points of the line do not follow."""
+    benchmark = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "differences.py"))
+    for task in ("across-clause", "capitals", "indirect-object"):
+        for pair in pairs.usable(smol, pairs.TASKS[task](), 2)[0]:
+            assert max(benchmark["errors"](smol, pair)) < 1e-3, pair
 
 
 @pytest.mark.parametrize(("name", "build"), [("llama", twin_models.llama), ("gpt2", twin_models.gpt)])

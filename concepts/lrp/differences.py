@@ -4,7 +4,7 @@ The rows of a batch come in pairs: row i of the first half and row i of the seco
 Each operation is linearised so that it is exact in the difference, dy = J dx with dx = x - x', and the backward pass
 applies J. So the relevance g * (x - x'), over whatever cuts the graph, sums to the difference of the number explained.
 The idea is DeepLIFT's rescale rule (Shrikumar et al. 2017), carried through products, attention and norms; where the
-partner's values are zero it is AttnLRP's Eq. 9, 14 and 15. The derivations are in docs/differences.md.
+partner's values are zero it is AttnLRP's Eq. 9, 14 and 15. The derivations are in docs/compare.md.
 """
 
 from __future__ import annotations
@@ -78,6 +78,41 @@ class Slope(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return g * ctx.saved_tensors[0], None, None
+
+
+class Softmax(Function):
+    """The value y of a softmax of x (..., N), with the mean J of diag(p) - p p^T at points of the line between both
+    rows' x; and since that is exact for many points only, what is missing for dy = J dx, along J dx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, func: Callable[[Tensor], Tensor], dim: int, points: Points) -> Tensor:  # type: ignore[override]
+        y = func(x)
+        weights = [weight for _, weight in points]
+        rows = [func(share * x + (1 - share) * partner(x)) for share, _ in points]
+        dx = (x - partner(x)).nan_to_num(0).to(y.dtype)  # masked scores are minus infinity in both
+        step = _mean_derivative(rows, weights, dx, dim)
+        reach = (dx * step).sum(dim, keepdim=True)  # the variance of dx
+        far = reach > torch.finfo(y.dtype).eps ** 0.5  # nearer, the points are exact, and the rest is rounding
+        missing = torch.where(far, y - partner(y) - step, 0)
+        ctx.save_for_backward(step / reach.masked_fill(~far, 1), missing, *rows)
+        ctx.options = weights, dim, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        toward, missing, *rows = ctx.saved_tensors
+        weights, dim, dtype = ctx.options
+        found = _mean_derivative(rows, weights, g, dim) + toward * (missing * g).sum(dim, keepdim=True)
+        return found.to(dtype), None, None, None
+
+
+def _mean_derivative(rows: Iterable[Tensor], weights: Iterable[float], g: Tensor, dim: int) -> Tensor:
+    """The mean of diag(p) - p p^T, times g."""
+    found = torch.zeros_like(g)
+    for p, weight in zip(rows, weights, strict=True):
+        pg = p * g
+        found += weight * (pg - p * pg.sum(dim, keepdim=True))
+    return found
 
 
 class Held(Function):
@@ -177,11 +212,13 @@ def variance(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 def softmax(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """dp = J ds, J the mean of diag(p) - p p^T along the line between both rows' scores, by a few points of it."""
-    if not is_activation(args[0]):
+    x, *rest = args
+    if not is_activation(x):
         return func(*args, **kwargs)
     if mode.method.softmax == "constant":
         return Held.apply(func(*args, **kwargs))
-    return along(gauss(mode.method.points), partial(func, **kwargs), *args)
+    dim = rest[0] if rest else kwargs["dim"]
+    return Softmax.apply(x, lambda x: func(x, *rest, **kwargs), dim, gauss(mode.method.points))
 
 
 def norm(center: bool) -> Rule:

@@ -3,6 +3,7 @@ model itself finds likely there, and that changes its answer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from concepts.models.prompts import PromptLike
 from icebear.errors import InputError
 
 COMMON = Path(__file__).parent / "common.txt"
-TRIED, MOST = 40, 3000
+TRIED, MOST = 150, 3000
 """Words tried in each place, of either kind, among so many tokens."""
 AS_SURE = 0.5
 """The new answer is at least so many times as probable as the old one was."""
@@ -32,13 +33,13 @@ class Proposal:
     word: str
     instead_of: str
     log_probability: float
-    """Of the whole prompt, nats."""
+    """Of the whole prompt with its answer, nats."""
     answer: str
     probability: float
 
 
 def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
-    """Other prompts, the most probable first; none where no word can be exchanged.
+    """Other prompts, the most probable with their answers first; none where no word can be exchanged.
 
     Exchanged is one content word: neither the first nor the last token (which every answer hangs on), none of the 200
     commonest, for a word of as many tokens. Raises `InputError` for a model that does not write the next token.
@@ -59,7 +60,7 @@ def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
             model.tokenizer.decode(changed),
             "".join(model.answer(token) for token in changed[start:end]).strip(),
             "".join(texts[start:end]).strip(),
-            log_probability,
+            log_probability + math.log(probability),
             model.answer(other),
             probability,
         )

@@ -1,0 +1,67 @@
+"""How exactly difference rules add up on SmolLM2-135M in float32, for pairs of `icebear evaluate ablation`.
+
+python benchmarks/differences.py [--pairs 200]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from contextlib import ExitStack
+from statistics import median
+
+import torch
+
+from concepts.evaluation import pairs
+from concepts.evaluation.pairs import Pair
+from concepts.lrp.differences import partner
+from concepts.lrp.method import DIFFERENCE
+from concepts.models.loading import load_model
+from concepts.models.model import Model
+from concepts.models.plan import plan
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import run
+from concepts.passes.targets import Logits
+
+
+def errors(model: Model, pair: Pair) -> tuple[float, float]:
+    """How far the tokens' relevance, and that of the worst of all layers' cuts, are from the real difference (logits).
+
+    A layer's cut is the residual stream behind it: its neurons, through W2, and what goes past them.
+    """
+    target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+    asked, inputs, cuts = plan(model, [pair.prompt, pair.other], target, contrast), Inputs(), {}
+
+    def read(layer: int, x: torch.Tensor) -> None:
+        difference = (x - partner(x)).detach()
+        x.register_hook(lambda g: cuts.__setitem__(layer, (difference * g)[0].sum().item()))
+
+    with ExitStack() as undo:
+        for number, layer in enumerate(model.net.model.layers):
+            hook = layer.register_forward_hook(lambda module, args, x, number=number: read(number, x))
+            undo.callback(hook.remove)
+        numbers, _ = run(model, Logits(asked), [inputs], DIFFERENCE)
+    real = (numbers[0] - numbers[1]).item()
+    tokens = ((inputs.values[0] - partner(inputs.values[0])) * inputs.gradients[0])[0].sum().item()
+    return abs(tokens - real), max(abs(cut - real) for cut in cuts.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=200)
+    asked = parser.parse_args()
+    model = load_model("smollm2-135m", dtype="float32", device="cpu")
+    everything = [pair for task in pairs.TASKS.values() for pair in task()]
+    random.Random(0).shuffle(everything)
+    found = []
+    for pair in everything:
+        if len(found) < asked.pairs and pairs.clear(model, pair):
+            found.append(errors(model, pair))
+    tokens, cuts = zip(*found, strict=True)
+    rows = {"tokens": tokens, "worst layer": cuts}
+    print(json.dumps({name: {"median": median(row), "largest": max(row)} for name, row in rows.items()}))
+
+
+if __name__ == "__main__":
+    main()
