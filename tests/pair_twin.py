@@ -43,7 +43,7 @@ class PairTape(Tape):
         return Value(self, A.x @ V.x, [A, V], messages)
 
     def softmax(self, v):
-        """J, the mean of diag(p) - p p^T over three Gauss-Legendre points of the line, and what it lacks for dp = J ds."""
+        """J, the mean of diag(p) - p p^T over three Gauss-Legendre points, and what it lacks for dp = J ds."""
 
         def messages(m, other):
             there = other.sources[0].x
