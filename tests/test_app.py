@@ -240,7 +240,7 @@ def test_compare(environment):
     assert Neuron.parse(table["neuron"][0])
 
 
-def test_report(environment, tmp_path):
+def test_report(environment, tmp_path, monkeypatch):
     assert "Name a folder" in text(fine(visit(view="report")))
     settings = {"evaluation": "faithfulness", "model": {"name": "a <b>model</b>"}, "methods": {"gxi": "", "alti": None}}
     samples = [{"methods": {"gxi": {"x": value}}} for value in (1.0, 2.0)]
@@ -250,6 +250,13 @@ def test_report(environment, tmp_path):
     assert "it cannot" in text(page)
     assert "<b>model" not in text(page)
     assert visit(view="report", folder=str(tmp_path / "none")).error[0].value.count("check the path")
+    (tmp_path / "ablation" / "capitals").mkdir(parents=True)
+    report.write(tmp_path / "ablation" / "capitals", samples, {"x": "median of x"}, settings, {"alti": "it cannot"})
+    monkeypatch.chdir(tmp_path)
+    page = visit(view="report")
+    assert "ablation/capitals" in text(page)
+    page = page.get_by_key("folder").set_value("ablation/capitals").run()
+    assert "1.500 [1.25, 1.75]" in str(fine(page).dataframe[0].value)
 
 
 def test_a_report_is_computed_when_it_was_written_not_at_every_click(environment, tmp_path, monkeypatch):
