@@ -254,7 +254,7 @@ def test_report(environment, tmp_path, monkeypatch):
     report.write(tmp_path / "ablation" / "capitals", samples, {"x": "median of x"}, settings, {"alti": "it cannot"})
     monkeypatch.chdir(tmp_path)
     page = visit(view="report")
-    assert "ablation/capitals" in text(page)
+    assert "ablation\\/capitals" in text(page)
     page = page.get_by_key("folder").set_value("ablation/capitals").run()
     assert "1.500 [1.25, 1.75]" in str(fine(page).dataframe[0].value)
 
