@@ -18,7 +18,7 @@ from icebear.cache import cache_folder  # noqa: E402
 
 VIEWS = {
     "start": "",
-    "explain": "explain?contrast=+desert",
+    "explain": "explain?contrast=+desert&versus=The+wild+camel+lives+in+the",
     "neuron": "neuron?neuron=L29.ffn.860&polarity=-",
     "search": "search?text=water",
     "steer": "steer",
