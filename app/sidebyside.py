@@ -7,8 +7,8 @@ from typing import Any
 
 from concepts.models.model import Model
 from concepts.models.provenance import provenance
+from icebear.recipe import Recipe
 from steering.apply import Statistic, steer
-from steering.recipe import Recipe
 
 
 def compare(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from concepts.behaviour import Shared
     from concepts.relevance import Relevance
     from concepts.versus.ablation import Ablation
+    from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
-    from steering.recipe import Recipe
 
 
 def heatmap(relevance: Relevance) -> Text:

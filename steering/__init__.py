@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from icebear.public import public
 
 if TYPE_CHECKING:
+    from icebear.edits import Edit as Edit
+    from icebear.recipe import Recipe as Recipe
     from steering.apply import steer as steer
-    from steering.edits import Edit as Edit
     from steering.flipping import flip as flip
     from steering.permanent import apply_patch as apply_patch
-    from steering.recipe import Recipe as Recipe
 
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "steering.apply": "steer",
-        "steering.edits": "Edit",
+        "icebear.edits": "Edit",
         "steering.flipping": "flip",
         "steering.permanent": "apply_patch",
-        "steering.recipe": "Recipe",
+        "icebear.recipe": "Recipe",
     },
 )

@@ -14,10 +14,10 @@ from torch import Tensor
 from concepts.models import images
 from concepts.models.model import Model
 from concepts.passes.sites import visiting
+from icebear.edits import Edit, acts_at
 from icebear.errors import InputError
+from icebear.recipe import Recipe
 from icebear.records import Neuron
-from steering.edits import Edit, acts_at
-from steering.recipe import Recipe
 
 Statistic = Callable[[Neuron, str], float]
 

@@ -21,12 +21,12 @@ from concepts.calibration import calibrate
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models.model import Model
 from concepts.vocabulary import project
+from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.recipe import Recipe
 from icebear.records import Neuron
 from steering.apply import steer
-from steering.edits import Edit
 from steering.last_token import Edits, LastToken, Place
-from steering.recipe import Recipe
 
 if TYPE_CHECKING:
     from db.store import Store

@@ -11,12 +11,12 @@ from typing import Any
 
 from concepts.evaluation import runner
 from concepts.models.model import Model
+from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
+from icebear.recipe import Recipe
 from steering.apply import steer
-from steering.edits import Edit
 from steering.flipping import CHOOSERS, flip
 from steering.price import Neutral
-from steering.recipe import Recipe
 
 REACHES = ("seen", "beyond")
 """Whether neurons stay inside what they were seen to be."""

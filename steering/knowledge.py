@@ -16,10 +16,10 @@ from concepts.attribution import attribute
 from concepts.baselines.common import ROWS, log_probability
 from concepts.models.model import Model
 from concepts.models.plan import plan
+from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.records import Neuron
 from steering.apply import steer
-from steering.edits import Edit
 
 
 def refine(model: Model, paraphrases: Sequence[str], answer: str, top: int = 20, share: float = 0.7) -> list[Neuron]:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from concepts.models.linear import Linear
 from concepts.models.model import Model
+from icebear.edits import Edit
 from icebear.errors import RecipeError
-from steering.edits import Edit
-from steering.recipe import Recipe
+from icebear.recipe import Recipe
 
 
 def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from concepts.calibration import calibrate
 from concepts.models.model import Model
+from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.recipe import Recipe
 from steering.apply import Statistic, steer
-from steering.edits import Edit
-from steering.recipe import Recipe
 
 NEUTRAL = (
     "The committee will meet again on Thursday to discuss the budget for the coming year.",

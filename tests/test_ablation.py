@@ -1,6 +1,7 @@
 """What a list of nodes carries: F by its definition, controls, pairs and the evaluation."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -73,11 +74,11 @@ def test_the_gains_of_nodes_are_gradient_x_difference(model, found):
     with Double():
         gains = nodes.gains(kept)
         for sign in (1, -1):
-            there = nodes.there.clone()
+            there = nodes.there["ffn"].clone()
             there[layer, token, index] += sign * step
-            moved += Nodes(model, nodes.one, "ffn", nodes.own, there).numbers([kept])
+            moved += replace(nodes, there={"ffn": there}).numbers([kept])
     slope = (moved[0] - moved[1]) / (2 * step)
-    expected = slope * (nodes.own - nodes.there)[layer, token, index].item()
+    expected = slope * (nodes.own["ffn"] - nodes.there["ffn"])[layer, token, index].item()
     assert gains[layer, token, index].item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -132,7 +133,7 @@ def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, given):
     means = evaluation.task_means(model, short + others)
     assert set(means) == {5, len(IDS)}
     nodes = given.exchangeable
-    assert torch.allclose(means[len(IDS)], (nodes.own + nodes.there) / 2, atol=1e-6)
+    assert torch.allclose(means[len(IDS)], (nodes.own["ffn"] + nodes.there["ffn"]) / 2, atol=1e-6)
 
 
 def test_ratios_weigh_pairs_by_what_exchanging_all_does():

@@ -39,8 +39,8 @@ def steer(
     """
     from app.sidebyside import compare
     from app.terminal import side_by_side
-    from steering.edits import parse_edits
-    from steering.recipe import Recipe
+    from icebear.edits import parse_edits
+    from icebear.recipe import Recipe
 
     if bool(edits) == bool(recipe):
         raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
@@ -154,7 +154,7 @@ def show(file: str, as_json: bool) -> None:
       icebear recipe show examples/ice-bear-to-desert.json
     """
     from app.terminal import recipe_table
-    from steering.recipe import Recipe
+    from icebear.recipe import Recipe
 
     found = Recipe.load(file)
     if as_json:
@@ -174,8 +174,8 @@ def check(files: tuple[str, ...], as_json: bool, **given: Any) -> None:
       icebear recipe check examples/ice-bear-to-desert.json
     """
     from concepts.models.provenance import provenance
+    from icebear.recipe import Recipe
     from steering.flips import first_tokens
-    from steering.recipe import Recipe
 
     found = [Recipe.load(file) for file in files]
     model = load(**given)
@@ -202,7 +202,7 @@ def combine(files: tuple[str, ...], share: float, save: str, as_json: bool) -> N
     Example:
       icebear recipe combine examples/ice-bear-to-desert.json --share 0.5 --save half.json
     """
-    from steering.recipe import Recipe
+    from icebear.recipe import Recipe
 
     first, *others = (Recipe.load(file) for file in files)
     total = sum(others, start=first)
@@ -229,9 +229,9 @@ def patch(file: str, save: str, check_on: str, as_json: bool, **given: Any) -> N
     """
     from concepts.models.provenance import provenance
     from icebear.errors import RecipeError
+    from icebear.recipe import Recipe
     from steering.permanent import difference, new_biases, save_patch
     from steering.permanent import patch as run
-    from steering.recipe import Recipe
 
     found, model = Recipe.load(file), load(**given)
     weights = run(model, found)

@@ -18,8 +18,8 @@ from app.recipes import EXAMPLE_RECIPE
 from app.sidebyside import compare
 from app.web import charts
 from app.web.state import downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
-from steering.edits import PLACES, SYMBOLS, Edit, parse_edits
-from steering.recipe import Recipe
+from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
+from icebear.recipe import Recipe
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}

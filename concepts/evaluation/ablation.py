@@ -21,7 +21,7 @@ from concepts.passes.neurons import AllNeurons, Values
 from concepts.passes.run import look, run
 from concepts.passes.targets import Logits
 from concepts.relevance import Relevance
-from concepts.versus.ablation import Nodes, largest, matched, shares
+from concepts.versus.ablation import Nodes, largest, matched, recorded, shares
 from icebear.errors import UnknownName
 
 SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
@@ -160,7 +160,8 @@ def sample(
     take instead of the other prompt's activations, by the number of tokens (`task_means`)."""
     given = Compared.of(model, pair, site)
     nodes = given.exchangeable
-    nodes = replace(nodes, there=means.get(nodes.shape[1], nodes.there))
+    if nodes.shape[1] in means:
+        nodes = replace(nodes, there={site: means[nodes.shape[1]]})
     ends = nodes.ends()
     generator = torch.Generator().manual_seed(0)
     found = {}
@@ -199,7 +200,7 @@ def ratios(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[int, Tensor]:
     """By the number of tokens, the mean activations (L, T, N) of the site over the prompts of so many of all pairs."""
-    name = "attn" if site == "head" else site
+    name = recorded(site)
     found: dict[int, list[Tensor]] = {}
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.other)]:
         one = plan(model, [prompt])

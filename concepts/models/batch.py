@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,13 @@ class Batch:
     def row_ids(self, row: int) -> tuple[int, ...]:
         ids = self.ids if self.decoder is None else torch.cat((self.ids, self.decoder.ids), 1)
         return tuple(ids[row, self.columns(row)].tolist())
+
+    def rows(self, order: Sequence[int]) -> Batch:
+        """These rows, in this order."""
+        chosen = list(order)
+        decoder = self.decoder.rows(chosen) if self.decoder else None
+        pixels = self.pixels[chosen] if self.pixels is not None else None
+        return Batch(self.ids[chosen], self.mask[chosen], tuple(self.lengths[row] for row in chosen), decoder, pixels)
 
     def repeated(self, row: int, count: int) -> Batch:
         """One row, without padding, `count` times."""

@@ -36,35 +36,41 @@ def w2(experts: Any, chosen: slice = WHOLE) -> Tensor:
     return torch.cat([linear.columns(here).T for linear, here in own])
 
 
-def forward_past(experts: Any, visits: dict[str, Callable[[Tensor], Tensor]]) -> Callable[..., Tensor]:
+Visit = Callable[[Tensor], Tensor]
+
+
+def forward_past(experts: Any, visits: dict[str, Visit], before: Any = None) -> Callable[..., Tensor]:
     """The experts' forward method, on whose neurons (B * T, E * I) and router's weights (B * T, E) the functions
-    `visits["ffn"]` and `visits["router"]` look, and may change them.
+    `visits["ffn"]` and `visits["router"]` look, and may change them; after those of `before`, if that is one as well.
 
     The same sums as transformers' (`MixtralExperts` and its like), expert by expert; experts that are not chosen are
     silent, have no weight, and cost nothing.
     """
     width = experts.down_proj.shape[2]
+    earlier: list[dict[str, Visit]] = getattr(before, "visits", [])
+
+    def visited(site: str, x: Tensor) -> Tensor:
+        for one in (*earlier, visits):
+            x = one[site](x) if site in one else x
+        return x
 
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """x (B * T, D), the chosen experts (B * T, K) and the router's weights for them (B * T, K)."""
         chosen = [(top_k_index == expert).any(-1).nonzero().flatten() for expert in range(count(experts))]
         weights = torch.zeros(len(x), len(chosen), dtype=top_k_weights.dtype, device=x.device)
         weights = weights.scatter_add(1, top_k_index, top_k_weights)
-        weights = visits.get("router", _as_it_is)(weights)  # (B * T, E)
+        weights = visited("router", weights)  # (B * T, E)
         parts = []
         for expert, rows in enumerate(chosen):
             gate, up = F.linear(x[rows], experts.gate_up_proj[expert]).chunk(2, -1)
             silent = torch.zeros(len(x), width, dtype=x.dtype, device=x.device)
             parts.append(silent.index_copy(0, rows, experts.act_fn(gate) * up))
-        neurons = visits.get("ffn", _as_it_is)(torch.cat(parts, -1))  # (B * T, E * I)
+        neurons = visited("ffn", torch.cat(parts, -1))  # (B * T, E * I)
         out = torch.zeros_like(x)
         for expert, rows in enumerate(chosen):
             written = F.linear(neurons[rows, expert * width : (expert + 1) * width], experts.down_proj[expert])
             out = out.index_add(0, rows, written * weights[rows, expert, None].to(written.dtype))
         return out
 
+    forward.visits = [*earlier, visits]  # type: ignore[attr-defined]
     return forward
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x

@@ -17,6 +17,7 @@ from concepts.models.architecture import Architecture
 from concepts.models.batch import Batch
 from concepts.models.plan import plan
 from concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of, readable
+from concepts.models.provenance import provenance
 from concepts.models.turns import Turns, draws
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.records import TokenScore
@@ -45,6 +46,11 @@ class Model(Architecture):
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {str(self.dtype)[6:]} on {self.device})"
+
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """See `concepts.models.provenance`."""
+        return provenance(self)
 
     # --- tokens ---------------------------------------------------------------------------------------
 

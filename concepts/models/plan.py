@@ -70,6 +70,12 @@ class Plan:
             targets, _ = self.explained(model.logits(self.batch, self.needed))
         return replace(self, targets=tuple(targets))
 
+    def rows(self, order: Sequence[int]) -> Plan:
+        """Of these rows, in this order."""
+        each = (self.positions, self.targets, self.contrasts)
+        positions, targets, contrasts = (tuple(part[row] for row in order) for part in each)
+        return Plan(self.batch.rows(order), positions, targets, contrasts)  # type: ignore[arg-type]
+
     def repeated(self, row: int, count: int) -> Plan:
         """One of its prompts, without padding, `count` times."""
         batch = self.batch.repeated(row, count)

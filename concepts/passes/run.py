@@ -17,13 +17,13 @@ from concepts.passes.sites import visiting
 
 class Target(Protocol):
     """The number that is explained, one a row; rows do not see each other, so that one backward pass from the sum of
-    them explains each."""
+    them explains each. Of several numbers a row there are as many backward passes from the one forward pass."""
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
         """Hooks, where the number is read inside the model."""
 
     def numbers(self, model: Model) -> Tensor:
-        """(B,) after a forward pass, which it makes."""
+        """(B,) or (S, B) after a forward pass, which it makes."""
 
 
 class Recorder(Protocol):
@@ -37,7 +37,7 @@ class Recorder(Protocol):
         """Values of the forward pass whose gradients it wants."""
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
-        """The gradients of its leaves, None where the number does not depend on one."""
+        """The gradients of its leaves, None where the number does not depend on one; S times."""
 
 
 def new_ledger(model: Model, count: int) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def run(
     strict: bool = True,
     checkpoint: bool = False,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """The numbers (B,) that were explained, and the operations without a rule (with strict=False).
+    """The numbers (B,) or (S, B) that were explained, and the operations without a rule (with strict=False).
 
     method: None takes the plain gradient; with a `Difference` the second half of rows are partners of the first. At
         least one recorder must make leaves (`Inputs` does).
@@ -91,11 +91,15 @@ def run(
         for recorder in recorders:
             stack.enter_context(recorder.reading(model))
         numbers = target.numbers(model)
-        leaves = [list(recorder.leaves) for recorder in recorders]
-        found = list(torch.autograd.grad(numbers.sum(), [leaf for part in leaves for leaf in part], allow_unused=True))
+        counts = [len(recorder.leaves) for recorder in recorders]
+        leaves = [leaf for recorder in recorders for leaf in recorder.leaves]
+        seeds = numbers.view(-1, numbers.shape[-1]).sum(-1)  # (S,)
+        for left in reversed(range(len(seeds))):
+            seed = seeds[len(seeds) - 1 - left]
+            found = list(torch.autograd.grad(seed, leaves, retain_graph=left > 0, allow_unused=True))
+            for recorder, count in zip(recorders, counts, strict=True):
+                recorder.finish(found[:count])
+                del found[:count]
         if method is not None:
             missing = tuple(dict.fromkeys(mode.missing))
-        for recorder, part in zip(recorders, leaves, strict=True):
-            recorder.finish(found[: len(part)])
-            del found[: len(part)]
     return numbers.detach(), missing

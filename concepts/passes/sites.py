@@ -78,7 +78,7 @@ def _experts(model: Model, sites: list[str], layer: int, visit: Visit, undo: Exi
         return (x if changed is None else changed).flatten(0, 1)
 
     visits: dict[str, Callable[[Tensor], Tensor]] = {site: partial(inside, site) for site in sites}
-    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, visits)))
+    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, visits, forward)))
 
 
 def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:

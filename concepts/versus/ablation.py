@@ -7,7 +7,7 @@ have. Kept is F(K), left without is F of all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,37 +31,47 @@ DRAWS = 5
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The activations of a site in both prompts, (L, T, N), that can be exchanged; and the number explained."""
+    """The activations of sites in both prompts, (L, T, N) each, that can be exchanged; and the number explained.
+
+    A choice of nodes is (L, T, W), the sites side by side: their neurons, or of the site ``head`` the heads.
+    """
 
     model: Model
     one: Plan
-    site: str
-    own: Tensor
-    there: Tensor
+    sites: tuple[str, ...]
+    own: dict[str, Tensor]
+    there: dict[str, Tensor]
 
     @classmethod
-    def of(cls, model: Model, relevance: Relevance, site: str = "ffn") -> Nodes:
-        """Of a relevance with `versus` that recorded all positions. Raises `InputError` for others."""
+    def of(cls, model: Model, relevance: Relevance, *sites: str) -> Nodes:
+        """Of a relevance with `versus` that recorded all positions; the sites are ffn, unless told otherwise. Raises
+        `InputError` for others."""
         if relevance.versus is None:
             raise InputError("Only a list that is compared with another prompt can be ablated; give versus.")
         if len(relevance.recorded) != len(relevance.tokens) or not model.task.looks_back:
             raise InputError("Ablation is for causal models, and for what recorded all positions.")
-        name = "attn" if site == "head" else site
         if relevance.target is None:
             raise InputError("Only an answer of one token is ablated; give a target.")
         contrast = relevance.contrast.id if relevance.contrast else None
         one = plan(model, [list(relevance.token_ids)], relevance.target.id, contrast)
-        return cls(model, one, site, relevance.activation(name), relevance.versus.activation[name])
+        sites = sites or ("ffn",)
+        own = {site: relevance.activation(recorded(site)) for site in sites}
+        return cls(model, one, sites, own, {site: relevance.versus.activation[recorded(site)] for site in sites})
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(L, T, N), of heads (L, T, H)."""
-        layers, tokens, width = self.own.shape
-        return layers, tokens, self.model.heads if self.site == "head" else width
+        """(L, T, W)"""
+        layers, tokens, _ = self.own[self.sites[0]].shape
+        return layers, tokens, sum(self.widths)
+
+    @property
+    def widths(self) -> list[int]:
+        """Of each site, in a choice."""
+        return [self.model.width(site) for site in self.sites]
 
     def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
-        """The number explained with each choice (L, T, N) of nodes kept."""
-        there = self.there.to(self.model.device, self.model.dtype)
+        """The number explained with each choice (L, T, W) of nodes kept."""
+        there = {site: x.to(self.model.device, self.model.dtype) for site, x in self.there.items()}
         found: list[float] = []
         for start in range(0, len(chosen), ROWS):
             kept = torch.stack(list(chosen[start : start + ROWS]))
@@ -78,38 +88,54 @@ class Nodes:
         return whole, none
 
     def gains(self, kept: Tensor) -> Tensor:
-        """(L, T, N) what each other node adds to the number explained, to first order, where these are kept: gradient x
+        """(L, T, W) what each other node adds to the number explained, to first order, where these are kept: gradient x
         difference."""
-        own, there = (x.to(self.model.device, self.model.dtype) for x in (self.own, self.there))
-        leaves = there.clone().requires_grad_()
+        leaves = {
+            site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
+            for site, x in self.there.items()
+        }
         with self._exchanged(kept, leaves):
             logits = self.model.logits(self.one.batch, self.one.needed)
-            (gradient,) = torch.autograd.grad(self.one.explained(logits)[1].sum(), leaves)
-        found = ((own - there) * gradient).float().cpu()
-        return self._by_head(found).sum(-1) if self.site == "head" else found
+            gradients = torch.autograd.grad(self.one.explained(logits)[1].sum(), list(leaves.values()))
+        parts = [
+            self._by_head(site, ((self.own[site] - self.there[site]) * g.cpu()).float(), lambda x: x.sum(-1))
+            for site, g in zip(self.sites, gradients, strict=True)
+        ]
+        return torch.cat(parts, -1)
 
     def change(self) -> Tensor:
-        """(L, T, N) by how much activations differ; of heads the length of that vector."""
-        found = (self.own - self.there).abs()
-        return self._by_head(found).norm(dim=-1) if self.site == "head" else found
+        """(L, T, W) by how much activations differ; of heads the length of that vector."""
+        parts = [
+            self._by_head(site, (self.own[site] - self.there[site]).abs(), lambda x: x.norm(dim=-1))
+            for site in self.sites
+        ]
+        return torch.cat(parts, -1)
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.model.heads, -1))
+    def _by_head(self, site: str, x: Tensor, reduced: Callable[[Tensor], Tensor]) -> Tensor:
+        """(L, T, W) of a site's activations (L, T, N)."""
+        return reduced(x.unflatten(-1, (self.model.heads, -1))) if site == "head" else x
 
     @contextmanager
-    def _exchanged(self, kept: Tensor, there: Tensor) -> Iterator[None]:
-        """All nodes but those kept (..., L, T, N) have the activations `there` (L, T, width)."""
-        name = self.site
-        if self.site == "head":
-            name, kept = "attn", kept.repeat_interleave(there.shape[-1] // kept.shape[-1], -1)
-        kept = kept.to(there.device)
+    def _exchanged(self, kept: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
+        """All nodes but those kept (..., L, T, W) have the activations `there` (L, T, N)."""
+        parts = dict(zip(self.sites, kept.split(self.widths, -1), strict=True))
+        stays: dict[str, tuple[Tensor, Tensor]] = {}
+        for site, part in parts.items():
+            x = there[site]
+            stays[recorded(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
         def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
-            return torch.where(kept[..., layer, :, :], x, there[layer])
+            own, other = stays[site]
+            return torch.where(own[..., layer, :, :], x, other[layer])
 
-        places = [(name, layer) for layer in self.model.layers_with(name)]
+        places = [(name, layer) for name in stays for layer in self.model.layers_with(name)]
         with self.model.lock, visiting(self.model, places, exchanged):
             yield
+
+
+def recorded(site: str) -> str:
+    """Where a relevance keeps a site's activations: heads are in `attn`."""
+    return "attn" if site == "head" else site
 
 
 def largest(scores: Tensor, k: int) -> Tensor:

@@ -6,15 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
 from icebear.paths import local
-from steering.edits import Edit
-
-if TYPE_CHECKING:
-    from concepts.models.model import Model
 
 FORMAT = 1
 OF_THE_WHOLE = ("price", "after")
@@ -38,10 +35,8 @@ class Recipe:
         return len(self.edits)
 
     @classmethod
-    def for_model(cls, model: Model, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
-        from concepts.models.provenance import provenance as made_with
-
-        told = {**provenance, "made_with": made_with(model)}
+    def for_model(cls, model: Any, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
+        told = {**provenance, "made_with": model.made_with}
         return cls(name, tuple(edits), model.name, model.fingerprint, told)
 
     def __mul__(self, share: float) -> Recipe:
@@ -71,7 +66,7 @@ class Recipe:
         """The same with more provenance."""
         return replace(self, provenance={**self.provenance, **more})
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Any) -> None:
         """Raise `RecipeError` if this recipe was made for another model."""
         if not fits(self.model_fingerprint, model.fingerprint, f"The recipe {self.name!r}"):
             raise RecipeError(

@@ -1,0 +1,1 @@
+"""How neurons make an answer together: nodes, direct edges, groups, the graph and its files."""
