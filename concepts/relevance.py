@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
     from concepts.models.images import ImageMap
+    from concepts.models.plan import Plan
 
 Position = int | Literal["last", "all"]
 
@@ -60,6 +61,8 @@ class Versus:
 
     prompts: tuple[tuple[str, ...], ...]
     """The tokens of each."""
+    pairs: tuple[Plan, ...]
+    """For each, what was asked of both prompts: two rows, the other one second."""
     shares: tuple[Tensor, ...]
     """For each (T, T'): what of it stands for each token (`concepts.versus.alignment`)."""
     contrasts: tuple[str, ...]

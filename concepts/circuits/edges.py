@@ -22,8 +22,9 @@ from concepts.models.model import Model
 from concepts.models.plan import Plan
 from concepts.passes.inputs import Inputs
 from concepts.passes.neurons import Recorder
-from concepts.passes.run import run
+from concepts.passes.run import look, run
 from concepts.passes.sites import visiting
+from concepts.passes.targets import Logits
 from concepts.telling import token_relevance
 
 TOKENS = 128
@@ -144,7 +145,7 @@ def direct(
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
     sources = Sources(model, many, rows, inputs, difference, nodes)
-    sources.read = read(model, pair)
+    sources.read = [x[0] - x[1] for x in read(model, pair)]
     with constant_attention(model) if held else nullcontext():
         chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
         run(model, Targets(many, chosen), [inputs, sources], method)
@@ -159,11 +160,10 @@ def contributions(
 
 
 def read(model: Model, pair: Plan) -> list[Tensor]:
-    """What each stack reads in the first row less what it reads in the second."""
+    """What each stack reads, of both rows."""
     inputs = Inputs()
-    with model.lock, torch.no_grad(), inputs.reading(model):
-        model.logits(pair.batch, pair.needed)
-    return [leaf.detach()[0] - leaf.detach()[1] for leaf in inputs.leaves]
+    look(model, Logits(pair), [inputs, Recorder(model, pair.batch, ("ffn",))])  # past a mixture's kernels, as in `run`
+    return [leaf.detach() for leaf in inputs.leaves]
 
 
 @contextmanager

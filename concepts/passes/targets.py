@@ -51,7 +51,7 @@ class Activations:
         places = {(neuron.site, neuron.layer) for row in self.rows for neuron, _ in row}
         with ExitStack() as undo:
             if model.task.stacks == 1:  # the layers above have no part in it
-                undo.enter_context(_first_layers(model, 1 + max(layer for _, layer in places)))
+                undo.enter_context(first_layers(model, 1 + max(layer for _, layer in places)))
             undo.enter_context(visiting(model, places, self._see))
             yield
 
@@ -69,7 +69,7 @@ class Activations:
 
 
 @contextmanager
-def _first_layers(model: Model, count: int) -> Iterator[None]:
+def first_layers(model: Model, count: int) -> Iterator[None]:
     """The model with its first `count` layers only."""
     path, _, name = model.family.layers.rpartition(".")
     parent = model.net.get_submodule(path)

@@ -22,6 +22,7 @@ from concepts.passes.sites import visiting
 from concepts.passes.targets import Logits
 from concepts.relevance import Relevance
 from icebear.errors import InputError
+from icebear.records import TokenScore
 
 ROWS = 24
 """Choices of nodes that go through the model at once."""
@@ -78,6 +79,14 @@ class Nodes:
             with self._exchanged(kept, there):
                 found += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
         return found
+
+    def predictions(self, kept: Tensor, k: int = 5) -> list[TokenScore]:
+        """The most probable answers with a choice (L, T, W) of nodes kept."""
+        there = {site: x.to(self.model.device, self.model.dtype) for site, x in self.there.items()}
+        target = Logits(self.one)
+        with self._exchanged(kept, there):
+            look(self.model, target, [])
+        return self.model.top_tokens(target.logits[0, -1].float(), k)
 
     def ends(self) -> tuple[float, float]:
         """The number explained with all nodes kept, and with none. Raises `InputError` where they are the same."""
@@ -173,13 +182,19 @@ class Ablation:
 
 def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0) -> Ablation:
     """What the k nodes of largest |relevance| carry, beside controls."""
-    nodes = Nodes.of(model, relevance, site)
     scores = relevance.heads() if site == "head" else relevance.of(site)
-    generator = torch.Generator().manual_seed(seed)
-    best = largest(scores, k)
-    choices = [best, largest(nodes.change(), k), *(matched(best, generator) for _ in range(DRAWS))]
+    nodes = Nodes.of(model, relevance, site)
+    return ablated(nodes, largest(scores, k), torch.Generator().manual_seed(seed))
+
+
+def ablated(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation:
+    """What a choice of nodes (L, T, W) carries, beside controls."""
+    count = int(chosen.sum())
+    parts = chosen.split(nodes.widths, -1)
+    draws = [torch.cat([matched(part, generator) for part in parts], -1) for _ in range(DRAWS)]
+    choices = [chosen, largest(nodes.change(), count), *draws]
     kept, left = shares(nodes, choices)
-    return Ablation(k, kept[0], left[0], fmean(kept[2:]), fmean(left[2:]), kept[1], left[1])
+    return Ablation(count, kept[0], left[0], fmean(kept[2:]), fmean(left[2:]), kept[1], left[1])
 
 
 def shares(

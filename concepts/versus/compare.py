@@ -182,6 +182,7 @@ class _Sums:
             image=image,
             versus=Versus(
                 prompts=tuple(model.pieces(pair.batch.row_ids(1)) for pair in self.pairs),
+                pairs=tuple(self.pairs),
                 shares=tuple(self.shares),
                 contrasts=contrasts,
                 own=own,

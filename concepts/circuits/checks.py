@@ -1,0 +1,275 @@
+"""Whether a graph is true: its nodes exchanged, its edges intervened on, and all of it run by its own edges.
+
+Everything here is forward passes. In them every neuron that edges stop at is held: at its value in the prompt or in the
+other one, or at a value that is given; a node is read before it is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import pandas
+import torch
+from torch import Tensor
+
+from concepts.circuits.edges import Probe, read
+from concepts.circuits.nodes import exchangeable, pair_of, places_of, probes
+from concepts.circuits.records import Answer, Faithfulness, Group, Node, Rest, Token, Without
+from concepts.models.model import Model
+from concepts.models.plan import Plan
+from concepts.passes.inputs import changing
+from concepts.passes.run import look
+from concepts.passes.sites import visiting
+from concepts.passes.targets import Logits, first_layers
+from concepts.relevance import Relevance
+from concepts.versus.ablation import Ablation, ablated
+
+if TYPE_CHECKING:
+    from concepts.circuits.graph import Graph
+
+TOKENS = 256
+"""Rows times tokens of a forward pass."""
+DRAWS = 5
+"""Of edges at random."""
+
+
+# --- forward passes in which neurons are held ----------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A forward pass in which all is held at its value in one prompt but for these."""
+
+    base: int
+    """0 the prompt, 1 the other one."""
+    tokens: Sequence[int] = ()
+    """That are the other prompt's (of the base)."""
+    nodes: Mapping[int, Tensor] = ()  # type: ignore[assignment]
+    """Numbers of nodes, and the values (n,) that they are held at."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A graph's neurons in both prompts of a pair, and its nodes in them."""
+
+    model: Model
+    pair: Plan
+    nodes: list[Probe]
+    sites: tuple[str, ...]
+    values: tuple[dict[str, Tensor], dict[str, Tensor]]
+    """site -> (L, T, N) in the prompt and in the other one."""
+    inputs: list[Tensor]
+    """(2, T, D) of each stack."""
+
+    @classmethod
+    def of(cls, graph: Graph, relevance: Relevance) -> Held:
+        assert relevance.versus is not None
+        sites, pair = tuple(relevance.sites), pair_of(relevance)
+        values = {site: relevance.activation(site) for site in sites}, dict(relevance.versus.activation)
+        return cls(graph.model, pair, probes(relevance, places_of(graph.nodes)), sites, values, read(graph.model, pair))
+
+    def value(self, number: int, base: int) -> Tensor:
+        """(n,) a node's activations in one of the prompts."""
+        probe = self.nodes[number]
+        return self.values[base][probe.site][probe.layer, probe.position, probe.places]
+
+    def run(self, rows: Sequence[Row], layers: int | None = None) -> tuple[dict[int, Tensor], Tensor]:
+        """Each node's activations (R, n), before it is held, and the number explained (R,). layers: only the first so
+        many, and the nodes in them; the number is then none."""
+        size = max(1, TOKENS // self.pair.batch.spans[1].stop)
+        with nullcontext() if layers is None or self.model.task.stacks > 1 else first_layers(self.model, layers):
+            parts = [self._run(rows[start : start + size]) for start in range(0, len(rows), size)]
+        nodes = {number: torch.cat([seen[number] for seen, _ in parts]) for number in parts[0][0]}
+        return nodes, torch.cat([answers for _, answers in parts])
+
+    def numbers(self, rows: Sequence[Row]) -> Tensor:
+        """(R, K + 1) the nodes' numbers, and the one explained."""
+        nodes, answers = self.run(rows)
+        each = [nodes[number] @ probe.direction for number, probe in enumerate(self.nodes)]
+        return torch.stack([*each, answers], 1)
+
+    def _run(self, rows: Sequence[Row]) -> tuple[dict[int, Tensor], Tensor]:
+        seen: dict[int, Tensor] = {}
+        plan = self.pair.rows([row.base for row in rows])
+
+        def held(site: str, layer: int, x: Tensor) -> Tensor:
+            span = plan.batch.span_of(self.model, layer)
+            here = torch.stack([self.values[row.base][site][layer, span] for row in rows]).to(x)
+            for number, probe in enumerate(self.nodes):
+                if (probe.site, probe.layer) == (site, layer):
+                    position = probe.position - span.start
+                    seen[number] = x[:, position, probe.places].float().cpu()
+                    for place, row in enumerate(rows):
+                        if number in row.nodes:
+                            here[place, position, probe.places] = row.nodes[number].to(x)
+            return here
+
+        def reading(stack: int, x: Tensor) -> Tensor:
+            spans = plan.batch.spans
+            found = torch.stack([self.inputs[stack][row.base] for row in rows])
+            for place, row in enumerate(rows):
+                for token in row.tokens:
+                    if spans[stack].start <= token < spans[stack].stop:
+                        at = token - spans[stack].start
+                        found[place, at] = self.inputs[stack][1 - row.base, at]
+            return found.to(x)
+
+        places = [(site, layer) for site in self.sites for layer in self.model.layers_with(site)]
+        with ExitStack() as stack:
+            stack.enter_context(self.model.lock)
+            stack.enter_context(changing(self.model, reading))
+            stack.enter_context(visiting(self.model, places, held))
+            answers = look(self.model, Logits(plan), [])
+        return seen, answers.float().cpu()
+
+
+# --- nodes ---------------------------------------------------------------------------------------------
+
+
+def ablation(graph: Graph, seed: int = 0) -> Ablation:
+    """What the nodes carry of the answer, beside as many matched and most different ones; of several pairs the mean."""
+    generator = torch.Generator().manual_seed(seed)
+    each = [
+        ablated(exchangeable(graph.model, relevance, graph.heads), graph.mask(), generator)
+        for relevance in graph.relevances
+    ]
+    means = [fmean(column) for column in zip(*(list(vars(one).values())[1:] for one in each), strict=True)]
+    return Ablation(each[0].nodes, *means)
+
+
+def without(graph: Graph, group: Group, seed: int = 0) -> Without:
+    """The answer when a group takes the other prompt's activations; of several pairs of prompts that of the first."""
+    nodes = exchangeable(graph.model, graph.relevances[0], graph.heads)
+    mask = graph.mask(group.nodes)
+    found = ablated(nodes, mask, torch.Generator().manual_seed(seed))
+    return Without(found.left, tuple(nodes.predictions(~mask)), found.matched_left)
+
+
+# --- edges ---------------------------------------------------------------------------------------------
+
+
+def interventions(graph: Graph, half: bool = False) -> pandas.DataFrame:
+    """Each possible edge from a token or node to a node or the answer, as predicted and as measured, a row each.
+
+    effect, contribution: as the graph has them. one_sided: by how much more the target is than if the source alone
+    takes its value of the other prompt, all other neurons held as here. two_sided: the mean of that and of the same in
+    the other prompt, from there to here. half: go half of the way, and count it twice.
+
+    Of a graph of several pairs those of the first.
+    """
+    relevance = graph.relevances[0]
+    held, count = Held.of(graph, relevance), len(graph.tokens)
+    moved: list[Tensor] = []
+    for base in (0, 1):
+        rows = [Row(base), *([] if half else [Row(base, [token]) for token in range(count)])]
+        for number in range(len(graph.nodes)):
+            there, here = held.value(number, 1 - base), held.value(number, base)
+            rows.append(Row(base, nodes={number: (there + here) / 2 if half else there}))
+        start, *found = held.numbers(rows)
+        change = (start - torch.stack(found)) * (1 - 2 * base) * (1 + half)
+        moved.append(change)  # (sources, K + 1)
+    known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
+    sources = known[count * half :]
+    told = []
+    for row, source in enumerate(sources):
+        column = row + count * half
+        for number, target in enumerate(graph.targets):
+            if below(source, target):
+                told.append(
+                    {
+                        "source": source.id,
+                        "target": target.id,
+                        "effect": graph.effect[number, column].item(),
+                        "contribution": graph.contribution[number, column].item(),
+                        "one_sided": moved[0][row, number].item(),
+                        "two_sided": (moved[0][row, number].item() + moved[1][row, number].item()) / 2,
+                    }
+                )
+    return pandas.DataFrame(told)
+
+
+def below(source: Token | Node, target: Node | Answer) -> bool:
+    """Whether a source can give a target anything."""
+    return source.height < target.height and source.position <= target.position
+
+
+# --- the whole graph -----------------------------------------------------------------------------------
+
+
+def faithfulness(graph: Graph, count: int | None = None, seed: int = 0) -> Faithfulness:
+    """The graph's own faithfulness: node by node, upwards, each is read where its kept sources have the values computed
+    so far, and all else is as in the other prompt; the answer last. count: only the first so many edges from tokens and
+    nodes. Of several pairs the mean."""
+    kept = [edge for edge in graph.edges if not isinstance(edge.source, Rest)][:count]
+    generator = torch.Generator().manual_seed(seed)
+    known: tuple[Token | Node | Answer, ...] = (*graph.tokens, *graph.nodes, graph.answer)
+    numbers = {node.id: number for number, node in enumerate(known)}
+    own = _by_target(graph, [(numbers[edge.source.id], numbers[edge.target.id]) for edge in kept])
+    every = [list(_possible(graph, number)) for number in range(len(graph.targets))]
+    draws = [_redrawn(graph, own, every, generator) for _ in range(DRAWS)]
+    found = []
+    for relevance in graph.relevances:
+        found.append(_along(graph, Held.of(graph, relevance), relevance, (own, every, *draws)))
+    share, nodes, *matched = (fmean(column) for column in zip(*found, strict=True))
+    return Faithfulness(len(kept), share, fmean(matched), nodes)
+
+
+Sources = list[list[int]]
+"""Of each target the numbers of its sources, tokens first, then nodes."""
+
+
+def _by_target(graph: Graph, pairs: Sequence[tuple[int, int]]) -> Sources:
+    found: Sources = [[] for _ in graph.targets]
+    for source, target in pairs:
+        found[target - len(graph.tokens)].append(source)
+    return found
+
+
+def _possible(graph: Graph, target: int) -> Sequence[int]:
+    known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
+    return [number for number, source in enumerate(known) if below(source, graph.targets[target])]
+
+
+def _redrawn(graph: Graph, own: Sources, every: Sources, generator: torch.Generator) -> Sources:
+    """As many into each target from each layer (the tokens are one)."""
+    known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
+    found: Sources = []
+    for kept, possible in zip(own, every, strict=True):
+        chosen: list[int] = []
+        for _, group in groupby(possible, key=lambda number: known[number].height):
+            some = list(group)
+            order = torch.randperm(len(some), generator=generator).tolist()
+            chosen += [some[place] for place in order[: len(set(some) & set(kept))]]
+        found.append(chosen)
+    return found
+
+
+def _along(graph: Graph, held: Held, relevance: Relevance, ways: Sequence[Sources]) -> list[float]:
+    """The share of the difference between both prompts that comes about along each of several choices of edges."""
+    count = len(graph.tokens)
+    values: list[dict[int, Tensor]] = [{} for _ in ways]
+
+    def rows(target: int) -> list[Row]:
+        return [
+            Row(
+                1,
+                [number for number in sources[target] if number < count],
+                {number - count: known[number - count] for number in sources[target] if number >= count},
+            )
+            for sources, known in zip(ways, values, strict=True)
+        ]
+
+    for _, group in groupby(range(len(graph.nodes)), key=lambda number: graph.nodes[number].height):
+        some = list(group)
+        nodes, _ = held.run([row for number in some for row in rows(number)], graph.nodes[some[0]].neuron.layer + 1)
+        for place, number in enumerate(some):
+            for way, known in enumerate(values):
+                known[number] = nodes[number][place * len(ways) + way]
+    _, answers = held.run(rows(len(graph.nodes)))
+    (there,), difference = relevance.versus.numbers, relevance.conserved.target  # type: ignore[union-attr]
+    return [(answer - there) / difference for answer in answers.tolist()]

@@ -1,0 +1,139 @@
+"""`circuit`: the nodes that make the difference between two prompts, and the direct edges between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.attribution import attribute
+from concepts.circuits import edges
+from concepts.circuits import nodes as choosing
+from concepts.circuits.edges import Place
+from concepts.circuits.graph import KEPT, Graph
+from concepts.circuits.records import Node
+from concepts.models.model import Model
+from concepts.models.plan import Token
+from concepts.models.prompts import PromptLike, Prompts
+from concepts.relevance import Relevance
+from concepts.versus.ablation import largest
+from concepts.vocabulary import project_many
+from icebear.errors import InputError
+from icebear.records import Neuron
+
+WORDS = 6
+
+
+def circuit(
+    model: Model,
+    prompt: PromptLike | Prompts,
+    target: Token | Sequence[Token] | None = None,
+    contrast: Token | Sequence[Token] | None = None,
+    *,
+    versus: PromptLike | Prompts,
+    nodes: int = 60,
+    faithfulness: float | None = None,
+    heads: bool = False,
+    kept: float = KEPT,
+) -> Graph:
+    """The circuit of what the model predicts after `prompt`, compared with another prompt of as many tokens.
+
+    prompt, target, contrast, versus: as of `attribute`. A list of prompts with a list of others gives one circuit of
+        them all: scores are averaged token by token, so all must be of one length.
+    nodes: how many (neuron, token) pairs, those of the largest |relevance| by difference rules.
+    faithfulness: instead, the smallest number that carries so much of the difference (`Graph.ablation`), by bisection.
+    heads: attention heads are nodes too; edges then stop at them as well.
+    kept: the share of influence by the edges that are kept.
+
+    Edges are direct, past no other neuron: `effect` is gradient x difference, `contribution` by difference rules.
+    Source: DESIGN section 16 (effects: Marks et al. 2025; contributions: `concepts.lrp.differences`). Raises
+    `InputError`.
+    """
+    if not 1 <= nodes <= choosing.MOST or not (faithfulness is None or 0 < faithfulness <= 1):
+        raise InputError(f"A circuit has 1 to {choosing.MOST} nodes, and a faithfulness above 0 up to 1.")
+    found = _compared(model, prompt, target, contrast, versus, heads)
+    scores = torch.stack([choosing.scored(relevance, heads) for relevance in found]).mean(0)
+    if faithfulness is not None:
+        nodes = choosing.fewest(model, found, scores, faithfulness, heads)
+    places = choosing.places(model, largest(scores, nodes))
+    differences = [choosing.own_and_other(relevance, places) for relevance in found]
+    parts = [_edges(model, relevance, places, heads) for relevance in found]
+    effect, patterns, contribution = (torch.stack(matrices).mean(0) for matrices in zip(*parts, strict=True))
+    own, other = (torch.stack(numbers).mean(0) for numbers in zip(*differences, strict=True))
+    return Graph(
+        model,
+        tuple(found),
+        _nodes(model, places, scores, own, other),
+        effect,
+        patterns,
+        contribution,
+        own - other,
+        kept,
+        heads,
+        {**model.made_with, "nodes": nodes, "faithfulness": faithfulness, "heads": heads, "kept": kept},
+    )
+
+
+def _compared(
+    model: Model, prompt: PromptLike | Prompts, target: Any, contrast: Any, versus: Any, heads: bool
+) -> list[Relevance]:
+    sites = ("ffn", "attn") if heads else ("ffn",)
+    one_or_more: Any = attribute(model, prompt, target, contrast, versus=versus, sites=sites)  # type: ignore[arg-type]
+    found: list[Relevance] = one_or_more if isinstance(one_or_more, list) else [one_or_more]
+    for relevance in found:
+        told = relevance.versus
+        assert told is not None
+        if len(told.prompts) != 1:
+            raise InputError("A circuit compares with one other prompt; give one.")
+        counts = len(relevance.tokens), len(told.prompts[0])
+        if told.at != "both":
+            raise InputError(
+                f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the other {counts[1]}; "
+                "give another prompt of as many."
+            )
+        if not relevance.conserved.target:
+            raise InputError("Both prompts give the explained number alike, so there is nothing to explain.")
+    if len({relevance.tokens.shape for relevance in found}) > 1:
+        raise InputError("The prompts of one circuit must all be of as many tokens; give such ones.")
+    return found
+
+
+def _edges(model: Model, relevance: Relevance, places: Sequence[Place], heads: bool) -> list[Tensor]:
+    """(K + 1, S) effects, what of them goes through attention patterns, and contributions."""
+    pair, targets = choosing.pair_of(relevance), [*choosing.probes(relevance, places), None]
+    difference = {site: choosing.change(relevance, site) for site in (("ffn", "attn") if heads else ("ffn",))}
+    effect = edges.direct(model, pair, targets, places, difference)
+    held = edges.direct(model, pair, targets, places, difference, held=True)
+    contribution = edges.contributions(model, pair, targets, places, difference)
+    whole, values, shared = (_matrix(parts, places) for parts in (effect, held, contribution))
+    return [whole, whole - values, shared]
+
+
+def _matrix(parts: edges.Parts, places: Sequence[Place]) -> Tensor:
+    """(K + 1, S) of tokens, nodes, and what is not shown."""
+    rest = parts.sums.clone()  # (K + 1, L, T)
+    for number, (_, layer, token, _) in enumerate(places):
+        rest[:, layer, token] -= parts.nodes[:, number]
+    return torch.cat((parts.tokens, parts.nodes, rest.flatten(1)), 1)
+
+
+def _nodes(model: Model, places: Sequence[Place], scores: Tensor, own: Tensor, other: Tensor) -> tuple[Node, ...]:
+    """With the words that their differences write."""
+    neurons = [Neuron(layer, site, index) for site, layer, _, index in places]
+    width = model.width("ffn")
+    writers = list(dict.fromkeys(neuron for neuron in neurons if neuron.site == "ffn"))
+    said = dict(zip(writers, project_many(model, writers, WORDS), strict=True))
+
+    def node(neuron: Neuron, token: int, here: float, there: float) -> Node:
+        words: tuple[str, ...] = ()
+        if neuron in said:
+            rows = said[neuron].promoted if here >= there else said[neuron].suppressed
+            words = tuple(row.text for row in rows)
+        column = neuron.index + width * (neuron.site == "head")
+        return Node(neuron, token, scores[neuron.layer, token, column].item(), here, there, words)
+
+    positions = [token for _, _, token, _ in places]
+    each = zip(neurons, positions, own[:-1].tolist(), other[:-1].tolist(), strict=True)
+    return tuple(node(*of) for of in each)

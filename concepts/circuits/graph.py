@@ -1,0 +1,209 @@
+"""`Graph`: nodes, direct edges between them, and what is known of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from concepts.circuits import checks
+from concepts.circuits.groups import grouped
+from concepts.circuits.records import (
+    Answer,
+    Edge,
+    Faithfulness,
+    Group,
+    Node,
+    Rest,
+    Source,
+    Target,
+    Token,
+    Without,
+)
+from concepts.models.model import Model
+from concepts.relevance import Relevance
+from concepts.versus.ablation import Ablation
+from icebear.edits import Edit
+from icebear.errors import InputError
+from icebear.recipe import Recipe
+
+if TYPE_CHECKING:
+    import pandas
+
+KEPT = 0.98
+"""Of the influence, by the edges that are kept (circuit-tracer's pruning)."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph:
+    """The circuit of an answer: which neurons make it, and what they give each other.
+
+    Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
+    nodes (K), and what is not shown of each layer and token (L * T). Of several pairs of prompts all is their mean.
+    """
+
+    model: Model
+    relevances: tuple[Relevance, ...]
+    """Of each pair of prompts."""
+    nodes: tuple[Node, ...]
+    """By layer, then token."""
+    effect: Tensor
+    patterns: Tensor
+    contribution: Tensor
+    difference: Tensor
+    """(K + 1,) of each target, between both prompts."""
+    kept: float = KEPT
+    heads: bool = False
+    made_with: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
+
+    @property
+    def meaning(self) -> str:
+        """What it is compared with, in words."""
+        told = self.relevances[0].versus
+        assert told is not None
+        more = f" and {len(self.relevances) - 1} more pairs" if len(self.relevances) > 1 else ""
+        return f"{''.join(self.relevances[0].token_strings)!r} compared with {''.join(told.prompts[0])!r}{more}"
+
+    @cached_property
+    def tokens(self) -> tuple[Token, ...]:
+        first = self.relevances[0]
+        assert first.versus is not None
+        pairs = enumerate(zip(first.token_strings, first.versus.prompts[0], strict=True))
+        return tuple(Token(position, *texts) for position, texts in pairs)
+
+    @cached_property
+    def answer(self) -> Answer:
+        first = self.relevances[0]
+        return Answer(first.predicted_at, first.target_text, first.contrast.text if first.contrast else None)
+
+    @property
+    def rests(self) -> tuple[Rest, ...]:
+        return tuple(Rest(layer, token) for layer in range(self.model.layers) for token in range(len(self.tokens)))
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        return (*self.tokens, *self.nodes, *self.rests)
+
+    @cached_property
+    def targets(self) -> tuple[Target, ...]:
+        return (*self.nodes, self.answer)
+
+    # --- what matters ---------------------------------------------------------------------------------
+
+    @cached_property
+    def influence(self) -> Tensor:
+        """(K + 1, S) of each edge on the answer, along all paths; sums to 1. Effects by size, each target's normalised
+        over all its sources, those not shown too (circuit-tracer, `graph.py`)."""
+        sizes = self.effect.abs().double()
+        shares = sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
+        first, count = len(self.tokens), len(self.nodes)
+        between = shares[:, first : first + count]  # (K + 1, K)
+        # What comes to a node along all paths p = answer's share + N^T p, N being acyclic.
+        weights = torch.linalg.solve(torch.eye(count).double() - between[:count].T, between[count])
+        scores = torch.cat((weights, torch.ones(1).double()))[:, None] * shares
+        return scores / scores.sum().clamp(min=1e-30)
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Those that have `kept` of the influence, the largest first."""
+        flat = self.influence.flatten()
+        order = flat.argsort(descending=True, stable=True)
+        running = flat[order].cumsum(0)
+        count = int((running < self.kept * running[-1]).sum()) + 1 if len(running) else 0
+        sources, targets = self.sources, self.targets
+        found = []
+        for place in order[:count].tolist():
+            row, column = divmod(place, len(sources))
+            contribution, whole = self.contribution[row, column].item(), self.difference[row].item()
+            found.append(
+                Edge(
+                    sources[column],
+                    targets[row],
+                    self.effect[row, column].item(),
+                    self.patterns[row, column].item(),
+                    contribution,
+                    contribution / whole if whole else 0.0,
+                    flat[place].item(),
+                )
+            )
+        return tuple(found)
+
+    @property
+    def rest(self) -> Tensor:
+        """(K + 1,) what contributions lack to each target's own difference: rounding."""
+        return self.difference - self.contribution.sum(-1)
+
+    def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
+        """(L, T, W) a choice of nodes (default: all) as `concepts.versus.ablation.Nodes` takes it."""
+        width = self.model.width("ffn")
+        chosen = torch.zeros(
+            self.model.layers, len(self.tokens), width + self.model.heads * self.heads, dtype=torch.bool
+        )
+        for node in self.nodes if nodes is None else nodes:
+            column = node.neuron.index + width * (node.neuron.site == "head")
+            chosen[node.neuron.layer, node.position, column] = True
+        return chosen
+
+    # --- checks ---------------------------------------------------------------------------------------
+
+    def ablation(self, seed: int = 0) -> Ablation:
+        """What the nodes carry of the answer, and what is left without them, beside controls."""
+        return checks.ablation(self, seed)
+
+    def faithfulness(self, edges: int | None = None, seed: int = 0) -> Faithfulness:
+        """What comes about along the edges alone (`concepts.circuits.checks.faithfulness`)."""
+        return checks.faithfulness(self, edges, seed)
+
+    def interventions(self, half: bool = False) -> pandas.DataFrame:
+        """Edges as predicted and as measured (`concepts.circuits.checks.interventions`)."""
+        return checks.interventions(self, half)
+
+    # --- groups ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Nodes that belong together (`concepts.circuits.groups`), those of the largest score first."""
+        return grouped(self)
+
+    def without(self, group: Group) -> Without:
+        """The answer when a group takes the other prompt's activations, all other neurons computed as ever."""
+        return checks.without(self, group)
+
+    def recipe(self, group: Group, off: bool = False) -> Recipe:
+        """Edits that put a group to the other prompt's values, at its tokens; off: to zero. Raises `InputError` for a
+        head that is not switched off, which has no one value."""
+        edits = []
+        for node in group.nodes:
+            if node.neuron.site == "head" and not off:
+                raise InputError(f"{node.neuron} has many activations and no one value to take; switch it off instead.")
+            where = f"position:{node.position}"
+            edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.versus, where=where))
+        prompt = "".join(self.relevances[0].token_strings)
+        return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The edges, a row each."""
+        import pandas
+
+        rows = [
+            {
+                "source": edge.source.id,
+                "target": edge.target.id,
+                "effect": edge.effect,
+                "patterns": edge.patterns,
+                "contribution": edge.contribution,
+                "share": edge.share,
+                "influence": edge.influence,
+            }
+            for edge in self.edges
+        ]
+        return pandas.DataFrame(rows)

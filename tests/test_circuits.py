@@ -1,0 +1,392 @@
+"""Circuits: direct edges against explicit paths, sums that must hold, interventions, groups, files."""
+
+from contextlib import ExitStack
+from itertools import combinations
+
+import pair_twin
+import pytest
+import torch
+import twin_models
+from conftest import IDS, LLAMA, Double, random_model
+from families import dense, mixtures
+from test_differences import OTHER
+from torch.autograd.functional import jacobian
+
+from concepts import attribute
+from concepts.calibration import calibrate
+from concepts.circuits import checks, edges, nodes
+from concepts.circuits.circuit import circuit
+from concepts.circuits.groups import grouped
+from concepts.circuits.records import Group, Node, Rest, Token
+from concepts.passes.sites import visiting
+from icebear.errors import InputError
+from steering import steer
+
+KNOWN = {**dense(layers=4), **mixtures(), "llama": LLAMA}
+
+
+def calibrated(config):
+    """Its words are of projections, measured before, in float32."""
+    model = random_model(config, "eager")
+    calibrate(model)
+    return model
+
+
+def made(name="llama", count=12, **options):
+    model = calibrated(KNOWN[name])
+    with Double():
+        return circuit(model, IDS, 11, 12, versus=OTHER, nodes=count, **options)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return made()
+
+
+# --- edges ---------------------------------------------------------------------------------------------
+
+
+class Layers:
+    """Each layer of a model by itself, called as in a forward pass of the prompt, its neurons held as they were."""
+
+    def __init__(self, model):
+        self.model, self.calls, self.neurons = model, [], {}
+        with ExitStack() as undo:
+            for layer in model.layer_modules:
+                hook = lambda module, args, kwargs: self.calls.append((args, kwargs))  # noqa: E731
+                undo.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            seen = lambda site, layer, x: self.neurons.update({layer: x.detach()})  # noqa: E731
+            undo.enter_context(visiting(model, [("ffn", m) for m in range(model.layers)], seen))
+            with torch.no_grad():
+                model.net(torch.tensor([IDS]), use_cache=False)
+        self.streams = [args[0].detach() for args, _ in self.calls]
+
+    def out(self, number, stream, neurons):
+        """(1, T, D) behind a layer, of the stream before it and its neurons."""
+        (_, *rest), kwargs = self.calls[number]
+        with visiting(self.model, [("ffn", number)], lambda *_: neurons):
+            found = self.model.layer_modules[number](stream, *rest, **kwargs)
+        return found[0] if isinstance(found, tuple) else found
+
+    def activations(self, number, stream):
+        """(1, T, N) of a layer's neurons, of the stream before it."""
+        seen = []
+        (_, *rest), kwargs = self.calls[number]
+        with visiting(self.model, [("ffn", number)], lambda site, layer, x: seen.append(x)):
+            self.model.layer_modules[number](stream, *rest, **kwargs)
+        return seen[0]
+
+    def past(self, number):
+        """(TD, TD) what a layer adds to a change of the stream: through attention, and a router."""
+        stream = self.streams[number]
+        whole = jacobian(lambda x: self.out(number, x, self.neurons[number]), stream)
+        return whole.reshape(stream.numel(), -1) - torch.eye(stream.numel())
+
+    def write(self, source):
+        """(TD,) what a unit of a neuron changes behind its layer."""
+        layer, position, index = source
+        found = jacobian(lambda x: self.out(layer, self.streams[layer], x), self.neurons[layer])
+        return found[..., 0, position, index].flatten()
+
+    def read(self, target):
+        """(TD,) the gradient of a neuron by the stream before its layer; of None that of the answer."""
+        if target is None:
+            stream = self.streams[-1]
+            last = self.out(self.model.layers - 1, stream, self.neurons[self.model.layers - 1]).detach()
+
+            def answer(x):
+                final = self.model.net.get_submodule(self.model.family.final_norm)
+                logits = self.model.net.get_output_embeddings()(final(x))[0, -1]
+                return logits[11] - logits[12]
+
+            return jacobian(answer, last).flatten()
+        layer, position, index = target
+        return jacobian(lambda x: self.activations(layer, x)[0, position, index], self.streams[layer]).flatten()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
+def test_effects_are_the_sum_over_explicit_paths(name):
+    """A path goes past each layer in between, or through its attention (or router)."""
+    graph = made(name, 10)
+    model = graph.model
+    with Double():
+        layers = Layers(model)
+        past = [layers.past(number) for number in range(model.layers)]
+        checked = 0
+        for row, target in enumerate(graph.targets):
+            to = (target.neuron.layer, target.position, target.neuron.index) if isinstance(target, Node) else None
+            top = to[0] if to else model.layers
+            gradient = layers.read(to)
+            for column, source in enumerate(graph.sources):
+                if not isinstance(source, Node):
+                    continue
+                layer, expected = source.neuron.layer, 0.0
+                between = range(layer + 1, top)
+                for count in range(len(between) + 1 if layer < top else 0):
+                    for through in combinations(between, count):
+                        change = layers.write((layer, source.position, source.neuron.index))
+                        for number in through:
+                            change = past[number] @ change
+                        expected = expected + gradient @ change
+                difference = source.activation - source.versus
+                assert graph.effect[row, column].item() == pytest.approx(float(expected) * difference, abs=1e-8)
+                checked += float(expected) != 0
+    assert checked > 20
+
+
+@pytest.mark.parametrize(("name", "build"), [("llama", twin_models.llama), ("gpt2", twin_models.gpt)])
+def test_contributions_are_those_of_the_twin(name, build):
+    """The pair's tape, its messages stopped at all neurons but the target itself."""
+    graph = made(name, 8)
+    model = graph.model
+    with Double(), torch.no_grad():
+        for row, target in enumerate(graph.targets):
+            mine, theirs = pair_twin.PairTape(), pair_twin.PairTape()
+            leaves, logits = build(mine, model.net, IDS)
+            build(theirs, model.net, OTHER)
+            if isinstance(target, Node):
+                start = mine.sites["ffn"][target.neuron.layer]
+                start.R[target.position, target.neuron.index] = 1
+            else:
+                start = logits
+                logits.R[11], logits.R[12] = 1, -1
+            stops = {id(value) for value in mine.sites["ffn"].values()} - {id(start)}
+            for v, w in zip(reversed(mine.values), reversed(theirs.values), strict=True):
+                if v.messages and v.R.any() and id(v) not in stops:
+                    for source, m in zip(v.sources, v.messages(v.R, w), strict=True):
+                        source.R = source.R + m
+            start.R = torch.zeros_like(start.R)
+            for v, w in zip(mine.values, theirs.values, strict=True):
+                v.R = v.R * (v.x - w.x)
+            found = mine.site("ffn", model.layers, len(IDS))
+            assert torch.allclose(graph.contribution[row, : len(IDS)], leaves[0].R.sum(-1), atol=1e-9)
+            for column, source in enumerate(graph.nodes, len(IDS)):
+                expected = found[source.neuron.layer, source.position, source.neuron.index]
+                assert graph.contribution[row, column].item() == pytest.approx(expected.item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_contributions_sum_to_each_targets_own_difference(name):
+    graph = made(name, heads=name in ("llama", "gpt2", "mixtral"))
+    assert graph.rest.abs().max() < 1e-6
+    assert graph.difference[-1].item() == pytest.approx(graph.relevances[0].conserved.target)
+    for node, difference in zip(graph.nodes, graph.difference.tolist(), strict=False):
+        assert difference == pytest.approx(node.activation - node.versus)
+    lost = graph.effect.abs().sum(-1)[[not isinstance(target, Node) for target in graph.targets]]
+    assert (lost > 0).all()
+
+
+def test_a_chunk_of_targets_is_one_by_one(graph, monkeypatch):
+    monkeypatch.setattr(edges, "TOKENS", 1)
+    alone = made()
+    for name in ("effect", "patterns", "contribution"):
+        assert torch.allclose(getattr(alone, name), getattr(graph, name), rtol=1e-9, atol=1e-12)
+
+
+def test_edges_do_not_depend_on_what_is_shown(graph):
+    more = made(count=20)
+    shown = [number for number, node in enumerate(more.nodes) if node in graph.nodes]
+    assert len(shown) == len(graph.nodes)
+    columns = [*range(len(IDS)), *(len(IDS) + number for number in shown)]
+    part = more.effect[[*shown, len(more.nodes)]][:, columns]
+    assert torch.allclose(part, graph.effect[:, : len(IDS) + len(graph.nodes)], atol=1e-12)
+    assert torch.allclose(more.effect.sum(-1)[-1], graph.effect.sum(-1)[-1])
+
+
+def test_attention_held_leaves_only_values(graph):
+    """An edge into the same token of the next layer passes no pattern of another; the answer's own layer has none."""
+    last = [number for number, node in enumerate(graph.nodes) if node.neuron.layer == graph.model.layers - 1]
+    columns = [len(IDS) + number for number in last]
+    assert graph.patterns[-1, columns].abs().max() < 1e-12
+    assert graph.patterns.abs().max() > 1e-6
+
+
+def test_exchanging_the_prompts_changes_the_sign_of_contributions():
+    one = made()
+    with Double():
+        two = circuit(one.model, OTHER, 11, 12, versus=IDS, nodes=12)
+    assert [node.neuron for node in one.nodes] == [node.neuron for node in two.nodes]
+    assert torch.allclose(one.contribution, -two.contribution, atol=1e-12)
+
+
+# --- the graph -----------------------------------------------------------------------------------------
+
+
+def test_influence_is_the_sum_over_all_paths(graph):
+    """circuit-tracer's definition, by powers of the normalised matrix."""
+    sizes = graph.effect.abs().double()
+    shares = sizes / sizes.sum(-1, keepdim=True)
+    first, count = len(graph.tokens), len(graph.nodes)
+    square = torch.zeros(count + 1, count + 1).double()
+    square[:, :count] = shares[:, first : first + count]
+    start = torch.zeros(count + 1).double()
+    start[-1] = 1
+    weights, step = start.clone(), start
+    for _ in range(count):
+        step = step @ square
+        weights = weights + step
+    expected = weights[:, None] * shares
+    assert torch.allclose(graph.influence, expected / expected.sum())
+    assert sum(edge.influence for edge in graph.edges) >= graph.kept
+    assert sum(edge.influence for edge in graph.edges[:-1]) < graph.kept
+    values = [edge.influence for edge in graph.edges]
+    assert values == sorted(values, reverse=True)
+
+
+def test_nodes_are_the_largest_and_the_rest_is_not_lost(graph):
+    scores = graph.relevances[0].ffn.abs()
+    smallest = min(abs(node.score) for node in graph.nodes)
+    assert int((scores >= smallest).sum()) == 12
+    kinds = {type(source) for source in graph.sources}
+    assert kinds == {Token, Node, Rest}
+    assert len(graph.sources) == graph.effect.shape[1]
+    frame = graph.to_frame()
+    assert list(frame.columns[:3]) == ["source", "target", "effect"]
+    assert len(frame) == len(graph.edges)
+
+
+def test_all_edges_between_nodes_are_the_nodes_ablation(graph):
+    """The graph's own faithfulness with every edge is F with the prompt's embeddings; along none nothing comes."""
+    everything = made(count=1024)
+    with Double():
+        found = graph.faithfulness()
+        nothing = graph.faithfulness(0)
+        whole = everything.faithfulness()
+    assert nothing.share == pytest.approx(0, abs=1e-9)
+    assert nothing.nodes == pytest.approx(found.nodes)
+    assert whole.nodes == pytest.approx(1, abs=1e-6)
+    assert everything.ablation().kept == pytest.approx(1, abs=1e-6)
+
+
+def test_interventions_are_what_hooks_say(graph):
+    """One source exchanged, all other neurons held at their values in the prompt, by the test's own hooks."""
+    with Double():
+        found = graph.interventions()
+        source = graph.nodes[0]
+        held = graph.relevances[0].ffn.new_tensor(0), graph.relevances[0].activation("ffn").clone()
+        seen = {}
+
+        def numbers(values):
+            def hook(site, layer, x):
+                seen[layer] = x[0].clone()
+                return values[layer][None]
+
+            with visiting(graph.model, [("ffn", m) for m in range(graph.model.layers)], hook), torch.no_grad():
+                logits = graph.model.net(torch.tensor([IDS])).logits[0, -1]
+            nodes = [seen[n.neuron.layer][n.position, n.neuron.index].item() for n in graph.nodes]
+            return [*nodes, (logits[11] - logits[12]).item()]
+
+        before = numbers(held[1])
+        held[1][source.neuron.layer, source.position, source.neuron.index] = source.versus
+        after = numbers(held[1])
+    rows = found[found.source == source.id].set_index("target").one_sided
+    for target, a, b in zip(graph.targets, before, after, strict=True):
+        if target.id in rows:
+            assert rows[target.id] == pytest.approx(a - b, abs=1e-9)
+
+
+def test_small_interventions_are_the_effects(graph):
+    """In the limit; of half the size already nearer."""
+    with Double():
+        whole, half = graph.interventions(), graph.interventions(half=True)
+    error = [(x.effect - x.one_sided).abs().mean() for x in (whole[whole.source.str.startswith("L")], half)]
+    assert error[1] < error[0]
+
+
+def test_heads_are_nodes(graph):
+    found = made(heads=True, count=20)
+    heads = [node for node in found.nodes if node.neuron.site == "head"]
+    assert heads and len(heads) < 20
+    for node in heads:
+        assert node.score == pytest.approx(node.activation - node.versus, abs=1e-9)
+    into = [edge for edge in found.edges if isinstance(edge.target, Node) and edge.target.neuron.site == "ffn"]
+    assert all(abs(edge.patterns) < 1e-12 for edge in into)  # past no attention
+    with Double():
+        assert 0 <= found.faithfulness().edges <= len(found.edges)
+
+
+def test_enough_nodes_for_a_wanted_faithfulness(graph):
+    found = made(faithfulness=0.9)
+    with Double():
+        count = len(found.nodes)
+        assert found.ablation().kept >= 0.9
+        assert nodes.fewest(found.model, found.relevances, found.relevances[0].ffn, 0.9, False) == count
+
+
+def test_several_pairs_are_their_mean():
+    model, third = calibrated(LLAMA), [5, 9, 2, 7, 1, 3, 4, 6]
+    with Double():
+        one, two = (circuit(model, ids, 11, 12, versus=OTHER, nodes=480) for ids in (IDS, third))
+        both = circuit(model, [IDS, third], 11, 12, versus=[OTHER, OTHER], nodes=480)
+    assert torch.allclose(both.contribution, (one.contribution + two.contribution) / 2)
+    assert both.ablation().kept == pytest.approx(1, abs=1e-6)
+    assert "and 1 more pair" in both.meaning
+
+
+# --- groups --------------------------------------------------------------------------------------------
+
+
+def test_groups_are_a_partition_and_know_their_members(graph):
+    found = graph.groups
+    assert sorted(node.id for group in found for node in group.nodes) == sorted(node.id for node in graph.nodes)
+    assert len(grouped(graph, apart=1e-9)) == len(graph.nodes)
+    assert len(grouped(graph, apart=3)) == 1
+    alone = made(count=1)
+    assert len(alone.groups) == 1
+
+
+def test_a_groups_recipe_is_its_exchange(graph):
+    group = Group("all", graph.nodes)
+    with Double():
+        told = graph.without(group)
+        recipe = graph.recipe(group)
+        with steer(graph.model, recipe), torch.no_grad():
+            logits = graph.model.net(torch.tensor([IDS])).logits[0, -1]
+    assert told.predictions[0].id == int(logits.argmax())
+    assert told.predictions[0].logit == pytest.approx(logits.max().item())
+    assert len(graph.recipe(group, off=True)) == len(graph.nodes)
+    assert all(edit.op == "scale" for edit in graph.recipe(group, off=True))
+
+
+def test_fed_by_tokens_is_a_share(graph):
+    """What a node is fed by sums to one, where nothing is lost."""
+    from concepts.circuits.groups import fed
+
+    assert torch.allclose(fed(graph).sum(-1), torch.ones(len(graph.nodes)).double(), atol=1e-6)
+
+
+# --- impossible wishes ---------------------------------------------------------------------------------
+
+
+def test_impossible_wishes_get_a_sentence(graph):
+    model = graph.model
+    for wish, says in (
+        ({"nodes": 0}, "1 to 1024 nodes"),
+        ({"faithfulness": 1.5}, "faithfulness above 0"),
+        ({"versus": [7, 3, 14]}, "of as many"),
+        ({"versus": [OTHER, OTHER[::-1]]}, "one other prompt"),
+        ({"versus": IDS}, "the prompt itself"),
+    ):
+        with pytest.raises(InputError, match=says):
+            circuit(model, IDS, 11, 12, **{"versus": OTHER, **wish})
+    with pytest.raises(InputError, match="as many tokens"):
+        circuit(model, [IDS, IDS[:4]], 11, 12, versus=[OTHER, OTHER[:4]])
+    with pytest.raises(InputError, match="switch it off"):
+        found = made(heads=True, count=20)
+        found.recipe(Group("heads", tuple(node for node in found.nodes if node.neuron.site == "head")))
+
+
+@pytest.mark.real
+def test_the_ice_bears_circuit(smol):
+    found = circuit(
+        smol, "The ice bear lives in the", " Arctic", contrast=" desert", versus="The wild camel lives in the"
+    )
+    assert len(found.nodes) == 60
+    assert found.rest.abs().max() < 1e-3
+    measured = found.interventions(half=True)
+    assert measured.effect.corr(measured.one_sided) > 0.97
+    relevance = attribute(
+        smol, "The ice bear lives in the", " Arctic", contrast=" desert", versus="The wild camel lives in the"
+    )
+    assert {node.neuron for node in found.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
+    assert checks.without(found, found.groups[0]).predictions
