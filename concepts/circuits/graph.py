@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from concepts.circuits import checks
+from concepts.circuits import checks, drawing
 from concepts.circuits.groups import grouped
 from concepts.circuits.records import (
     Answer,
@@ -34,6 +35,7 @@ from icebear.recipe import Recipe
 if TYPE_CHECKING:
     import pandas
 
+FORMAT = 1
 KEPT = 0.98
 """Of the influence, by the edges that are kept (circuit-tracer's pruning)."""
 
@@ -189,6 +191,47 @@ class Graph:
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
 
     # --- files ----------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        first = self.relevances[0]
+        groups = {node.id: group.name for group in self.groups for node in group.nodes}
+        return {
+            "icebear_circuit": FORMAT,
+            "prompt": list(first.token_strings),
+            "versus": [token.versus for token in self.tokens],
+            "pairs": len(self.relevances),
+            "target": self.answer.text,
+            "contrast": self.answer.contrast,
+            "difference": self.difference[-1].item(),
+            "nodes": [
+                {**vars(node), "id": node.id, "neuron": str(node.neuron), "group": groups[node.id]}
+                for node in self.nodes
+            ],
+            "groups": [
+                {"name": group.name, "score": group.score, "nodes": [node.id for node in group.nodes]}
+                for group in self.groups
+            ],
+            "edges": self.to_frame().to_dict("records"),
+            **self.made_with,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+
+    def to_svg(self) -> str:
+        """The picture: tokens left to right, layers upwards."""
+        return drawing.svg(self)
+
+    def to_png(self, scale: float = 2) -> bytes:
+        return drawing.png(self, scale)
+
+    def to_html(self) -> str:
+        """A self-contained page whose picture answers to pointing."""
+        return drawing.html(self)
+
+    def _repr_html_(self) -> str:
+        return drawing.fragment(self)
 
     def to_frame(self) -> pandas.DataFrame:
         """The edges, a row each."""

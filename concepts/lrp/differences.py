@@ -1,6 +1,7 @@
 """A second table: torch operation -> difference rule, by which relevance is compared with another prompt.
 
-The rows of a batch come in pairs: row i of the first half and row i of the second are partners, and a rule sees both.
+The rows of a batch come in pairs: row i of the first half and row i of the second are partners, and a rule sees both;
+relevance is that of the first half.
 Each operation is linearised so that it is exact in the difference, dy = J dx with dx = x - x', and the backward pass
 applies J. So the relevance g * (x - x'), over whatever cuts the graph, sums to the difference of the number explained.
 The idea is DeepLIFT's rescale rule (Shrikumar et al. 2017), carried through products, attention and norms; where the
@@ -82,18 +83,20 @@ class Slope(Function):
 
 class Softmax(Function):
     """The value y of a softmax of x (..., N), with the mean J of diag(p) - p p^T at points of the line between both
-    rows' x; and since that is exact for many points only, what is missing for dy = J dx, along J dx."""
+    rows' x; and since that is exact for many points only, what is missing for dy = J dx, along J dx. Partners, of whom
+    nobody asks, get zero: of all operations this one is the dearest."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, func: Callable[[Tensor], Tensor], dim: int, points: Points) -> Tensor:  # type: ignore[override]
         y = func(x)
+        (own, there), (y_own, y_there) = x.chunk(2), y.chunk(2)
         weights = [weight for _, weight in points]
-        rows = [func(share * x + (1 - share) * partner(x)) for share, _ in points]
-        dx = (x - partner(x)).nan_to_num(0).to(y.dtype)  # masked scores are minus infinity in both
+        rows = [func(share * own + (1 - share) * there) for share, _ in points]
+        dx = (own - there).nan_to_num(0).to(y.dtype)  # masked scores are minus infinity in both
         step = _mean_derivative(rows, weights, dx, dim)
         reach = (dx * step).sum(dim, keepdim=True)  # the variance of dx
         far = reach > torch.finfo(y.dtype).eps ** 0.5  # nearer, the points are exact, and the rest is rounding
-        missing = torch.where(far, y - partner(y) - step, 0)
+        missing = torch.where(far, y_own - y_there - step, 0)
         ctx.save_for_backward(step / reach.masked_fill(~far, 1), missing, *rows)
         ctx.options = weights, dim, x.dtype
         return y
@@ -102,8 +105,9 @@ class Softmax(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         toward, missing, *rows = ctx.saved_tensors
         weights, dim, dtype = ctx.options
+        g = g.chunk(2)[0]
         found = _mean_derivative(rows, weights, g, dim) + toward * (missing * g).sum(dim, keepdim=True)
-        return found.to(dtype), None, None, None
+        return torch.cat((found, torch.zeros_like(found))).to(dtype), None, None, None
 
 
 def _mean_derivative(rows: Iterable[Tensor], weights: Iterable[float], g: Tensor, dim: int) -> Tensor:

@@ -1,0 +1,301 @@
+"""A graph as a picture: tokens left to right, layers upwards; the same SVG for page, notebook, app and paper.
+
+Places and curves are computed here; `graph.js` only lights what is pointed at. All text is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from concepts.circuits.records import Answer, Edge, Group, Node, Rest, Token
+from concepts.render import NEGATIVE, POSITIVE, page, said, visible
+from icebear.extras import need
+
+if TYPE_CHECKING:
+    from concepts.circuits.graph import Graph
+
+DRAWN = 300
+"""Edges between tokens, nodes and the answer, the most influential."""
+WIDE, HIGH, GAP, ROW = 82, 20, 6, 30
+"""Of a node's box, in pixels; between boxes, and between rows of layers."""
+IN_A_ROW = 5
+"""Nodes of a layer at a token, side by side."""
+LEFT, TOP = 48, 40
+SIDE = 250
+"""Of the column of groups."""
+COLORS = "#4e79a7 #f28e2b #59a14f #b07aa1 #9c755f #76b7b2 #edc948 #ff9da7 #e15759 #86bcb6".split()
+"""Of groups (Tableau 10); more are grey."""
+GREY = "#999999"
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where something is drawn."""
+
+    x: float
+    y: float
+    wide: float = WIDE
+    high: float = HIGH
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.wide / 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is drawn."""
+
+    boxes: dict[str, Box]
+    """By the id of a token, node or the answer."""
+    layers: dict[int, float]
+    """Layer -> the height of its name; those that have nodes."""
+    columns: list[tuple[float, float]]
+    """Of each token, from where to where."""
+    wide: float
+    high: float
+
+
+def layout(graph: Graph) -> Layout:
+    """Each layer that has nodes gets a row, each token a column as wide as its fullest row."""
+    cells: dict[tuple[int, int], list[Node]] = {}
+    for node in graph.nodes:
+        cells.setdefault((node.neuron.layer, node.position), []).append(node)
+    columns, x = [], float(LEFT)
+    for token in graph.tokens:
+        most = max((len(nodes) for (_, position), nodes in cells.items() if position == token.position), default=0)
+        wide = max(1, min(most, IN_A_ROW)) * (WIDE + GAP)
+        columns.append((x, x + wide))
+        x += wide + ROW / 2
+    boxes, layers, y = {}, {}, float(TOP)
+    start, end = columns[graph.answer.position]
+    boxes[graph.answer.id] = Box(start, y, end - start - GAP, HIGH * 1.4)
+    y += HIGH * 1.4 + ROW
+    for layer in sorted({node.neuron.layer for node in graph.nodes}, reverse=True):
+        rows = max(-(-len(nodes) // IN_A_ROW) for (at, _), nodes in cells.items() if at == layer)
+        layers[layer] = y + HIGH * 0.7
+        for (at, position), nodes in cells.items():
+            for place, node in enumerate(nodes if at == layer else ()):
+                down, right = divmod(place, IN_A_ROW)
+                boxes[node.id] = Box(columns[position][0] + right * (WIDE + GAP), y + down * (HIGH + GAP))
+        y += rows * (HIGH + GAP) + ROW / 2
+    y += ROW / 2
+    for token, (start, end) in zip(graph.tokens, columns, strict=True):
+        boxes[token.id] = Box(start, y, end - start - GAP)
+    return Layout(boxes, layers, columns, x, y + 3 * HIGH)
+
+
+def drawn(graph: Graph) -> list[Edge]:
+    """The edges of the picture, the most influential first."""
+    return [edge for edge in graph.edges if not isinstance(edge.source, Rest)][:DRAWN]
+
+
+def colors(graph: Graph) -> dict[str, str]:
+    """The colour of each node's group, by the node's id."""
+    known = [*COLORS, *[GREY] * len(graph.groups)]
+    return {node.id: color for group, color in zip(graph.groups, known, strict=False) for node in group.nodes}
+
+
+def svg(graph: Graph, background: str = "none") -> str:
+    """The picture by itself."""
+    places, of_group = layout(graph), colors(graph)
+    shown = drawn(graph)
+    most = max((edge.influence for edge in shown), default=1.0)
+    ranks = _ranks(graph)
+    wide, high = places.wide + SIDE, max(places.high, TOP + 2 * HIGH + len(graph.groups) * (HIGH * 2 + GAP))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" '
+        f'height="{high:.0f}" font-family="system-ui, sans-serif" font-size="11" role="img" '
+        f'aria-label="{escape(repr(graph), quote=True)}">',
+        f'<rect width="100%" height="100%" fill="{background}"/>',
+        *(
+            f'<text x="4" y="{y:.0f}" fill="currentColor" opacity="0.6">L{layer}</text>'
+            for layer, y in places.layers.items()
+        ),
+        '<g fill="none">',
+        *(_curve(edge, places, rank, edge.influence / most) for rank, edge in enumerate(shown)),
+        "</g>",
+        _labelled(graph.answer, places.boxes[graph.answer.id], str(graph.answer), GREY, 0),
+        *(
+            _labelled(node, places.boxes[node.id], _label(node), of_group[node.id], ranks[node.id])
+            for node in graph.nodes
+        ),
+        *(_labelled(token, places.boxes[token.id], _both(token), GREY, 0) for token in graph.tokens),
+        *(_group(group, number, places.wide) for number, group in enumerate(graph.groups)),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _ranks(graph: Graph) -> dict[str, int]:
+    """Of each node among all by the size of its score, from 0."""
+    order = sorted(graph.nodes, key=lambda node: -abs(node.score))
+    return {node.id: rank for rank, node in enumerate(order)}
+
+
+def _curve(edge: Edge, places: Layout, rank: int, share: float) -> str:
+    start, end = places.boxes[edge.source.id], places.boxes[edge.target.id]
+    low, high = start.y, end.y + end.high
+    bend = max(12.0, (low - high) / 2)
+    color = signed(edge.contribution)
+    return (
+        f'<path class="edge" data-source="{edge.source.id}" data-target="{edge.target.id}" data-rank="{rank}" '
+        f'd="M{start.middle:.0f} {low:.0f}C{start.middle:.0f} {low - bend:.0f} {end.middle:.0f} {high + bend:.0f} '
+        f'{end.middle:.0f} {high:.0f}" stroke="{color}" stroke-width="{0.6 + 3.4 * share:.1f}" '
+        f'stroke-opacity="{0.12 + 0.5 * share**0.5:.2f}"/>'
+    )
+
+
+def signed(number: float) -> str:
+    """The colour of its sign."""
+    return "#{:02x}{:02x}{:02x}".format(*(POSITIVE if number >= 0 else NEGATIVE))
+
+
+def _labelled(what: Token | Node | Answer, box: Box, label: str, color: str, rank: int) -> str:
+    """A box with a text; the strip on its left is the group's colour, its own the sign of the score."""
+    score = what.score if isinstance(what, Node) else 0.0
+    fill = signed(score) if score else "#888888"
+    fits = max(3, int(box.wide / 6.6))
+    text = label if len(label) <= fits else label[: fits - 1] + "…"
+    return (
+        f'<g class="node" data-id="{what.id}" data-rank="{rank}" tabindex="0" role="button" '
+        f'aria-label="{escape(label, quote=True)}"><rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.wide:.0f}" '
+        f'height="{box.high:.0f}" rx="4" fill="{fill}" fill-opacity="{0.25 if score else 0.12}" stroke="{fill}" '
+        f'stroke-opacity="0.6"/><rect x="{box.x:.0f}" y="{box.y:.0f}" width="5" height="{box.high:.0f}" rx="2" '
+        f'fill="{color}"/><text x="{box.x + 9:.0f}" y="{box.y + box.high / 2 + 4:.0f}" fill="currentColor">'
+        f"{escape(text)}</text></g>"
+    )
+
+
+def _label(node: Node) -> str:
+    """The first word that it writes, or the head's name."""
+    if not node.words:
+        return f"head {node.neuron.index}"
+    return visible(node.words[0].strip() or node.words[0])
+
+
+def _both(token: Token) -> str:
+    here, there = visible(token.text), visible(token.versus)
+    return here if here == there else f"{here} ({there.strip()})"
+
+
+def _group(group: Group, number: int, x: float) -> str:
+    """A box beside the picture."""
+    color = COLORS[number] if number < len(COLORS) else GREY
+    y = TOP + number * (HIGH * 2 + GAP)
+    name = group.name if len(group.name) <= 34 else group.name[:33] + "…"
+    count = f"{len(group.nodes)} node{'s' * (len(group.nodes) != 1)}, score {group.score:+.2f}"
+    return (
+        f'<g class="group" data-group="{number}" tabindex="0" role="button" '
+        f'aria-label="{escape(group.name, quote=True)}"><rect x="{x:.0f}" y="{y:.0f}" width="{SIDE - 12}" '
+        f'height="{HIGH * 2}" rx="4" fill="{color}" fill-opacity="0.15" stroke="{color}"/>'
+        f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" fill="currentColor" font-weight="600">{escape(name)}</text>'
+        f'<text x="{x + 8:.0f}" y="{y + 32:.0f}" fill="currentColor" opacity="0.7">{escape(count)}</text></g>'
+    )
+
+
+# --- pages ---------------------------------------------------------------------------------------------
+
+
+def fragment(graph: Graph) -> str:
+    """The picture that answers to pointing, for a notebook or a page: no frames, nothing fetched."""
+    data = json.dumps(cards(graph), ensure_ascii=False).replace("<", "\\u003c")
+    script = files("concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
+    count = len(drawn(graph))
+    return (
+        f'<div class="circuit"><p>{escape(summary(graph))}</p>'
+        f'<p class="choices"><label>nodes <input type="range" name="nodes" min="1" max="{len(graph.nodes)}" '
+        f'value="{len(graph.nodes)}"></label> <label>edges <input type="range" name="edges" min="0" max="{count}" '
+        f'value="{count}"></label> <span class="told" role="status"></span></p>'
+        f'<div class="picture">{svg(graph)}</div><div class="card"></div>'
+        f"{_edge_table(graph)}"
+        f'<script type="application/json">{data}</script>'
+        f"<style>{STYLE}</style><script>{script}\nwatchCircuits(document);</script></div>"
+    )
+
+
+STYLE = (
+    ".circuit .picture{overflow-x:auto}.circuit svg{display:block}"
+    ".circuit .node,.circuit .group{cursor:pointer;outline-offset:2px}"
+    ".circuit .dim{opacity:.12}.circuit .lit{stroke-opacity:.95}.circuit .gone{display:none}"
+    ".circuit .card{min-height:7em;margin:.5em 0}.circuit .card:empty{min-height:0}"
+    ".circuit table{border-collapse:collapse;font-size:.85em}.circuit .choices label{margin-right:1.5em}"
+    ".circuit td,.circuit th{padding:.1em .7em;text-align:right}"
+    ".circuit td:nth-child(-n+2),.circuit th:nth-child(-n+2){text-align:left}"
+)
+
+
+def summary(graph: Graph) -> str:
+    """What is drawn, and how much of the answer it is."""
+    first, count = len(graph.tokens), len(graph.nodes)
+    shares = graph.contribution[-1] / graph.difference[-1]
+    nodes, rest = shares[first : first + count].sum().item(), shares[first + count :].sum().item()
+    return (
+        f"{graph.answer}: {graph.meaning}. Of the difference of {graph.difference[-1].item():.2f} logits the nodes "
+        f"give {nodes:.0%} directly, tokens {1 - nodes - rest:.0%}, what is not shown {rest:.0%} (contributions by "
+        "difference rules). Red gives to its target, blue takes; the wider, the more influence on the answer."
+    )
+
+
+def cards(graph: Graph) -> dict[str, list[str]]:
+    """What is told of each token, node, answer and group: lines of text."""
+    known: dict[str, list[str]] = {}
+    into: dict[str, list[Edge]] = {}
+    out: dict[str, list[Edge]] = {}
+    for edge in graph.edges:
+        into.setdefault(edge.target.id, []).append(edge)
+        out.setdefault(edge.source.id, []).append(edge)
+    everything: tuple[Token | Node | Answer, ...] = (*graph.tokens, *graph.nodes, graph.answer)
+    for what in everything:
+        lines = [str(what)]
+        if isinstance(what, Node):
+            lines = [
+                f"{what.neuron} at {graph.tokens[what.position].text!r}: {what.activation:+.3f} here, "
+                f"{what.versus:+.3f} there, score {what.score:+.3f}",
+                *([f"writes {', '.join(map(repr, what.words))}"] if what.words else []),
+            ]
+        lines += _told("from", into.get(what.id, ()), True) + _told("to", out.get(what.id, ()), False)
+        known[what.id] = lines
+    for number, group in enumerate(graph.groups):
+        known[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", *(str(node) for node in group.nodes)]
+    return known
+
+
+def _told(word: str, edges: Sequence[Edge], into: bool) -> list[str]:
+    """The largest edges by share, in a line."""
+    found = sorted(edges, key=lambda edge: -abs(edge.share))[:6]
+    told = [f"{edge.source if into else edge.target} {edge.share:+.0%} (effect {edge.effect:+.3f})" for edge in found]
+    return [f"{word} {'; '.join(told)}"] if told else []
+
+
+def _edge_table(graph: Graph) -> str:
+    """For those who cannot see the picture."""
+    rows = "".join(
+        f"<tr><td>{escape(str(edge.source))}</td><td>{escape(str(edge.target))}</td><td>{edge.effect:+.3f}</td>"
+        f"<td>{edge.patterns:+.3f}</td><td>{edge.share:+.1%}</td><td>{edge.influence:.2%}</td></tr>"
+        for edge in drawn(graph)
+    )
+    return (
+        f"<details><summary>The edges as a table</summary><table><thead><tr><th>from</th><th>to</th><th>effect</th>"
+        "<th>through patterns</th><th>share of the target</th><th>influence</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></details>"
+    )
+
+
+def html(graph: Graph) -> str:
+    """A self-contained page."""
+    foot = f"<p><small>{escape(said(graph.made_with))}</small></p>"
+    return page("icebear circuit", fragment(graph) + foot, "body{max-width:96rem}")
+
+
+def png(graph: Graph, scale: float = 2) -> bytes:
+    """The picture on white, by vl-convert."""
+    need("circuits")
+    import vl_convert
+
+    return vl_convert.svg_to_png(svg(graph, "#ffffff").replace("currentColor", "#111111"), scale=scale)

@@ -1,0 +1,81 @@
+// Lights what is pointed at in a circuit's picture. Text comes from the JSON beside it, as text only.
+function watchCircuits(root) {
+  for (const circuit of root.querySelectorAll(".circuit:not([data-watched])")) {
+    circuit.dataset.watched = "yes";
+    const cards = JSON.parse(circuit.querySelector("script[type='application/json']").textContent);
+    const nodes = [...circuit.querySelectorAll(".node")];
+    const edges = [...circuit.querySelectorAll(".edge")];
+    const card = circuit.querySelector(".card");
+    const told = circuit.querySelector(".told");
+    const ranges = Object.fromEntries([...circuit.querySelectorAll("input")].map((x) => [x.name, x]));
+    let kept = null; // what was clicked stays lit
+
+    function show(chosen) {
+      const lit = new Set(chosen ? chosen.ids : []);
+      const near = new Set(lit);
+      for (const edge of edges) {
+        const on = lit.has(edge.dataset.source) || lit.has(edge.dataset.target);
+        edge.classList.toggle("dim", chosen !== null && !on);
+        edge.classList.toggle("lit", chosen !== null && on);
+        if (on && !edge.classList.contains("gone")) near.add(edge.dataset.source).add(edge.dataset.target);
+      }
+      for (const node of nodes) node.classList.toggle("dim", chosen !== null && !near.has(node.dataset.id));
+      card.replaceChildren(
+        ...(chosen ? cards[chosen.card] : []).map((line) => {
+          const row = document.createElement("div");
+          row.textContent = line;
+          return row;
+        }),
+      );
+    }
+
+    function members(group) {
+      return cards["group " + group.dataset.group].slice(1);
+    }
+
+    function watch(element, chosen) {
+      const point = () => show(kept ?? chosen);
+      element.addEventListener("mouseenter", point);
+      element.addEventListener("focus", point);
+      element.addEventListener("mouseleave", () => show(kept));
+      element.addEventListener("blur", () => show(kept));
+      const click = () => {
+        kept = kept && kept.card === chosen.card ? null : chosen;
+        show(kept ?? chosen);
+        circuit.dispatchEvent(new CustomEvent("pick", { detail: kept && kept.card, bubbles: true }));
+      };
+      element.addEventListener("click", click);
+      element.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") {
+          event.preventDefault();
+          click();
+        }
+      });
+    }
+
+    function limit() {
+      const gone = new Set();
+      for (const node of nodes) {
+        const hidden = Number(node.dataset.rank) >= Number(ranges.nodes.value);
+        node.classList.toggle("gone", hidden);
+        if (hidden) gone.add(node.dataset.id);
+      }
+      let count = 0;
+      for (const edge of edges) {
+        const hidden =
+          Number(edge.dataset.rank) >= Number(ranges.edges.value) ||
+          gone.has(edge.dataset.source) ||
+          gone.has(edge.dataset.target);
+        edge.classList.toggle("gone", hidden);
+        count += hidden ? 0 : 1;
+      }
+      told.textContent = `${ranges.nodes.value} nodes, ${count} edges`;
+    }
+
+    for (const node of nodes) watch(node, { ids: [node.dataset.id], card: node.dataset.id });
+    for (const group of circuit.querySelectorAll(".group"))
+      watch(group, { ids: members(group), card: "group " + group.dataset.group });
+    for (const range of Object.values(ranges)) range.addEventListener("input", limit);
+    limit();
+  }
+}
