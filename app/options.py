@@ -48,12 +48,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--checkpoint": {"is_flag": True, "help": "Less memory for long prompts, more time."},
     "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
+    "--file": {"type": FILE, "help": "Many prompts instead of a PROMPT: a file, a JSON object a line."},
     # what is kept and shown
     "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
     "--top": {"default": 20, "type": AT_LEAST_1, "help": "How many rows to show or take, from the top."},
     "--k": {"default": 32, "type": AT_LEAST_1, "help": "Examples of a neuron and sign."},
     "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
+    "--ablate": {"is_flag": True, "help": "With --versus: what the nodes carry, measured, beside controls."},
     "--seed": {"default": 0, "help": "Of what is drawn by chance."},
     # evaluations
     "--methods": {
@@ -75,6 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--store": {"default": "icebear.db", "help": "The SQLite file of the index."},
     "--html": {"type": FILE, "help": "Write a self-contained page."},
+    "--png": {"type": FILE, "help": "Write the picture."},
     "--save": {"type": FILE, "help": "Write the result to this file."},
     "--json": {"is_flag": True, "help": "One JSON document on stdout."},
     # the model

@@ -12,17 +12,20 @@ from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from actmax.page import NEAREST, RELMAX
+from concepts.circuits.drawing import sources, summary
 from concepts.render import color, ink, shares, visible
+from concepts.versus.ablation import Ablation
 from icebear.errors import RecipeError
 from steering.price import PLACES
 
 if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.behaviour import Shared
+    from concepts.circuits.graph import Graph
     from concepts.relevance import Relevance
-    from concepts.versus.ablation import Ablation
     from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
 
@@ -123,6 +126,46 @@ def carried(found: Sequence[Ablation]) -> Table:
     for row in found:
         table.add_row(f"{row.nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in list(vars(row).values())[1:]))
     return table
+
+
+def circuit_tables(
+    graph: Graph,
+    ablation: dict[str, Any] | None = None,
+    faithfulness: dict[str, Any] | None = None,
+    correlations: dict[str, float] | None = None,
+) -> Group:
+    """A circuit: its groups, its nodes from the top down with what gives them most, and what was measured of it."""
+    groups = _grid(("group", "left"), ("nodes", "right"), ("score", "right"), title="Groups")
+    for group in graph.groups:
+        groups.add_row(Text(group.name), str(len(group.nodes)), f"{group.score:+.3f}")
+    parts: list[Any] = [Text(summary(graph)), groups, _tree(graph)]
+    if ablation:
+        parts.append(carried([Ablation(**ablation)]))
+    if faithfulness and correlations:
+        parts.append(
+            Text(
+                f"Along {faithfulness['edges']} edges alone comes {faithfulness['share']:.0%} of the difference; along "
+                "as many drawn into the same targets from the same layers "
+                f"{faithfulness['matched']:.0%}, along all between the nodes {faithfulness['nodes']:.0%}.\n"
+                f"Effects correlate with direct interventions at {correlations['effects']:.3f}, contributions with "
+                f"two-sided ones at {correlations['contributions']:.3f}.",
+                "dim",
+            )
+        )
+    return Group(*parts)
+
+
+def _tree(graph: Graph) -> Tree:
+    """The answer, then layer by layer downwards, each node with its three largest sources by share."""
+    tree = Tree(Text(f"{graph.answer}  from {sources(graph, graph.answer, 3)}"))
+    for layer in sorted({node.neuron.layer for node in graph.nodes}, reverse=True):
+        branch = tree.add(f"L{layer}")
+        for node in graph.nodes:
+            if node.neuron.layer == layer:
+                token = repr(graph.tokens[node.position].text)
+                words = ", ".join(word.strip() for word in node.words[:3])
+                branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {sources(graph, node, 3)}"))
+    return tree
 
 
 def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:

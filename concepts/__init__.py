@@ -8,6 +8,7 @@ from icebear.public import public
 
 if TYPE_CHECKING:
     from concepts.attribution import attribute as attribute
+    from concepts.circuits.circuit import circuit as circuit
     from concepts.lrp.method import ATTNLRP as ATTNLRP
     from concepts.lrp.method import CP_LRP as CP_LRP
     from concepts.lrp.method import DIFFERENCE as DIFFERENCE
@@ -30,6 +31,7 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "concepts.attribution": "attribute",
+        "concepts.circuits.circuit": "circuit",
         "concepts.lrp.method": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon Gamma ZPlus",
         "concepts.models.loading": "load_model",
         "concepts.models.model": "Model",

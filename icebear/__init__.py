@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from concepts import ZPlus as ZPlus
     from concepts import ablation as ablation
     from concepts import attribute as attribute
+    from concepts import circuit as circuit
     from concepts import load_model as load_model
     from concepts import project as project
     from db import IcebearError as IcebearError
@@ -50,7 +51,7 @@ __all__, __getattr__, __dir__ = public(
     {
         "actmax": "annotate build_index describe read_corpus",
         "concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon Gamma Model Neuron "
-        "Relevance ZPlus ablation attribute load_model project",
+        "Relevance ZPlus ablation attribute circuit load_model project",
         "db": "IcebearError Ranked Store open_store",
         "steering": "Edit Recipe apply_patch flip steer",
     },

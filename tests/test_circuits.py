@@ -1,7 +1,15 @@
 """Circuits: direct edges against explicit paths, sums that must hold, interventions, groups, files."""
 
+import json
+import re
+import subprocess
+import sys
+import types
+import zipfile
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import combinations
+from xml.etree import ElementTree
 
 import pair_twin
 import pytest
@@ -9,12 +17,13 @@ import torch
 import twin_models
 from conftest import IDS, LLAMA, Double, random_model
 from families import dense, mixtures
+from test_cli import RUN, main, run
 from test_differences import OTHER
 from torch.autograd.functional import jacobian
 
 from concepts import attribute
 from concepts.calibration import calibrate
-from concepts.circuits import checks, edges, nodes
+from concepts.circuits import checks, drawing, edges, nodes
 from concepts.circuits.circuit import circuit
 from concepts.circuits.groups import grouped
 from concepts.circuits.records import Group, Node, Rest, Token
@@ -391,3 +400,114 @@ def test_the_ice_bears_circuit(smol):
     )
     assert {node.neuron for node in found.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
     assert checks.without(found, found.groups[0]).predictions
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+def test_the_picture_is_one_svg_with_a_place_for_everything(graph):
+    """Every node, token and drawn edge, none over another, text escaped."""
+    root = ElementTree.fromstring(graph.to_svg())
+    boxes = [part for part in root.iter() if part.get("class") == "node"]
+    assert {part.get("data-id") for part in boxes} == {what.id for what in (*graph.tokens, *graph.targets)}
+    places = drawing.layout(graph).boxes.values()
+    for one, other in combinations(places, 2):
+        apart = one.x + one.wide <= other.x or other.x + other.wide <= one.x
+        assert apart or one.y + one.high <= other.y or other.y + other.high <= one.y
+    curves = [part for part in root.iter() if part.get("class") == "edge"]
+    assert len(curves) == len(drawing.drawn(graph))
+    assert len([part for part in root.iter() if part.get("class") == "group"]) == len(graph.groups)
+
+
+def test_hostile_words_stay_text(graph):
+    nasty = "</script><script>alert(1)</script>"
+    hostile = replace(graph, nodes=tuple(replace(node, words=(nasty,)) for node in graph.nodes))
+    page = hostile.to_html()
+    assert nasty not in page
+    assert page.count("<script") == 2  # the data's and ours
+    ElementTree.fromstring(hostile.to_svg())
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_json_has_everything(graph):
+    told = json.loads(graph.to_json())
+    assert told["icebear_circuit"] == 1
+    assert {row["id"] for row in told["nodes"]} == {node.id for node in graph.nodes}
+    assert len(told["edges"]) == len(graph.edges)
+    assert sum(len(group["nodes"]) for group in told["groups"]) == len(graph.nodes)
+    assert told["model"]["fingerprint"] == graph.model.fingerprint
+    assert graph.to_png(1)[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_file_for_neuronpedia_keeps_to_its_schema(graph):
+    told = json.loads(graph.to_neuronpedia("a-graph.1"))
+    ids = [node["node_id"] for node in told["nodes"]]
+    assert len(ids) == len(set(ids))
+    assert {link[end] for link in told["links"] for end in ("source", "target")} <= set(ids)
+    assert all(0 <= node["influence"] <= 1 + 1e-9 for node in told["nodes"] if not node.get("is_target_logit"))
+    logit = told["nodes"][-1]
+    assert re.fullmatch(r'Output ".*" \(p=0\.\d{3}\)', logit["clerp"])
+    for node, row in zip(graph.nodes, told["nodes"][len(graph.tokens) :], strict=False):
+        layer, index = node.neuron.layer, node.neuron.index
+        assert row["feature"] == (layer + index) * (layer + index + 1) // 2 + index
+    incoming = {}
+    for link in told["links"]:
+        incoming[link["target"]] = incoming.get(link["target"], 0) + link["weight"]
+    whole = replace(graph, kept=1.0)
+    assert sum(edge.contribution for edge in whole.edges if edge.target is whole.answer) == pytest.approx(
+        whole.difference[-1].item(), abs=1e-6
+    )
+    with pytest.raises(InputError, match="cannot name a graph"):
+        graph.to_neuronpedia("a graph")
+
+
+@pytest.mark.network
+def test_circuit_tracers_own_models_read_the_file(graph, tmp_path):
+    """Its wheel from the package index, of which one file is used."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path)]
+    subprocess.run([*command, "circuit-tracer==0.5.0"], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    text = zipfile.ZipFile(wheel).read("circuit_tracer/frontend/graph_models.py").decode()
+    theirs = types.ModuleType("graph_models")
+    exec(compile(text, "graph_models.py", "exec"), theirs.__dict__)
+    theirs.Model.model_rebuild(_types_namespace=theirs.__dict__)
+    read = theirs.Model.model_validate_json(graph.to_neuronpedia())
+    assert len(read.nodes) > len(graph.nodes)
+    assert read.qParams.supernodes[0][0] == graph.groups[0].name
+
+
+@pytest.mark.real
+def test_the_command_tells_and_writes_it(smol, tmp_path):
+    files = {name: tmp_path / f"graph.{name}" for name in ("html", "png", "neuronpedia")}
+    flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    asked = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
+    told = run(*asked, "--versus", "The wild camel lives in the", "--ablate", *flags)
+    assert "L24.ffn.299@5" in told
+    assert "edges alone" in told
+    assert all(path.stat().st_size > 1000 for path in files.values())
+    for wrong, says in (
+        ([*asked, "--versus", "The camel lives in the"], "of as many"),
+        ([*asked], "--versus once"),
+        ([*asked, "--versus", "The wild camel lives in the", "--nodes", "2000"], "1 to 1024"),
+    ):
+        found = RUN.invoke(main, wrong)
+        assert found.exit_code
+        assert says in found.output
+
+
+@pytest.mark.real
+def test_a_file_of_pairs_is_one_circuit(smol, tmp_path):
+    lines = tmp_path / "pairs.jsonl"
+    rows = [
+        ("The keys near the house", "The key near the house"),
+        ("The books near the house", "The book near the house"),
+    ]
+    lines.write_text(
+        "".join(
+            json.dumps({"prompt": one, "versus": other, "target": " are", "contrast": " is"}) + "\n"
+            for one, other in rows
+        )
+    )
+    told = json.loads(run("circuit", "--file", str(lines), "--nodes", "5", "--json"))
+    assert told["pairs"] == 2
+    assert len(told["nodes"]) == 5

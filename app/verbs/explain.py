@@ -8,7 +8,6 @@ import click
 
 from app.options import (
     EXPLAIN,
-    FILE,
     MODEL,
     load,
     method_named,
@@ -41,12 +40,11 @@ ASKED = (
 @click.command()
 @click.argument("prompt", required=False)
 @options(*ASKED)
-@click.option("--png", type=FILE, help="With --image: write the image under its relevance.")
-@options("--html", "--json", *MODEL)
+@options("--png", "--html", "--json", *MODEL)
 def attribute(
     prompt: str | None, image: str | None, png: str | None, html: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Which tokens of PROMPT (or parts of an image) carried the prediction.
+    """Which tokens of PROMPT (or parts of an image) carried the prediction. --png writes the image under its relevance.
 
     \b
     Example:
@@ -98,13 +96,12 @@ def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any
 @click.command()
 @click.argument("prompt", required=False)
 @options(*ASKED)
-@click.option("--file", type=FILE, help="A behaviour instead of a PROMPT: a file of prompts, a JSON object a line.")
+@options("--file")
 @options("--site", show_default="ffn and attn")
 @click.option("--polarity", type=click.Choice(["+", "-"]), help="Only neurons whose activation has this sign.")
 @click.option("--position", help="last, all, or a token's position.", show_default="last; with --versus all")
 @click.option("--include-sinks", is_flag=True, help="With --position all: rank sink positions too.")
-@click.option("--ablate", is_flag=True, help="With --versus: what so many nodes carry, beside controls.")
-@options("--top", "--json", *MODEL)
+@options("--ablate", "--top", "--json", *MODEL)
 def rank(
     prompt: str | None,
     image: str | None,

@@ -72,7 +72,7 @@ def circuit(
         own - other,
         kept,
         heads,
-        {**model.made_with, "nodes": nodes, "faithfulness": faithfulness, "heads": heads, "kept": kept},
+        {**model.made_with, "asked": {"nodes": nodes, "faithfulness": faithfulness, "heads": heads, "kept": kept}},
     )
 
 

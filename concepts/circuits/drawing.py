@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 DRAWN = 300
 """Edges between tokens, nodes and the answer, the most influential."""
-WIDE, HIGH, GAP, ROW = 82, 20, 6, 30
+WIDE, HIGH, GAP, ROW = 64, 28, 5, 24
 """Of a node's box, in pixels; between boxes, and between rows of layers."""
 IN_A_ROW = 5
 """Nodes of a layer at a token, side by side."""
-LEFT, TOP = 48, 40
-SIDE = 250
-"""Of the column of groups."""
+LEFT, TOP = 36, 8
+GROUP = 216
+"""How wide a group's box is."""
 COLORS = "#4e79a7 #f28e2b #59a14f #b07aa1 #9c755f #76b7b2 #edc948 #ff9da7 #e15759 #86bcb6".split()
 """Of groups (Tableau 10); more are grey."""
 GREY = "#999999"
@@ -74,8 +74,8 @@ def layout(graph: Graph) -> Layout:
         x += wide + ROW / 2
     boxes, layers, y = {}, {}, float(TOP)
     start, end = columns[graph.answer.position]
-    boxes[graph.answer.id] = Box(start, y, end - start - GAP, HIGH * 1.4)
-    y += HIGH * 1.4 + ROW
+    boxes[graph.answer.id] = Box(start, y, max(end - start, 3 * WIDE) - GAP)
+    y += HIGH + ROW
     for layer in sorted({node.neuron.layer for node in graph.nodes}, reverse=True):
         rows = max(-(-len(nodes) // IN_A_ROW) for (at, _), nodes in cells.items() if at == layer)
         layers[layer] = y + HIGH * 0.7
@@ -87,7 +87,7 @@ def layout(graph: Graph) -> Layout:
     y += ROW / 2
     for token, (start, end) in zip(graph.tokens, columns, strict=True):
         boxes[token.id] = Box(start, y, end - start - GAP)
-    return Layout(boxes, layers, columns, x, y + 3 * HIGH)
+    return Layout(boxes, layers, columns, x, y + HIGH + ROW)
 
 
 def drawn(graph: Graph) -> list[Edge]:
@@ -107,10 +107,12 @@ def svg(graph: Graph, background: str = "none") -> str:
     shown = drawn(graph)
     most = max((edge.influence for edge in shown), default=1.0)
     ranks = _ranks(graph)
-    wide, high = places.wide + SIDE, max(places.high, TOP + 2 * HIGH + len(graph.groups) * (HIGH * 2 + GAP))
+    wide = max(places.wide, LEFT + 2 * (GROUP + GAP))
+    beside = int((wide - LEFT) // (GROUP + GAP))
+    high = places.high + -(-len(graph.groups) // beside) * (HIGH * 1.4 + GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" '
-        f'height="{high:.0f}" font-family="system-ui, sans-serif" font-size="11" role="img" '
+        f'height="{high:.0f}" font-family="system-ui, sans-serif" font-size="10" role="img" '
         f'aria-label="{escape(repr(graph), quote=True)}">',
         f'<rect width="100%" height="100%" fill="{background}"/>',
         *(
@@ -120,13 +122,16 @@ def svg(graph: Graph, background: str = "none") -> str:
         '<g fill="none">',
         *(_curve(edge, places, rank, edge.influence / most) for rank, edge in enumerate(shown)),
         "</g>",
-        _labelled(graph.answer, places.boxes[graph.answer.id], str(graph.answer), GREY, 0),
+        _labelled(graph.answer, places.boxes[graph.answer.id], (str(graph.answer),), GREY, 0),
         *(
-            _labelled(node, places.boxes[node.id], _label(node), of_group[node.id], ranks[node.id])
+            _labelled(node, places.boxes[node.id], _lines(node), of_group[node.id], ranks[node.id])
             for node in graph.nodes
         ),
         *(_labelled(token, places.boxes[token.id], _both(token), GREY, 0) for token in graph.tokens),
-        *(_group(group, number, places.wide) for number, group in enumerate(graph.groups)),
+        *(
+            _group(group, number, LEFT + number % beside * (GROUP + GAP), places.high + number // beside * HIGH * 1.6)
+            for number, group in enumerate(graph.groups)
+        ),
         "</svg>",
     ]
     return "".join(parts)
@@ -156,46 +161,52 @@ def signed(number: float) -> str:
     return "#{:02x}{:02x}{:02x}".format(*(POSITIVE if number >= 0 else NEGATIVE))
 
 
-def _labelled(what: Token | Node | Answer, box: Box, label: str, color: str, rank: int) -> str:
+def _labelled(what: Token | Node | Answer, box: Box, lines: Sequence[str], color: str, rank: int) -> str:
     """A box with a text; the strip on its left is the group's colour, its own the sign of the score."""
     score = what.score if isinstance(what, Node) else 0.0
     fill = signed(score) if score else "#888888"
-    fits = max(3, int(box.wide / 6.6))
-    text = label if len(label) <= fits else label[: fits - 1] + "…"
+    label = escape(" ".join(lines), quote=True)
+    first = box.y + box.high / 2 + 3.5 - 6 * (len(lines) - 1)
+    texts = "".join(
+        f'<text x="{box.x + 8:.0f}" y="{first + 12 * number:.1f}" fill="currentColor" '
+        f'opacity="{0.65 if number < len(lines) - 1 else 1}">{escape(_cut(line, int((box.wide - 9) / 6)))}</text>'
+        for number, line in enumerate(lines)
+    )
     return (
-        f'<g class="node" data-id="{what.id}" data-rank="{rank}" tabindex="0" role="button" '
-        f'aria-label="{escape(label, quote=True)}"><rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.wide:.0f}" '
-        f'height="{box.high:.0f}" rx="4" fill="{fill}" fill-opacity="{0.25 if score else 0.12}" stroke="{fill}" '
-        f'stroke-opacity="0.6"/><rect x="{box.x:.0f}" y="{box.y:.0f}" width="5" height="{box.high:.0f}" rx="2" '
-        f'fill="{color}"/><text x="{box.x + 9:.0f}" y="{box.y + box.high / 2 + 4:.0f}" fill="currentColor">'
-        f"{escape(text)}</text></g>"
+        f'<g class="node" data-id="{what.id}" data-rank="{rank}" tabindex="0" role="button" aria-label="{label}">'
+        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.wide:.0f}" height="{box.high:.0f}" rx="4" fill="{fill}" '
+        f'fill-opacity="{0.25 if score else 0.12}" stroke="{fill}" stroke-opacity="0.6"/>'
+        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="5" height="{box.high:.0f}" rx="2" fill="{color}"/>{texts}</g>'
     )
 
 
-def _label(node: Node) -> str:
-    """The first word that it writes, or the head's name."""
+def _cut(text: str, fits: int) -> str:
+    return text if len(text) <= fits else text[: fits - 1] + "…"
+
+
+def _lines(node: Node) -> tuple[str, ...]:
+    """Its number, and the first word that it writes."""
     if not node.words:
-        return f"head {node.neuron.index}"
-    return visible(node.words[0].strip() or node.words[0])
+        return (f"head {node.neuron.index}",)
+    return str(node.neuron.index), visible(node.words[0].strip() or node.words[0])
 
 
-def _both(token: Token) -> str:
+def _both(token: Token) -> tuple[str, ...]:
+    """What the prompts have there."""
     here, there = visible(token.text), visible(token.versus)
-    return here if here == there else f"{here} ({there.strip()})"
+    return (here,) if here == there else (here, there)
 
 
-def _group(group: Group, number: int, x: float) -> str:
-    """A box beside the picture."""
+def _group(group: Group, number: int, x: float, y: float) -> str:
+    """A box under the picture."""
     color = COLORS[number] if number < len(COLORS) else GREY
-    y = TOP + number * (HIGH * 2 + GAP)
-    name = group.name if len(group.name) <= 34 else group.name[:33] + "…"
     count = f"{len(group.nodes)} node{'s' * (len(group.nodes) != 1)}, score {group.score:+.2f}"
     return (
         f'<g class="group" data-group="{number}" tabindex="0" role="button" '
-        f'aria-label="{escape(group.name, quote=True)}"><rect x="{x:.0f}" y="{y:.0f}" width="{SIDE - 12}" '
-        f'height="{HIGH * 2}" rx="4" fill="{color}" fill-opacity="0.15" stroke="{color}"/>'
-        f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" fill="currentColor" font-weight="600">{escape(name)}</text>'
-        f'<text x="{x + 8:.0f}" y="{y + 32:.0f}" fill="currentColor" opacity="0.7">{escape(count)}</text></g>'
+        f'aria-label="{escape(group.name, quote=True)}"><rect x="{x:.0f}" y="{y:.0f}" width="{GROUP}" '
+        f'height="{HIGH * 1.4:.0f}" rx="4" fill="{color}" fill-opacity="0.15" stroke="{color}"/>'
+        f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" fill="currentColor" font-weight="600">{escape(_cut(group.name, 36))}'
+        f'</text><text x="{x + 8:.0f}" y="{y + 31:.0f}" fill="currentColor" opacity="0.7">{escape(count)}</text></g>'
     )
 
 
@@ -212,8 +223,7 @@ def fragment(graph: Graph) -> str:
         f'<p class="choices"><label>nodes <input type="range" name="nodes" min="1" max="{len(graph.nodes)}" '
         f'value="{len(graph.nodes)}"></label> <label>edges <input type="range" name="edges" min="0" max="{count}" '
         f'value="{count}"></label> <span class="told" role="status"></span></p>'
-        f'<div class="picture">{svg(graph)}</div><div class="card"></div>'
-        f"{_edge_table(graph)}"
+        f'<div class="card"></div><div class="picture">{svg(graph)}</div>{_edge_table(graph)}'
         f'<script type="application/json">{data}</script>'
         f"<style>{STYLE}</style><script>{script}\nwatchCircuits(document);</script></div>"
     )
@@ -223,7 +233,7 @@ STYLE = (
     ".circuit .picture{overflow-x:auto}.circuit svg{display:block}"
     ".circuit .node,.circuit .group{cursor:pointer;outline-offset:2px}"
     ".circuit .dim{opacity:.12}.circuit .lit{stroke-opacity:.95}.circuit .gone{display:none}"
-    ".circuit .card{min-height:7em;margin:.5em 0}.circuit .card:empty{min-height:0}"
+    ".circuit .card{min-height:9em;font-size:.85em}"
     ".circuit table{border-collapse:collapse;font-size:.85em}.circuit .choices label{margin-right:1.5em}"
     ".circuit td,.circuit th{padding:.1em .7em;text-align:right}"
     ".circuit td:nth-child(-n+2),.circuit th:nth-child(-n+2){text-align:left}"
@@ -245,10 +255,8 @@ def summary(graph: Graph) -> str:
 def cards(graph: Graph) -> dict[str, list[str]]:
     """What is told of each token, node, answer and group: lines of text."""
     known: dict[str, list[str]] = {}
-    into: dict[str, list[Edge]] = {}
     out: dict[str, list[Edge]] = {}
     for edge in graph.edges:
-        into.setdefault(edge.target.id, []).append(edge)
         out.setdefault(edge.source.id, []).append(edge)
     everything: tuple[Token | Node | Answer, ...] = (*graph.tokens, *graph.nodes, graph.answer)
     for what in everything:
@@ -259,18 +267,21 @@ def cards(graph: Graph) -> dict[str, list[str]]:
                 f"{what.versus:+.3f} there, score {what.score:+.3f}",
                 *([f"writes {', '.join(map(repr, what.words))}"] if what.words else []),
             ]
-        lines += _told("from", into.get(what.id, ()), True) + _told("to", out.get(what.id, ()), False)
+        if not isinstance(what, Token):
+            lines.append(f"from {sources(graph, what, 6)}")
+        moved = sorted(out.get(what.id, ()), key=lambda edge: -edge.influence)[:6]
+        if moved:
+            lines.append("to " + ", ".join(f"{edge.target} {edge.effect:+.3f}" for edge in moved))
         known[what.id] = lines
     for number, group in enumerate(graph.groups):
         known[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", *(str(node) for node in group.nodes)]
     return known
 
 
-def _told(word: str, edges: Sequence[Edge], into: bool) -> list[str]:
-    """The largest edges by share, in a line."""
-    found = sorted(edges, key=lambda edge: -abs(edge.share))[:6]
-    told = [f"{edge.source if into else edge.target} {edge.share:+.0%} (effect {edge.effect:+.3f})" for edge in found]
-    return [f"{word} {'; '.join(told)}"] if told else []
+def sources(graph: Graph, target: Node | Answer, k: int) -> str:
+    """What gives it most, in words."""
+    edges, hidden = graph.sources_of(target, k)
+    return ", ".join([*(f"{edge.source} {edge.share:+.0%}" for edge in edges), f"not shown {hidden:+.0%}"])
 
 
 def _edge_table(graph: Graph) -> str:
@@ -290,7 +301,7 @@ def _edge_table(graph: Graph) -> str:
 def html(graph: Graph) -> str:
     """A self-contained page."""
     foot = f"<p><small>{escape(said(graph.made_with))}</small></p>"
-    return page("icebear circuit", fragment(graph) + foot, "body{max-width:96rem}")
+    return page("icebear circuit", fragment(graph) + foot, "body{max-width:80rem}")
 
 
 def png(graph: Graph, scale: float = 2) -> bytes:

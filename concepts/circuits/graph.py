@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from concepts.circuits import checks, drawing
+from concepts.circuits import checks, drawing, neuronpedia
 from concepts.circuits.groups import grouped
 from concepts.circuits.records import (
     Answer,
@@ -137,6 +137,14 @@ class Graph:
             )
         return tuple(found)
 
+    def sources_of(self, target: Target, k: int) -> tuple[list[Edge], float]:
+        """The edges to a target from tokens and nodes, the k largest shares first, and the share of all not shown."""
+        row, first = self.targets.index(target), len(self.tokens) + len(self.nodes)
+        shown = [edge for edge in self.edges if edge.target is target and not isinstance(edge.source, Rest)]
+        whole = self.difference[row].item()
+        hidden = self.contribution[row, first:].sum().item() / whole if whole else 0.0
+        return sorted(shown, key=lambda edge: -abs(edge.share))[:k], hidden
+
     @property
     def rest(self) -> Tensor:
         """(K + 1,) what contributions lack to each target's own difference: rounding."""
@@ -218,6 +226,10 @@ class Graph:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+
+    def to_neuronpedia(self, slug: str = "icebear") -> str:
+        """The file of circuit-tracer and Neuronpedia (`concepts.circuits.neuronpedia`)."""
+        return json.dumps(neuronpedia.written(self, slug), ensure_ascii=False)
 
     def to_svg(self) -> str:
         """The picture: tokens left to right, layers upwards."""

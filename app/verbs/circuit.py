@@ -1,0 +1,98 @@
+"""The verb that draws how neurons make an answer together: circuit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.options import AT_LEAST_1, FILE, MODEL, load, options, print_json, stdout, taken, write_page
+
+if TYPE_CHECKING:
+    from concepts.circuits.graph import Graph
+    from concepts.models.model import Model
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@options("--target", "--contrast", "--versus", "--file")
+@click.option("--nodes", default=60, show_default=True, type=AT_LEAST_1, help="How many (neuron, token) pairs.")
+@click.option("--faithfulness", type=float, help="Instead, the fewest nodes that carry such a share of the difference.")
+@click.option("--heads", is_flag=True, help="Attention heads are nodes too.")
+@options("--ablate", "--html", "--png")
+@click.option("--neuronpedia", type=FILE, help="Write the graph's file for Neuronpedia and circuit-tracer.")
+@options("--json", *MODEL)
+def circuit(
+    prompt: str | None,
+    file: str | None,
+    nodes: int,
+    faithfulness: float | None,
+    heads: bool,
+    ablate: bool,
+    html: str | None,
+    png: str | None,
+    neuronpedia: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """How the neurons make the difference between PROMPT and another prompt: which, and what they give each other.
+
+    With --file one circuit of many pairs of prompts, all of one length; an object has a prompt, a versus and, if
+    wanted, a target and a contrast.
+
+    \b
+    Example:
+      icebear circuit "The ice bear lives in the" --contrast " desert" --versus "The wild camel lives in the" --nodes 20
+    """
+    from app.terminal import circuit_tables
+
+    asked = taken(given, ("--target", "--contrast", "--versus"))
+    if (prompt is None) is (file is None):
+        raise click.UsageError("Give either a PROMPT or --file.")
+    if file is None and len(asked["versus"]) != 1:
+        raise click.UsageError("A circuit compares with one other prompt; give --versus once.")
+    model = load(**given)
+    how = {"nodes": nodes, "faithfulness": faithfulness, "heads": heads}
+    graph = _of_file(model, file, asked, how) if file else _of_prompt(model, prompt, asked, how)
+    checked = _checked(graph) if ablate else {}
+    for path, content in ((html, graph.to_html), (png, graph.to_png), (neuronpedia, graph.to_neuronpedia)):
+        if path:
+            write_page(path, content())
+    if as_json:
+        print_json({**graph.to_dict(), **checked})
+    else:
+        stdout().print(circuit_tables(graph, **checked))
+
+
+def _of_prompt(model: Model, prompt: Any, asked: dict[str, Any], how: dict[str, Any]) -> Graph:
+    from concepts.circuits.circuit import circuit as run
+
+    return run(model, prompt, asked["target"], asked["contrast"], versus=asked["versus"][0], **how)
+
+
+def _of_file(model: Model, file: str, asked: dict[str, Any], how: dict[str, Any]) -> Graph:
+    from concepts.behaviour import read
+    from concepts.circuits.circuit import circuit as run
+    from icebear.errors import InputError
+
+    cases = read(file)
+    others: list[Any] = [case.versus or (asked["versus"] or (None,))[0] for case in cases]
+    if None in others:
+        raise InputError(f"A prompt of {file} has no versus, and there is no --versus; give one.")
+    targets, contrasts = ([getattr(case, name) or asked[name] for case in cases] for name in ("target", "contrast"))
+    return run(model, [case.prompt for case in cases], targets, contrasts, versus=others, **how)
+
+
+def _checked(graph: Graph) -> dict[str, Any]:
+    """What was measured of this very graph."""
+    edges = graph.interventions()
+    pairs = {"effects": ("effect", "one_sided"), "contributions": ("contribution", "two_sided")}
+    correlations = {name: float(edges[of].corr(edges[truth])) for name, (of, truth) in pairs.items()}
+    return {
+        "ablation": vars(graph.ablation()),
+        "faithfulness": vars(graph.faithfulness()),
+        "correlations": correlations,
+    }
+
+
+VERBS = (circuit,)
