@@ -53,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
     "--top": {"default": 20, "type": AT_LEAST_1, "help": "How many rows to show or take, from the top."},
     "--k": {"default": 32, "type": AT_LEAST_1, "help": "Examples of a neuron and sign."},
+    "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "How many (neuron, token) pairs a circuit has."},
     "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
     "--ablate": {"is_flag": True, "help": "With --versus: what the nodes carry, measured, beside controls."},
@@ -64,6 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--samples": {"default": 20, "type": AT_LEAST_1, "help": "How many prompts are measured."},
     "--task": {"help": "What is asked of the model."},
+    "--tasks": {"default": "all", "help": "simple, phrase, across-clause, capitals, ...; commas."},
     "--data": {"type": FILE, "help": "A file of your own to evaluate on."},
     "--out": {
         "type": FOLDER,

@@ -168,6 +168,29 @@ def _tree(graph: Graph) -> Tree:
     return tree
 
 
+def tasks_table(found: dict[str, dict[str, Any]], alike: Sequence[dict[str, Any]]) -> Group:
+    """What tasks' circuits carry of other pairs, and how alike they are."""
+    table = _grid(
+        ("task", "left"),
+        ("pairs", "right"),
+        ("nodes", "left"),
+        ("kept", "right"),
+        ("left without", "right"),
+        title="A circuit of ten pairs on other pairs of its task (medians)",
+        caption="own: each pair's own nodes; matched: others of the same layers and tokens",
+    )
+    for task, told in found.items():
+        for name, row in told.items():
+            if isinstance(row, dict):
+                table.add_row(task, str(told["pairs"]), name, f"{row['kept']:.2f}", f"{row['left']:.2f}")
+    lines = [
+        f"{' and '.join(row['tasks'])} share {row['shared']:.0%} of their first {row['nodes']} nodes "
+        f"(by chance {row['by_chance']:.1%})"
+        for row in alike
+    ]
+    return Group(table, Text("\n".join(lines), "dim"))
+
+
 def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
     """Neurons by their mean over prompts; `words` may lack some."""
     table = _grid(

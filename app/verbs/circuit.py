@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import AT_LEAST_1, FILE, MODEL, load, options, print_json, stdout, taken, write_page
+from app.options import FILE, MODEL, load, options, print_json, stdout, taken, write_page
 
 if TYPE_CHECKING:
     from concepts.circuits.graph import Graph
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("prompt", required=False)
 @options("--target", "--contrast", "--versus", "--file")
-@click.option("--nodes", default=60, show_default=True, type=AT_LEAST_1, help="How many (neuron, token) pairs.")
+@options("--nodes")
 @click.option("--faithfulness", type=float, help="Instead, the fewest nodes that carry such a share of the difference.")
 @click.option("--heads", is_flag=True, help="Attention heads are nodes too.")
 @options("--ablate", "--html", "--png")

@@ -228,8 +228,7 @@ def pruning(
 @evaluate.command()
 @options("--methods")
 @options("--samples", "--out", "--seed")
-@click.option("--tasks", default="all", show_default=True, help="simple, phrase, across-clause, capitals, ...; commas.")
-@options("--data")
+@options("--tasks", "--data")
 @options("--site", type=click.Choice(["ffn", "head"]), default="ffn")
 @click.option(
     "--mean", is_flag=True, help="All others take the mean of the task's prompts, not the other prompt's values."
@@ -298,6 +297,61 @@ def ablation(
         print_json({**runner.facts(model, "ablation", dict.fromkeys(wanted), **asked_for), "tasks": told})
     else:
         click.echo(f"Wrote {', '.join(f'{out}/{task}/index.html' for task in told)}", err=True)
+
+
+@evaluate.command()
+@options("--samples", "--out", "--seed", "--tasks", "--nodes", "--json", *MODEL)
+def circuits(samples: int, out: str, seed: int, tasks: str, nodes: int, as_json: bool, **given: Any) -> None:
+    """Whether circuits are true: edges against interventions, graphs run by their own edges, groups, tasks.
+
+    Each task's pairs have a circuit each, checked by forward passes; and one of them all, checked on other pairs.
+
+    \b
+    Example:
+      icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
+    """
+    from app.terminal import evaluation_table, tasks_table
+    from concepts.evaluation import circuits as evaluation
+    from concepts.evaluation import pairs, report, runner
+
+    need("evaluate")
+    need("circuits")
+    asked = pairs.named(tasks)
+    model = load(**given)
+    told: dict[str, Any] = {}
+    choices = {}
+    for task, all_pairs in asked.items():
+        usable, tried = pairs.usable(model, all_pairs, max(samples, 3 * evaluation.LEARN), seed)
+        if not usable:
+            click.echo(f"{task}: the model is right on none of {tried} pairs of equal length.", err=True)
+            continue
+        facts = runner.facts(model, "circuits", {}, task=task, samples=samples, seed=seed, nodes=nodes)
+        with bar(task, len(usable[:samples])) as advance:
+            lines = runner.run(
+                f"{out}/samples/{task}",
+                facts,
+                usable[:samples],
+                partial(evaluation.sample, model, nodes=nodes),
+                advance,
+            )
+        seen, choices[task] = evaluation.of_task(model, usable)
+        over = {name: evaluation.pooled(lines, name) for name in evaluation.READINGS}
+        notes = [f"{task}: edges of all pairs together: " + ", ".join(f"{name} {r:.3f}" for name, r in over.items())]
+        told[task] = {"pooled": over, "task": seen}
+        for part, columns in evaluation.PARTS.items():
+            rows = [{**line, "methods": line[part]} for line in lines]
+            of = {**facts, "methods": {name: name for name in lines[0][part]}}
+            found = report.write(runner.prepare(f"{out}/{part}/{task}", of), rows, columns, of, {}, notes)
+            told[task][part] = report.rows(found)
+            if not as_json:
+                stdout().print(evaluation_table(report.told(found, columns), columns, f"{task}: {part}"))
+        if not as_json:
+            stdout().print("\n".join(notes), style="dim", markup=False)
+    alike = evaluation.overlaps(choices)
+    if as_json:
+        print_json({**runner.facts(model, "circuits", {}, samples=samples, seed=seed), "tasks": told, "overlap": alike})
+    else:
+        stdout().print(tasks_table({task: found["task"] for task, found in told.items()}, alike))
 
 
 @evaluate.command()

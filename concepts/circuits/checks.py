@@ -28,6 +28,7 @@ from concepts.passes.sites import visiting
 from concepts.passes.targets import Logits, first_layers
 from concepts.relevance import Relevance
 from concepts.versus.ablation import Ablation, ablated
+from icebear.errors import InputError
 
 if TYPE_CHECKING:
     from concepts.circuits.graph import Graph
@@ -201,22 +202,42 @@ def below(source: Token | Node, target: Node | Answer) -> bool:
 # --- the whole graph -----------------------------------------------------------------------------------
 
 
-def faithfulness(graph: Graph, count: int | None = None, seed: int = 0) -> Faithfulness:
+def faithfulness(graph: Graph, counts: Sequence[int | None] = (None,), seed: int = 0) -> list[Faithfulness]:
     """The graph's own faithfulness: node by node, upwards, each is read where its kept sources have the values computed
-    so far, and all else is as in the other prompt; the answer last. count: only the first so many edges from tokens and
-    nodes. Of several pairs the mean."""
-    kept = [edge for edge in graph.edges if not isinstance(edge.source, Rest)][:count]
+    so far, and all else is as in the other prompt; the answer last. counts: of the first so many edges from tokens and
+    nodes, None for all that are kept. Of several pairs the mean."""
     generator = torch.Generator().manual_seed(seed)
     known: tuple[Token | Node | Answer, ...] = (*graph.tokens, *graph.nodes, graph.answer)
     numbers = {node.id: number for number, node in enumerate(known)}
-    own = _by_target(graph, [(numbers[edge.source.id], numbers[edge.target.id]) for edge in kept])
+    shown = [edge for edge in graph.edges if not isinstance(edge.source, Rest)]
     every = [list(_possible(graph, number)) for number in range(len(graph.targets))]
-    draws = [_redrawn(graph, own, every, generator) for _ in range(DRAWS)]
-    found = []
-    for relevance in graph.relevances:
-        found.append(_along(graph, Held.of(graph, relevance), relevance, (own, every, *draws)))
-    share, nodes, *matched = (fmean(column) for column in zip(*found, strict=True))
-    return Faithfulness(len(kept), share, fmean(matched), nodes)
+    ways = [every]
+    for count in counts:
+        own = _by_target(graph, [(numbers[edge.source.id], numbers[edge.target.id]) for edge in shown[:count]])
+        ways += [own, *(_redrawn(graph, own, every, generator) for _ in range(DRAWS))]
+    each = [_along(graph, Held.of(graph, relevance), relevance, ways) for relevance in graph.relevances]
+    nodes, *found = (fmean(column) for column in zip(*each, strict=True))
+    return [
+        Faithfulness(len(shown[:count]), found[start], fmean(found[start + 1 : start + 1 + DRAWS]), nodes)
+        for start, count in zip(range(0, len(found), 1 + DRAWS), counts, strict=True)
+    ]
+
+
+def overlap(one: Graph, other: Graph) -> tuple[float, float]:
+    """The share of nodes that two circuits have in common (of the smaller one), and what as many drawn from each layer
+    and token would have. Raises `InputError` for circuits of two models, or of prompts of different lengths."""
+    if one.model.fingerprint != other.model.fingerprint:
+        raise InputError(f"One graph is of {one.model.name}, the other of {other.model.name}; compare those of one.")
+    if one.mask().shape != other.mask().shape:
+        raise InputError("The graphs are of prompts of different lengths, or one has heads; compare like with like.")
+    return shared(one.mask(), other.mask())
+
+
+def shared(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """`overlap` of two choices (L, T, W)."""
+    smaller = min(int(one.sum()), int(other.sum()))
+    chance = (one.sum(-1) * other.sum(-1) / one.shape[-1]).sum().item()
+    return int((one & other).sum()) / smaller, chance / smaller
 
 
 Sources = list[list[int]]

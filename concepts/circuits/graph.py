@@ -169,11 +169,15 @@ class Graph:
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> Faithfulness:
         """What comes about along the edges alone (`concepts.circuits.checks.faithfulness`)."""
-        return checks.faithfulness(self, edges, seed)
+        return checks.faithfulness(self, [edges], seed)[0]
 
     def interventions(self, half: bool = False) -> pandas.DataFrame:
         """Edges as predicted and as measured (`concepts.circuits.checks.interventions`)."""
         return checks.interventions(self, half)
+
+    def overlap(self, other: Graph) -> tuple[float, float]:
+        """The share of nodes in common with another circuit, and by chance (`concepts.circuits.checks.overlap`)."""
+        return checks.overlap(self, other)
 
     # --- groups ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,191 @@
+"""Whether circuits are true: edges against interventions, graphs run by their own edges, groups against random ones,
+and a task's circuit on pairs that it has not seen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any
+
+import pandas
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from concepts.attribution import attribute
+from concepts.circuits import checks
+from concepts.circuits.circuit import circuit
+from concepts.circuits.graph import Graph
+from concepts.circuits.records import Group
+from concepts.evaluation.pairs import Pair
+from concepts.models.model import Model
+from concepts.relevance import Relevance
+from concepts.versus.ablation import Nodes, largest, matched, shares
+
+EDGES: tuple[int | None, ...] = (30, 100, 300, None)
+"""Of a graph run by its own edges; None for all that are kept."""
+PARTS: dict[str, dict[str, str]] = {
+    "edges": {
+        "pearson": "median [quartiles] of the correlation with direct interventions, of edges from neurons",
+        "spearman": "median of the same by ranks",
+        "by_target": "median of the median over targets of the correlation of its edges",
+        "half": "median of the correlation with interventions of half the size",
+        "tokens": "median of the correlation of edges from tokens",
+    },
+    "graph": {
+        "share": "median [quartiles] of the share of the difference that comes about along these edges alone",
+        "matched": "median of the same along as many edges into the same targets from the same layers",
+        "nodes": "median of the same along all edges between the graph's nodes and tokens",
+        "edges": "median of the number of edges",
+    },
+    "groups": {
+        "alike": "median of the mean cosine between members, of what they were measured to move",
+        "apart": "median of the mean cosine between groups, of the same, lower is better",
+        "answer": "median of the mean |change of F| by switching a group off",
+    },
+}
+LEARN = 10
+"""Pairs that a task's circuit is made of."""
+NODES = (100, 1000)
+"""Of a task's circuit."""
+
+
+def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
+    """All `PARTS` of a pair's circuit; JSON-ready. `moments` are for correlations over all pairs."""
+    target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+    graph = circuit(model, pair.prompt, target, contrast, versus=pair.other, nodes=nodes)
+    whole, half = graph.interventions(), graph.interventions(half=True)
+    return {
+        "prompt": pair.prompt,
+        "other": pair.other,
+        "edges": _edges(whole, half),
+        "graph": _graph(graph),
+        "groups": _groups(graph, whole),
+        "moments": {name: _moments(_between(whole), *columns) for name, columns in READINGS.items()},
+    }
+
+
+READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
+"""What is predicted, and by what it is judged."""
+
+
+def _between(edges: pandas.DataFrame) -> pandas.DataFrame:
+    """Of neurons, not of tokens."""
+    return edges[~edges.source.str.startswith("token")]
+
+
+def _edges(whole: pandas.DataFrame, half: pandas.DataFrame) -> dict[str, dict[str, float]]:
+    between, tokens = _between(whole), whole[whole.source.str.startswith("token")]
+
+    def numbers(of: str, truth: str) -> dict[str, float]:
+        by_target = [some[of].corr(some[truth]) for _, some in between.groupby("target") if len(some) > 4]
+        return {
+            "pearson": between[of].corr(between[truth]),
+            "spearman": between[of].rank().corr(between[truth].rank()),
+            "by_target": median(value for value in by_target if value == value),
+            "half": half[of].corr(half[truth]),
+            "tokens": tokens[of].corr(tokens[truth]),
+        }
+
+    return {name: numbers(*columns) for name, columns in READINGS.items()}
+
+
+def _moments(edges: pandas.DataFrame, of: str, truth: str) -> list[float]:
+    """Count, sums, and sums of squares and products."""
+    x, y = edges[of], edges[truth]
+    return [len(edges), *map(float, (x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()))]
+
+
+def pooled(lines: Sequence[dict[str, Any]], name: str) -> float:
+    """Pearson's correlation over the edges of all pairs."""
+    n, x, y, xx, yy, xy = (sum(column) for column in zip(*(line["moments"][name] for line in lines), strict=True))
+    return (n * xy - x * y) / ((n * xx - x * x) * (n * yy - y * y)) ** 0.5
+
+
+def _graph(graph: Graph) -> dict[str, dict[str, float]]:
+    found = checks.faithfulness(graph, EDGES)
+    names = [f"{count} edges" if count else "all edges kept" for count in EDGES]
+    return {
+        name: {"share": row.share, "matched": row.matched, "nodes": row.nodes, "edges": row.edges}
+        for name, row in zip(names, found, strict=True)
+    }
+
+
+def _groups(graph: Graph, whole: pandas.DataFrame) -> dict[str, dict[str, float]]:
+    """Of this graph's groups of two nodes and more, and of random groups of the same nodes and sizes."""
+    moved = whole.pivot(index="source", columns="target", values="one_sided").fillna(0)
+    profiles = {name: torch.tensor(row.to_numpy(copy=True)) for name, row in moved.iterrows()}
+    own = [group for group in graph.groups if len(group.nodes) > 1]
+    order = [node for group in own for node in group.nodes]
+    random.Random(0).shuffle(order)
+    drawn, start = [], 0
+    for group in own:
+        drawn.append(Group("drawn", tuple(order[start : start + len(group.nodes)])))
+        start += len(group.nodes)
+    return {"groups": _alike(graph, own, profiles), "drawn": _alike(graph, drawn, profiles)}
+
+
+def _alike(graph: Graph, groups: Sequence[Group], profiles: dict[Any, Tensor]) -> dict[str, float]:
+    if not groups:
+        return {"alike": 0.0, "apart": 0.0, "answer": 0.0}
+    members = [torch.stack([profiles[node.id] for node in group.nodes]) for group in groups]
+    inside = [_cosine(rows) for rows in members]
+    nodes = Nodes.of(graph.model, graph.relevances[0])
+    _, left = shares(nodes, [graph.mask(group.nodes) for group in groups])
+    return {
+        "alike": fmean(inside),
+        "apart": _cosine(torch.stack([rows.sum(0) for rows in members])) if len(members) > 1 else 0.0,
+        "answer": fmean(abs(1 - share) for share in left),
+    }
+
+
+def _cosine(rows: Tensor) -> float:
+    """Of all pairs of different rows, the mean."""
+    unit = normalize(rows, dim=-1)
+    count = len(rows)
+    return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
+
+
+# --- a task's circuit ----------------------------------------------------------------------------------
+
+
+def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[dict[str, Any], dict[int, Tensor]]:
+    """What a task's circuit carries of pairs that it has not seen, beside each pair's own nodes and matched ones (JSON-
+    ready, empty where too few are of one length); and its choices of nodes, by their number."""
+    found: dict[tuple[int, ...], list[Relevance]] = {}
+    for pair in pairs:
+        target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+        one = attribute(model, pair.prompt, target, contrast, versus=pair.other, sites=("ffn",))
+        found.setdefault(tuple(one.ffn.shape), []).append(one)
+    most = max(found.values(), key=len)
+    if len(most) < 2 * LEARN:
+        return {}, {}
+    scores = torch.stack([relevance.ffn for relevance in most[:LEARN]]).mean(0)
+    choices = {count: largest(scores, count) for count in NODES}
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for relevance in most[LEARN:]:
+        nodes = Nodes.of(model, relevance)
+        asked = [
+            choice
+            for count, task in choices.items()
+            for choice in (task, largest(relevance.ffn, count), matched(task, generator))
+        ]
+        rows.append([*zip(*shares(nodes, asked), strict=True)])
+    told: dict[str, Any] = {"pairs": len(rows), "learnt": LEARN}
+    for place, name in enumerate(f"{kind}, {count}" for count in NODES for kind in ("task", "own", "matched")):
+        kept, left = zip(*(row[place] for row in rows), strict=True)
+        told[name] = {"kept": median(kept), "left": median(map(abs, left))}
+    return told, choices
+
+
+def overlaps(choices: dict[str, dict[int, Tensor]]) -> list[dict[str, Any]]:
+    """How alike each two tasks' circuits of prompts of one length are, and by chance; JSON-ready."""
+    found = []
+    for place, (one, mine) in enumerate(choices.items()):
+        for other, theirs in list(choices.items())[place + 1 :]:
+            if mine and theirs and mine[NODES[0]].shape == theirs[NODES[0]].shape:
+                share, chance = checks.shared(mine[NODES[0]], theirs[NODES[0]])
+                found.append({"tasks": [one, other], "nodes": NODES[0], "shared": share, "by_chance": chance})
+    return found
