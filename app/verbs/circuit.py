@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.options import FILE, MODEL, load, options, print_json, stdout, taken, write_page
+from app.progress import bar
 
 if TYPE_CHECKING:
     from concepts.circuits.graph import Graph
@@ -52,8 +53,9 @@ def circuit(
     if file is None and len(asked["versus"]) != 1:
         raise click.UsageError("A circuit compares with one other prompt; give --versus once.")
     model = load(**given)
-    how = {"nodes": nodes, "faithfulness": faithfulness, "heads": heads}
-    graph = _of_file(model, file, asked, how) if file else _of_prompt(model, prompt, asked, how)
+    with bar("edges", 1) as move:
+        how = {"nodes": nodes, "faithfulness": faithfulness, "heads": heads, "on_progress": move}
+        graph = _of_file(model, file, asked, how) if file else _of_prompt(model, prompt, asked, how)
     checked = _checked(graph) if ablate else {}
     for path, content in ((html, graph.to_html), (png, graph.to_png), (neuronpedia, graph.to_neuronpedia)):
         if path:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from concepts.models.model import Model
 
-VIEWS = ("start", "explain", "neuron", "search", "steer", "compare", "report")
+VIEWS = ("start", "explain", "circuit", "neuron", "search", "steer", "compare", "report")
 
 
 def page(view: str) -> Page:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from concepts.circuits import nodes as choosing
 from concepts.circuits.edges import Place
 from concepts.circuits.graph import KEPT, Graph
 from concepts.circuits.records import Node
+from concepts.lrp.method import DIFFERENCE
 from concepts.models.model import Model
 from concepts.models.plan import Token
 from concepts.models.prompts import PromptLike, Prompts
@@ -37,6 +39,7 @@ def circuit(
     faithfulness: float | None = None,
     heads: bool = False,
     kept: float = KEPT,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """The circuit of what the model predicts after `prompt`, compared with another prompt of as many tokens.
 
@@ -46,6 +49,7 @@ def circuit(
     faithfulness: instead, the smallest number that carries so much of the difference (`Graph.ablation`), by bisection.
     heads: attention heads are nodes too; edges then stop at them as well.
     kept: the share of influence by the edges that are kept.
+    on_progress: is told how many of the backward passes' targets are done, of how many.
 
     Edges are direct, past no other neuron: `effect` is gradient x difference, `contribution` by difference rules.
     Source: DESIGN section 16 (effects: Marks et al. 2025; contributions: `concepts.lrp.differences`). Raises
@@ -59,7 +63,15 @@ def circuit(
         nodes = choosing.fewest(model, found, scores, faithfulness, heads)
     places = choosing.places(model, largest(scores, nodes))
     differences = [choosing.own_and_other(relevance, places) for relevance in found]
-    parts = [_edges(model, relevance, places, heads) for relevance in found]
+    done, total = 0, 3 * len(found) * (nodes + 1)
+
+    def told(targets: int) -> None:
+        nonlocal done
+        done = min(total, done + targets)
+        if on_progress:
+            on_progress(done, total)
+
+    parts = [_edges(model, relevance, places, heads, told) for relevance in found]
     effect, patterns, contribution = (torch.stack(matrices).mean(0) for matrices in zip(*parts, strict=True))
     own, other = (torch.stack(numbers).mean(0) for numbers in zip(*differences, strict=True))
     return Graph(
@@ -100,13 +112,14 @@ def _compared(
     return found
 
 
-def _edges(model: Model, relevance: Relevance, places: Sequence[Place], heads: bool) -> list[Tensor]:
+def _edges(
+    model: Model, relevance: Relevance, places: Sequence[Place], heads: bool, told: Callable[[int], None]
+) -> list[Tensor]:
     """(K + 1, S) effects, what of them goes through attention patterns, and contributions."""
     pair, targets = choosing.pair_of(relevance), [*choosing.probes(relevance, places), None]
     difference = {site: choosing.change(relevance, site) for site in (("ffn", "attn") if heads else ("ffn",))}
-    effect = edges.direct(model, pair, targets, places, difference)
-    held = edges.direct(model, pair, targets, places, difference, held=True)
-    contribution = edges.contributions(model, pair, targets, places, difference)
+    find = partial(edges.direct, model, pair, targets, places, difference, told=told)
+    effect, held, contribution = find(), find(held=True), find(DIFFERENCE)
     whole, values, shared = (_matrix(parts, places) for parts in (effect, held, contribution))
     return [whole, whole - values, shared]
 

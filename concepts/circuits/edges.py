@@ -10,14 +10,14 @@ All neurons of all layers and tokens are cut, shown or not, so that an edge does
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import DIFFERENCE, Difference
+from concepts.lrp.method import Difference
 from concepts.models.model import Model
 from concepts.models.plan import Plan
 from concepts.passes.inputs import Inputs
@@ -95,10 +95,19 @@ class Sources(Recorder):
     """Stops the gradient at all neurons, and multiplies what comes to them by their difference (L, T, N)."""
 
     def __init__(
-        self, model: Model, plan: Plan, rows: int, inputs: Inputs, difference: dict[str, Tensor], nodes: Sequence[Place]
+        self,
+        model: Model,
+        plan: Plan,
+        rows: int,
+        inputs: Inputs,
+        difference: dict[str, Tensor],
+        nodes: Sequence[Place],
+        told: Callable[[int], None],
     ) -> None:
+        """told: is told, after each backward pass, of how many targets it was."""
         super().__init__(model, plan.batch, tuple(difference), stop=True)
         self.plan, self.rows, self.inputs, self.difference, self.nodes = plan, rows, inputs, difference, nodes
+        self.told = told
         self.read: list[Tensor] = []
         """What each stack reads, as differences, set before the first backward pass ends."""
         self.found: list[Parts] = []
@@ -111,6 +120,7 @@ class Sources(Recorder):
         parts = [g[:rows] * d for g, d in zip(self.inputs.gradients, self.read, strict=True)]
         tokens = [token_relevance(self.model, self.plan, row, [part[row] for part in parts])[0] for row in range(rows)]
         self.found.append(Parts(torch.stack(tokens), self.given.cpu(), self.sums.cpu()))
+        self.told(rows)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         span = self.span(layer)
@@ -132,6 +142,7 @@ def direct(
     difference: dict[str, Tensor],
     method: Difference | None = None,
     held: bool = False,
+    told: Callable[[int], None] = lambda targets: None,
 ) -> Parts:
     """What is given to each target (K) by the sources, of a plan of two rows, the prompt and the other one.
 
@@ -139,24 +150,19 @@ def direct(
     method: None for effects, the gradient at the prompt; difference rules for contributions, which sum to the target's
         own difference.
     held: attention weights are constants.
+    told: is told of how many targets are done, after each backward pass.
     """
     rows = max(1, min(len(targets), TOKENS // pair.batch.spans[1].stop))
     padded = [*targets, *[targets[-1]] * (-len(targets) % rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
-    sources = Sources(model, many, rows, inputs, difference, nodes)
+    sources = Sources(model, many, rows, inputs, difference, nodes, told)
     sources.read = [x[0] - x[1] for x in read(model, pair)]
     with constant_attention(model) if held else nullcontext():
         chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
         run(model, Targets(many, chosen), [inputs, sources], method)
     found = ([getattr(part, name) for part in sources.found] for name in ("tokens", "nodes", "sums"))
     return Parts(*(torch.cat(part)[: len(targets)] for part in found))
-
-
-def contributions(
-    model: Model, pair: Plan, targets: Sequence[Target], nodes: Sequence[Place], difference: dict[str, Tensor]
-) -> Parts:
-    return direct(model, pair, targets, nodes, difference, DIFFERENCE)
 
 
 def read(model: Model, pair: Plan) -> list[Tensor]:
