@@ -9,8 +9,10 @@ from actmax.card import describe
 from actmax.corpus import held_out, read_corpus
 from app.progress import annotating, indexing
 from app.sidebyside import compare
-from app.terminal import card, carried, explanation, projection, ranking, recipe_table, side_by_side
+from app.terminal import card, carried, explanation, groups_table, projection, ranking, recipe_table, side_by_side
 from concepts.attribution import attribute
+from concepts.circuits.circuit import circuit
+from concepts.circuits.drawing import summary
 from concepts.models.loading import load_model
 from concepts.relevance import ranked_dict
 from concepts.versus.ablation import ablation
@@ -30,6 +32,7 @@ PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel li
 OTHER = "The wild camel lives in the"  # of as many tokens
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
 NODES = (10, 100, 1000)
+GROUPS = 4
 
 
 def store_of(model: Model) -> Path:
@@ -54,7 +57,12 @@ def run(console: Console) -> dict[str, Any]:
     # The later the layer, the less stands between a neuron and the vocabulary.
     console.print(projection(max(projections, key=lambda result: result.neuron.layer)))
 
-    console.rule(f"3. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
+    console.rule("3. How do they make it together?")
+    graph = circuit(model, PROMPT, contrast=CONTRAST, versus=OTHER)
+    console.print(summary(graph), markup=False)
+    console.print(groups_table(graph, [graph.without(group) for group in graph.groups[:GROUPS]]))
+
+    console.rule(f"4. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = read_corpus("wiki-summaries", limit=SUMMARIES)
     store_path = store_of(model)
     store_path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +72,7 @@ def run(console: Console) -> dict[str, Any]:
         described = describe(store, NEURON, model, k=4)
         console.print(card(described))
 
-    console.rule("4. Is it causal?")
+    console.rule("5. Is it causal?")
     console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
     recipe = flip(model, PROMPT, CONTRAST, like=SOURCE)
     recipe = recipe.noting(price=price(model, recipe, held_out=held_out()).to_dict())
@@ -74,6 +82,7 @@ def run(console: Console) -> dict[str, Any]:
 
     console.rule("Where to go next")
     console.print(
+        f'  icebear circuit "{PROMPT}" --versus "{OTHER}" --html circuit.html\n'
         '  icebear rank "Your own prompt"          the neurons behind another prediction\n'
         "  icebear project L29.ffn.490             what a neuron writes, both signs\n"
         f'  icebear steer "{PROMPT}" --edit "L29.ffn.860*0"\n'
@@ -84,6 +93,7 @@ def run(console: Console) -> dict[str, Any]:
     return {
         "explanation": relevance.to_dict(0),
         "ranking": [ranked_dict(row) for row in found],
+        "groups": [{"name": group.name, "nodes": [node.id for node in group.nodes]} for group in graph.groups],
         "card": described.to_dict(),
         "recipe": recipe.to_dict(),
         "steered": result,

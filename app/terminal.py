@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actmax.card import Card
     from concepts.behaviour import Shared
     from concepts.circuits.graph import Graph
+    from concepts.circuits.records import Without
     from concepts.relevance import Relevance
     from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
@@ -135,10 +136,7 @@ def circuit_tables(
     correlations: dict[str, float] | None = None,
 ) -> Group:
     """A circuit: its groups, its nodes from the top down with what gives them most, and what was measured of it."""
-    groups = _grid(("group", "left"), ("nodes", "right"), ("score", "right"), title="Groups")
-    for group in graph.groups:
-        groups.add_row(Text(group.name), str(len(group.nodes)), f"{group.score:+.3f}")
-    parts: list[Any] = [Text(summary(graph)), groups, _tree(graph)]
+    parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
     if ablation:
         parts.append(carried([Ablation(**ablation)]))
     if faithfulness and correlations:
@@ -153,6 +151,23 @@ def circuit_tables(
             )
         )
     return Group(*parts)
+
+
+def groups_table(graph: Graph, without: Sequence[Without] = ()) -> Table:
+    """A circuit's groups; of the first what the answer is without each."""
+    off = [("left without", "right"), ("matched", "right"), ("answer without", "left")] if without else []
+    table = _grid(("group", "left"), ("nodes", "right"), ("score", "right"), *off, title="Groups")  # type: ignore[arg-type]
+    if without:
+        table.caption = (
+            "left: of the difference to the other prompt; matched: without others of the same layers and tokens"
+        )
+    for number, group in enumerate(graph.groups[: len(without) or None]):
+        told: list[Any] = []
+        if without:
+            found = without[number]
+            told = [f"{found.share:.0%}", f"{found.matched:.0%}", Text(repr(found.predictions[0].text))]
+        table.add_row(Text(group.name), str(len(group.nodes)), f"{group.score:+.3f}", *told)
+    return table
 
 
 def _tree(graph: Graph) -> Tree:

@@ -19,6 +19,7 @@ from icebear.cache import cache_folder  # noqa: E402
 VIEWS = {
     "start": "",
     "explain": "explain?contrast=+desert&versus=The+wild+camel+lives+in+the",
+    "circuit": "circuit?contrast=+desert&versus=The+wild+camel+lives+in+the",
     "neuron": "neuron?neuron=L29.ffn.860&polarity=-",
     "search": "search?text=water",
     "steer": "steer",
@@ -60,9 +61,18 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
         height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').offsetHeight")
         page.set_viewport_size({"width": width, "height": min(height + 40, 2600)})
         page.wait_for_timeout(1500)
-        page.screenshot(path=DOCS / f"{name}{suffix}.png")
+        page.screenshot(path=DOCS / f"{'view-' * (name == 'circuit')}{name}{suffix}.png")
         page.set_viewport_size({"width": width, "height": 900})
     page.close()
+
+
+def circuit() -> None:
+    """As the command draws it."""
+    from app.demo import CONTRAST, OTHER, PROMPT
+    from concepts import circuit, load_model
+
+    graph = circuit(load_model(), PROMPT, contrast=CONTRAST, versus=OTHER)
+    (DOCS / "circuit.png").write_bytes(graph.to_png(1.5))
 
 
 def card(address: str, chromium, store: Path) -> None:  # type: ignore[no-untyped-def]
@@ -80,6 +90,7 @@ def card(address: str, chromium, store: Path) -> None:  # type: ignore[no-untype
 
 if __name__ == "__main__":
     path = Path(sys.argv[1]).resolve()
+    circuit()
     with browser() as chromium:
         door(chromium)
     with serving(path) as found, browser() as chromium:

@@ -294,6 +294,26 @@ def test_explanations_are_kept_in_so_many_bytes(model, monkeypatch):
     assert alive("wolf", "a polar bear") == [False, True]
 
 
+def test_a_circuit_its_groups_and_its_checks(environment):
+    page = fine(visit("circuit", contrast=" desert", nodes="10"))
+    (groups,) = (choice for choice in page.get("button_group") if choice.key == "without")
+    page.session_state["without"] = groups.options[0].replace("\\", "")
+    page = fine(page.run())
+    assert "Without this group the answer is" in text(page)
+    page.toggle(key="measure").set_value(True)
+    page = fine(page.run())
+    (table,) = (frame.value for frame in page.dataframe)
+    assert table[""].iloc[0] == "the 10 nodes"
+    assert 0 < table["left without"].iloc[0] < 1
+    (send,) = (button for button in page.button if button.label == "Send this group to Steer")
+    send.click()
+    page.run()
+    assert "@position:" in page.session_state["edits"]
+    page = visit("circuit", prompt="The camel", versus="The ice bear lives")
+    assert "of as many" in text(page)
+    assert "another prompt of as many tokens" in text(fine(visit("circuit", prompt="The camel")))
+
+
 def test_another_prompt_to_compare_with(environment):
     page = fine(visit("explain", prompt="The ice bear lives in the", versus="The wild camel lives in the"))
     said = " ".join(caption.value for caption in page.caption)

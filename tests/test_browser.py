@@ -7,8 +7,9 @@ import pytest
 from serving import CHROMIUM, browser, open_view, serving, settled
 
 from actmax import annotate, build_index, read_corpus
+from app.demo import CONTRAST, OTHER, PROMPT
 from app.recipes import EXAMPLE_RECIPE
-from concepts import Neuron
+from concepts import Neuron, circuit
 from db import open_store
 from steering import Recipe
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 VIEWS = (
     "",
     "explain",
+    "circuit?nodes=20",
     "neuron?polarity=-",
     "search",
     "search?how=like+a+neuron",
@@ -134,6 +136,34 @@ def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address, widt
         dark = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
         assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark"), dark
     page.close()
+
+
+def test_a_circuit_answers_to_pointing(chromium, address, smol, tmp_path):
+    """In the app, and in a file of its own, which asks for nothing."""
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    open_view(page, address, "circuit?nodes=20")
+    page.locator(".circuit .node[data-id^='L24.ffn.299']").first.click()
+    settled(page).get_by_text("The node's card").wait_for()
+    assert page.locator(".circuit .dim").count()
+    page.close()
+    graph = circuit(smol, PROMPT, contrast=CONTRAST, versus=OTHER)
+    (tmp_path / "circuit.html").write_text(graph.to_html(), encoding="utf-8")
+    alone = chromium.new_context(viewport={"width": 390, "height": 900}, offline=True).new_page()
+    asked, wrong = [], []
+    alone.on("request", lambda request: asked.append(request.url))
+    alone.on("pageerror", lambda error: wrong.append(str(error)))
+    alone.goto((tmp_path / "circuit.html").as_uri())
+    assert alone.evaluate("document.documentElement.scrollWidth") <= 390  # the picture scrolls in its frame
+    assert alone.evaluate("document.querySelector('.picture').scrollWidth") > 390
+    alone.locator(".node").nth(3).focus()
+    alone.keyboard.press("Enter")
+    assert alone.locator(".card div").count() > 1
+    assert alone.locator(".edge:not(.gone)").count() == 300
+    alone.locator("input[name=edges]").fill("50")
+    assert alone.locator(".edge:not(.gone)").count() == 50
+    assert len(asked) == 1
+    assert not wrong
+    alone.context.close()
 
 
 NASTY = (
