@@ -65,7 +65,7 @@ def click_row(page, neuron, x=100):
 def test_a_journey(chromium, address):
     page = open_view(chromium.new_page(), address)
     page.get_by_role("button", name="Explain it").click()
-    settled(page).get_by_text("Why ␣Arctic?").wait_for()
+    settled(page).get_by_text("Why ␣Arctic rather than").wait_for()
     page.get_by_text("Another token, another method").click()
     page.get_by_label("Contrast token").fill(" desert")
     page.keyboard.press("Enter")
