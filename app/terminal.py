@@ -145,8 +145,8 @@ def circuit_tables(
                 f"Along {faithfulness['edges']} edges alone comes {faithfulness['share']:.0%} of the difference; along "
                 "as many drawn into the same targets from the same layers "
                 f"{faithfulness['matched']:.0%}, along all between the nodes {faithfulness['nodes']:.0%}.\n"
-                f"Effects correlate with direct interventions at {correlations['effects']:.3f}, contributions with "
-                f"two-sided ones at {correlations['contributions']:.3f}.",
+                f"Effects between neurons correlate with direct interventions at {correlations['effects']:.3f}, "
+                f"contributions with two-sided ones at {correlations['contributions']:.3f}.",
                 "dim",
             )
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.options import FILE, MODEL, load, options, print_json, stdout, taken, write_page
 from app.progress import bar
+from icebear.extras import need
 
 if TYPE_CHECKING:
     from concepts.circuits.graph import Graph
@@ -52,12 +55,17 @@ def circuit(
         raise click.UsageError("Give either a PROMPT or --file.")
     if file is None and len(asked["versus"]) != 1:
         raise click.UsageError("A circuit compares with one other prompt; give --versus once.")
+    need("circuits")
     model = load(**given)
     with bar("edges", 1) as move:
         how = {"nodes": nodes, "faithfulness": faithfulness, "heads": heads, "on_progress": move}
         graph = _of_file(model, file, asked, how) if file else _of_prompt(model, prompt, asked, how)
     checked = _checked(graph) if ablate else {}
-    for path, content in ((html, graph.to_html), (png, graph.to_png), (neuronpedia, graph.to_neuronpedia)):
+    for path, content in (
+        (html, graph.to_html),
+        (png, graph.to_png),
+        (neuronpedia, lambda: graph.to_neuronpedia(re.sub(r"[^A-Za-z0-9_.-]", "-", Path(neuronpedia or "").stem))),
+    ):
         if path:
             write_page(path, content())
     if as_json:
@@ -88,6 +96,7 @@ def _of_file(model: Model, file: str, asked: dict[str, Any], how: dict[str, Any]
 def _checked(graph: Graph) -> dict[str, Any]:
     """What was measured of this very graph."""
     edges = graph.interventions()
+    edges = edges[~edges["source"].str.startswith("token")]  # as `evaluate circuits` does
     pairs = {"effects": ("effect", "one_sided"), "contributions": ("contribution", "two_sided")}
     correlations = {name: float(edges[of].corr(edges[truth])) for name, (of, truth) in pairs.items()}
     return {

@@ -28,6 +28,7 @@ from concepts.circuits.drawing import fragment
 from concepts.circuits.graph import Graph
 from concepts.circuits.records import Group, Node, Without
 from icebear.errors import IcebearError
+from icebear.extras import need
 
 SCRIPT = files("concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
 SHOW = """
@@ -52,6 +53,7 @@ def show() -> None:
     contrast = typed(middle.text_input, "Contrast token (empty: the other prompt's answer)", "contrast")
     count = typed(right.slider, "Nodes", "nodes", 5, 150, 60, step=5)
     heads = typed(st.toggle, "Attention heads too", "heads")
+    need("circuits")
     model()
     if not versus:
         st.info("A circuit is of a difference: give another prompt of as many tokens, or auto.")

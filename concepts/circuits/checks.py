@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -50,7 +50,7 @@ class Row:
     """0 the prompt, 1 the other one."""
     tokens: Sequence[int] = ()
     """That are the other prompt's (of the base)."""
-    nodes: Mapping[int, Tensor] = ()  # type: ignore[assignment]
+    nodes: Mapping[int, Tensor] = field(default_factory=dict)
     """Numbers of nodes, and the values (n,) that they are held at."""
 
 
@@ -70,6 +70,8 @@ class Held:
     @classmethod
     def of(cls, graph: Graph, relevance: Relevance) -> Held:
         assert relevance.versus is not None
+        if relevance.image:
+            raise InputError("Interventions exchange tokens, which an image has not; its edges are what they are.")
         sites, pair = tuple(relevance.sites), pair_of(relevance)
         values = {site: relevance.activation(site) for site in sites}, dict(relevance.versus.activation)
         return cls(graph.model, pair, probes(relevance, places_of(graph.nodes)), sites, values, read(graph.model, pair))
@@ -83,7 +85,8 @@ class Held:
         """Each node's activations (R, n), before it is held, and the number explained (R,). layers: only the first so
         many, and the nodes in them; the number is then none."""
         size = max(1, TOKENS // self.pair.batch.spans[1].stop)
-        with nullcontext() if layers is None or self.model.task.stacks > 1 else first_layers(self.model, layers):
+        few = layers is not None and self.model.task.stacks == 1
+        with self.model.lock, first_layers(self.model, layers) if few and layers else nullcontext():
             parts = [self._run(rows[start : start + size]) for start in range(0, len(rows), size)]
         nodes = {number: torch.cat([seen[number] for seen, _ in parts]) for number in parts[0][0]}
         return nodes, torch.cat([answers for _, answers in parts])
@@ -180,7 +183,7 @@ def interventions(graph: Graph, half: bool = False) -> pandas.DataFrame:
     for row, source in enumerate(sources):
         column = row + count * half
         for number, target in enumerate(graph.targets):
-            if below(source, target):
+            if below(graph, source, target):
                 told.append(
                     {
                         "source": source.id,
@@ -194,9 +197,10 @@ def interventions(graph: Graph, half: bool = False) -> pandas.DataFrame:
     return pandas.DataFrame(told)
 
 
-def below(source: Token | Node, target: Node | Answer) -> bool:
+def below(graph: Graph, source: Token | Node, target: Node | Answer) -> bool:
     """Whether a source can give a target anything."""
-    return source.height < target.height and source.position <= target.position
+    before = source.position <= target.position or not graph.model.task.looks_back
+    return source.height < target.height and before
 
 
 # --- the whole graph -----------------------------------------------------------------------------------
@@ -253,19 +257,22 @@ def _by_target(graph: Graph, pairs: Sequence[tuple[int, int]]) -> Sources:
 
 def _possible(graph: Graph, target: int) -> Sequence[int]:
     known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
-    return [number for number, source in enumerate(known) if below(source, graph.targets[target])]
+    return [number for number, source in enumerate(known) if below(graph, source, graph.targets[target])]
 
 
 def _redrawn(graph: Graph, own: Sources, every: Sources, generator: torch.Generator) -> Sources:
-    """As many into each target from each layer (the tokens are one)."""
+    """As many into each target from each layer (the tokens are one), of those that have an effect, and if there are
+    enough not those kept."""
     known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
     found: Sources = []
-    for kept, possible in zip(own, every, strict=True):
+    for row, (kept, possible) in enumerate(zip(own, every, strict=True)):
         chosen: list[int] = []
-        for _, group in groupby(possible, key=lambda number: known[number].height):
+        able = [number for number in possible if graph.effect[row, number] != 0]
+        for _, group in groupby(able, key=lambda number: known[number].height):
             some = list(group)
-            order = torch.randperm(len(some), generator=generator).tolist()
-            chosen += [some[place] for place in order[: len(set(some) & set(kept))]]
+            order = [some[place] for place in torch.randperm(len(some), generator=generator).tolist()]
+            order.sort(key=lambda number: number in kept)
+            chosen += order[: len(set(some) & set(kept))]
         found.append(chosen)
     return found
 

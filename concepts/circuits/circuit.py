@@ -47,7 +47,7 @@ def circuit(
         them all: scores are averaged token by token, so all must be of one length.
     nodes: how many (neuron, token) pairs, those of the largest |relevance| by difference rules.
     faithfulness: instead, the smallest number that carries so much of the difference (`Graph.ablation`), by bisection.
-    heads: attention heads are nodes too; edges then stop at them as well.
+    heads: attention heads are nodes too (not of attention to an encoder); edges then stop at them as well.
     kept: the share of influence by the edges that are kept.
     on_progress: is told how many of the backward passes' targets are done, of how many.
 
@@ -62,6 +62,7 @@ def circuit(
     if faithfulness is not None:
         nodes = choosing.fewest(model, found, scores, faithfulness, heads)
     places = choosing.places(model, largest(scores, nodes))
+    nodes = len(places)
     differences = [choosing.own_and_other(relevance, places) for relevance in found]
     done, total = 0, 3 * len(found) * (nodes + 1)
 

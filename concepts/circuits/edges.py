@@ -47,7 +47,7 @@ Target = Probe | None
 
 
 class Targets:
-    """(S, B) numbers: S times B targets, one a row. Rows beyond B are partners, which have none."""
+    """S times B numbers, one a row. Rows beyond B are partners, which have none."""
 
     def __init__(self, plan: Plan, chosen: Sequence[Sequence[Target]]) -> None:
         self.plan, self.chosen = plan, chosen
@@ -59,7 +59,7 @@ class Targets:
         with visiting(model, places, lambda site, layer, x: self.seen.update({(site, layer): x})):
             yield
 
-    def numbers(self, model: Model) -> Tensor:
+    def numbers(self, model: Model) -> list[Tensor]:
         _, answers = self.plan.explained(model.logits(self.plan.batch, self.plan.needed))
 
         def number(row: int, target: Target) -> Tensor:
@@ -69,7 +69,7 @@ class Targets:
             x = self.seen[target.site, target.layer][row, position, target.places]
             return (x * target.direction.to(x)).sum()
 
-        return torch.stack([torch.stack([number(*pair) for pair in enumerate(row)]) for row in self.chosen])
+        return [torch.stack([number(*pair) for pair in enumerate(row)]) for row in self.chosen]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +80,6 @@ class Parts:
     tokens: Tensor
     nodes: Tensor
     sums: Tensor
-
-    @property
-    def whole(self) -> Tensor:
-        """(K,)"""
-        return self.tokens.sum(-1) + self.sums.sum((-1, -2))
 
 
 Place = tuple[str, int, int, int]
@@ -117,7 +112,8 @@ class Sources(Recorder):
         self.sums = torch.zeros(rows, self.model.layers, span, **self.options)
         self.given = torch.zeros(rows, len(self.nodes), **self.options)
         super().finish(gradients)
-        parts = [g[:rows] * d for g, d in zip(self.inputs.gradients, self.read, strict=True)]
+        dtype = self.options["dtype"]
+        parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
         tokens = [token_relevance(self.model, self.plan, row, [part[row] for part in parts])[0] for row in range(rows)]
         self.found.append(Parts(torch.stack(tokens), self.given.cpu(), self.sums.cpu()))
         self.told(rows)
@@ -158,7 +154,7 @@ def direct(
     inputs = Inputs()
     sources = Sources(model, many, rows, inputs, difference, nodes, told)
     sources.read = [x[0] - x[1] for x in read(model, pair)]
-    with constant_attention(model) if held else nullcontext():
+    with model.lock, constant_attention(model) if held else nullcontext():
         chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
         run(model, Targets(many, chosen), [inputs, sources], method)
     found = ([getattr(part, name) for part in sources.found] for name in ("tokens", "nodes", "sums"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from concepts.circuits import checks, drawing, neuronpedia
-from concepts.circuits.groups import grouped
+from concepts.circuits.groups import APART, grouped
 from concepts.circuits.records import (
     Answer,
     Edge,
@@ -34,6 +34,8 @@ from icebear.recipe import Recipe
 
 if TYPE_CHECKING:
     import pandas
+
+    from db.store import Store
 
 FORMAT = 1
 KEPT = 0.98
@@ -70,6 +72,8 @@ class Graph:
         """What it is compared with, in words."""
         told = self.relevances[0].versus
         assert told is not None
+        if self.relevances[0].image:
+            return "one image compared with another"
         more = f" and {len(self.relevances) - 1} more pairs" if len(self.relevances) > 1 else ""
         return f"{''.join(self.relevances[0].token_strings)!r} compared with {''.join(told.prompts[0])!r}{more}"
 
@@ -77,7 +81,8 @@ class Graph:
     def tokens(self) -> tuple[Token, ...]:
         first = self.relevances[0]
         assert first.versus is not None
-        pairs = enumerate(zip(first.token_strings, first.versus.prompts[0], strict=True))
+        there = first.token_strings if first.image else first.versus.prompts[0]
+        pairs = enumerate(zip(first.token_strings, there, strict=True))
         return tuple(Token(position, *texts) for position, texts in pairs)
 
     @cached_property
@@ -186,6 +191,12 @@ class Graph:
         """Nodes that belong together (`concepts.circuits.groups`), those of the largest score first."""
         return grouped(self)
 
+    def regrouped(self, store: Store | None = None, apart: float = APART) -> Graph:
+        """The same graph with other groups: by the sentences of a store too, or joined up to another distance."""
+        found = replace(self)
+        found.__dict__["groups"] = grouped(self, store, apart)
+        return found
+
     def without(self, group: Group) -> Without:
         """The answer when a group takes the other prompt's activations, all other neurons computed as ever."""
         return checks.without(self, group)
@@ -197,7 +208,8 @@ class Graph:
         for node in group.nodes:
             if node.neuron.site == "head" and not off:
                 raise InputError(f"{node.neuron} has many activations and no one value to take; switch it off instead.")
-            where = f"position:{node.position}"
+            stack = self.relevances[0].versus.pairs[0].batch.span_of(self.model, node.neuron.layer)  # type: ignore[union-attr]
+            where = f"position:{node.position - stack.start}"
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.versus, where=where))
         prompt = "".join(self.relevances[0].token_strings)
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)

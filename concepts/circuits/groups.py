@@ -78,7 +78,7 @@ def written(graph: Graph) -> Tensor:
         part = slice(head * dim, (head + 1) * dim)
         here, there = relevance.activation("attn"), relevance.versus.activation["attn"]  # type: ignore[union-attr]
         change = (here - there)[node.neuron.layer, node.position, part]
-        return change @ torch.stack(rows).cpu()
+        return change.to(rows[0].dtype) @ torch.stack(rows).cpu()
 
     return torch.stack([row(node).to(graph.difference) for node in graph.nodes])
 
@@ -97,7 +97,9 @@ def lit(graph: Graph, store: Store) -> Tensor:
 
 def _name(graph: Graph, nodes: list[Node]) -> str:
     """Words that at least half of them write; else their tokens and layers."""
-    counts = Counter(word.strip().lower() for node in nodes for word in dict.fromkeys(node.words) if word.strip())
+    counts = Counter(
+        word for node in nodes for word in dict.fromkeys(word.strip().lower() for word in node.words) if word
+    )
     shared = [
         word for word, count in counts.most_common(3) if count * 2 >= len(nodes) and (count > 1 or len(nodes) == 1)
     ]

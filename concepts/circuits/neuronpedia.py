@@ -1,8 +1,8 @@
 """A graph as a file of circuit-tracer and Neuronpedia (their `graph-schema.json`, schema version 1).
 
 Neurons are written as features, what is not shown of a layer and token as its error node, and a link's weight is its
-contribution, which sums to the target's own difference: so the sites' replacement and completeness scores say what
-share is explained by the neurons shown.
+contribution. Those of all sources sum to the target's own difference, those of the links that pruning keeps nearly: so
+the sites' replacement and completeness scores say what share is explained by the neurons shown.
 """
 
 from __future__ import annotations
@@ -128,4 +128,4 @@ def _label(graph: Graph, what: Source | Target) -> str:
     """Both sites split an output's label at `(p=`."""
     if isinstance(what, Answer):
         return f'Output "{what.text}" (p={_probability(graph):.3f})'
-    return ", ".join(what.words) if isinstance(what, Node) else str(what)
+    return ", ".join(what.words) or str(what.neuron) if isinstance(what, Node) else str(what)

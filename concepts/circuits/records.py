@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Rest:
-    """All neurons of a layer at a token that are not shown."""
+    """All neurons (and heads, where they are nodes) of a layer at a token that are not shown."""
 
     layer: int
     position: int
@@ -65,10 +65,6 @@ class Rest:
     @property
     def id(self) -> str:
         return f"rest.{self.layer}@{self.position}"
-
-    @property
-    def height(self) -> float:
-        return self.layer + 0.5
 
     def __str__(self) -> str:
         return f"rest of L{self.layer}@{self.position}"
@@ -137,8 +133,8 @@ class Faithfulness:
     """From tokens and nodes."""
     share: float
     matched: float
-    """Of as many edges into the same targets from the same layers, drawn among the graph's nodes and tokens; the mean
-    of five draws."""
+    """Of as many edges into the same targets from the same layers, drawn among the graph's nodes and tokens that have an
+    effect, where there are enough not those kept; the mean of five draws."""
     nodes: float
     """Of all edges between the graph's nodes and tokens."""
 

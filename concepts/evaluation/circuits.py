@@ -22,6 +22,7 @@ from concepts.evaluation.pairs import Pair
 from concepts.models.model import Model
 from concepts.relevance import Relevance
 from concepts.versus.ablation import Nodes, largest, matched, shares
+from icebear.errors import InputError
 
 EDGES: tuple[int | None, ...] = (30, 100, 300, None)
 """Of a graph run by its own edges; None for all that are kept."""
@@ -45,6 +46,8 @@ PARTS: dict[str, dict[str, str]] = {
         "answer": "median of the mean |change of F| by switching a group off",
     },
 }
+FEWEST = 10
+"""Nodes of a circuit that is judged."""
 LEARN = 10
 """Pairs that a task's circuit is made of."""
 NODES = (100, 1000)
@@ -53,6 +56,8 @@ NODES = (100, 1000)
 
 def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     """All `PARTS` of a pair's circuit; JSON-ready. `moments` are for correlations over all pairs."""
+    if nodes < FEWEST:
+        raise InputError(f"Too few nodes to correlate their edges; give at least {FEWEST}.")
     target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
     graph = circuit(model, pair.prompt, target, contrast, versus=pair.other, nodes=nodes)
     whole, half = graph.interventions(), graph.interventions(half=True)

@@ -22,8 +22,8 @@ class Target(Protocol):
     def reading(self, model: Model) -> AbstractContextManager[None]:
         """Hooks, where the number is read inside the model."""
 
-    def numbers(self, model: Model) -> Tensor:
-        """(B,) or (S, B) after a forward pass, which it makes."""
+    def numbers(self, model: Model) -> Tensor | list[Tensor]:
+        """(B,), or S of them, after a forward pass, which it makes."""
 
 
 class Recorder(Protocol):
@@ -54,7 +54,8 @@ def look(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:
         stack.enter_context(target.reading(model))
         for recorder in recorders:
             stack.enter_context(recorder.reading(model))
-        return target.numbers(model)
+        numbers = target.numbers(model)
+        return numbers if isinstance(numbers, Tensor) else torch.stack(numbers)
 
 
 def run(
@@ -93,13 +94,12 @@ def run(
         numbers = target.numbers(model)
         counts = [len(recorder.leaves) for recorder in recorders]
         leaves = [leaf for recorder in recorders for leaf in recorder.leaves]
-        seeds = numbers.view(-1, numbers.shape[-1]).sum(-1)  # (S,)
-        for left in reversed(range(len(seeds))):
-            seed = seeds[len(seeds) - 1 - left]
-            found = list(torch.autograd.grad(seed, leaves, retain_graph=left > 0, allow_unused=True))
+        seeds = [numbers] if isinstance(numbers, Tensor) else numbers  # apart: a pass costs what is below its own only
+        for left, seed in zip(reversed(range(len(seeds))), seeds, strict=True):
+            found = list(torch.autograd.grad(seed.sum(), leaves, retain_graph=left > 0, allow_unused=True))
             for recorder, count in zip(recorders, counts, strict=True):
                 recorder.finish(found[:count])
                 del found[:count]
         if method is not None:
             missing = tuple(dict.fromkeys(mode.missing))
-    return numbers.detach(), missing
+    return (numbers if isinstance(numbers, Tensor) else torch.stack(numbers)).detach(), missing
