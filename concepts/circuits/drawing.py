@@ -6,6 +6,7 @@ Places and curves are computed here; `graph.js` only lights what is pointed at. 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -26,8 +27,10 @@ WIDE, HIGH, GAP, ROW = 64, 28, 5, 24
 IN_A_ROW = 5
 """Nodes of a layer at a token, side by side."""
 LEFT, TOP = 36, 8
-GROUP = 216
-"""How wide a group's box is."""
+GROUP, GROUPS = 216, 45
+"""How wide a group's box is, and how high a row of them."""
+UNDER = "var(--st-background-color, Canvas)"
+"""The page's own colour, under boxes, so that no edge is seen through them."""
 COLORS = "#4e79a7 #f28e2b #59a14f #b07aa1 #9c755f #76b7b2 #edc948 #ff9da7 #e15759 #86bcb6".split()
 """Of groups (Tableau 10); more are grey."""
 GREY = "#999999"
@@ -101,20 +104,21 @@ def colors(graph: Graph) -> dict[str, str]:
     return {node.id: color for group, color in zip(graph.groups, known, strict=False) for node in group.nodes}
 
 
-def svg(graph: Graph, background: str = "none") -> str:
-    """The picture by itself."""
+def svg(graph: Graph) -> str:
+    """The picture by itself, in a page's colours."""
     places, of_group = layout(graph), colors(graph)
     shown = drawn(graph)
     most = max((edge.influence for edge in shown), default=1.0)
     ranks = _ranks(graph)
-    wide = max(places.wide, LEFT + 2 * (GROUP + GAP))
+    answer = places.boxes[graph.answer.id]
+    wide = max(places.wide, LEFT + 2 * (GROUP + GAP), answer.x + answer.wide + GAP)
     beside = int((wide - LEFT) // (GROUP + GAP))
-    high = places.high + -(-len(graph.groups) // beside) * (HIGH * 1.4 + GAP)
+    high = places.high + -(-len(graph.groups) // beside) * GROUPS
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" '
-        f'height="{high:.0f}" font-family="system-ui, sans-serif" font-size="10" role="img" '
-        f'aria-label="{escape(repr(graph), quote=True)}">',
-        f'<rect width="100%" height="100%" fill="{background}"/>',
+        f'height="{high:.0f}" font-family="system-ui, sans-serif" font-size="10" role="group" '
+        f'aria-label="{_safe(repr(graph))}">',
+        '<rect width="100%" height="100%" fill="none"/>',
         *(
             f'<text x="4" y="{y:.0f}" fill="currentColor" opacity="0.6">L{layer}</text>'
             for layer, y in places.layers.items()
@@ -129,7 +133,7 @@ def svg(graph: Graph, background: str = "none") -> str:
         ),
         *(_labelled(token, places.boxes[token.id], _both(token), GREY, 0) for token in graph.tokens),
         *(
-            _group(group, number, LEFT + number % beside * (GROUP + GAP), places.high + number // beside * HIGH * 1.6)
+            _group(group, number, LEFT + number % beside * (GROUP + GAP), places.high + number // beside * GROUPS)
             for number, group in enumerate(graph.groups)
         ),
         "</svg>",
@@ -147,7 +151,7 @@ def _curve(edge: Edge, places: Layout, rank: int, share: float) -> str:
     start, end = places.boxes[edge.source.id], places.boxes[edge.target.id]
     low, high = start.y, end.y + end.high
     bend = max(12.0, (low - high) / 2)
-    color = signed(edge.contribution)
+    color = signed(edge.share)
     return (
         f'<path class="edge" data-source="{edge.source.id}" data-target="{edge.target.id}" data-rank="{rank}" '
         f'd="M{start.middle:.0f} {low:.0f}C{start.middle:.0f} {low - bend:.0f} {end.middle:.0f} {high + bend:.0f} '
@@ -165,19 +169,26 @@ def _labelled(what: Token | Node | Answer, box: Box, lines: Sequence[str], color
     """A box with a text; the strip on its left is the group's colour, its own the sign of the score."""
     score = what.score if isinstance(what, Node) else 0.0
     fill = signed(score) if score else "#888888"
-    label = escape(" ".join(lines), quote=True)
+    label = _safe(" ".join(lines))
     first = box.y + box.high / 2 + 3.5 - 6 * (len(lines) - 1)
     texts = "".join(
         f'<text x="{box.x + 8:.0f}" y="{first + 12 * number:.1f}" fill="currentColor" '
-        f'opacity="{0.65 if number < len(lines) - 1 else 1}">{escape(_cut(line, int((box.wide - 9) / 6)))}</text>'
+        f'opacity="{0.65 if number < len(lines) - 1 else 1}">{_safe(_cut(line, int((box.wide - 9) / 6)))}</text>'
         for number, line in enumerate(lines)
     )
     return (
         f'<g class="node" data-id="{what.id}" data-rank="{rank}" tabindex="0" role="button" aria-label="{label}">'
+        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.wide:.0f}" height="{box.high:.0f}" rx="4" '
+        f'style="fill:{UNDER}"/>'
         f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.wide:.0f}" height="{box.high:.0f}" rx="4" fill="{fill}" '
         f'fill-opacity="{0.25 if score else 0.12}" stroke="{fill}" stroke-opacity="0.6"/>'
         f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="5" height="{box.high:.0f}" rx="2" fill="{color}"/>{texts}</g>'
     )
+
+
+def _safe(text: str) -> str:
+    """Escaped, and without what XML forbids."""
+    return escape(re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text), quote=True)
 
 
 def _cut(text: str, fits: int) -> str:
@@ -203,9 +214,9 @@ def _group(group: Group, number: int, x: float, y: float) -> str:
     count = f"{len(group.nodes)} node{'s' * (len(group.nodes) != 1)}, score {group.score:+.2f}"
     return (
         f'<g class="group" data-group="{number}" tabindex="0" role="button" '
-        f'aria-label="{escape(group.name, quote=True)}"><rect x="{x:.0f}" y="{y:.0f}" width="{GROUP}" '
+        f'aria-label="{_safe(group.name)}"><rect x="{x:.0f}" y="{y:.0f}" width="{GROUP}" '
         f'height="{HIGH * 1.4:.0f}" rx="4" fill="{color}" fill-opacity="0.15" stroke="{color}"/>'
-        f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" fill="currentColor" font-weight="600">{escape(_cut(group.name, 36))}'
+        f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" fill="currentColor" font-weight="600">{_safe(_cut(group.name, 36))}'
         f'</text><text x="{x + 8:.0f}" y="{y + 31:.0f}" fill="currentColor" opacity="0.7">{escape(count)}</text></g>'
     )
 
@@ -215,7 +226,7 @@ def _group(group: Group, number: int, x: float, y: float) -> str:
 
 def fragment(graph: Graph) -> str:
     """The picture that answers to pointing, for a notebook or a page: no frames, nothing fetched."""
-    data = json.dumps(cards(graph), ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps(cards(graph)).replace("<", "\\u003c")
     script = files("concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
     count = len(drawn(graph))
     return (
@@ -223,7 +234,7 @@ def fragment(graph: Graph) -> str:
         f'<p class="choices"><label>nodes <input type="range" name="nodes" min="1" max="{len(graph.nodes)}" '
         f'value="{len(graph.nodes)}"></label> <label>edges <input type="range" name="edges" min="0" max="{count}" '
         f'value="{count}"></label> <span class="told" role="status"></span></p>'
-        f'<div class="card"></div><div class="picture">{svg(graph)}</div>{_edge_table(graph)}'
+        f'<div class="card" aria-live="polite"></div><div class="picture">{svg(graph)}</div>{_edge_table(graph)}'
         f'<script type="application/json">{data}</script>'
         f"<style>{STYLE}</style><script>{script}\nwatchCircuits(document);</script></div>"
     )
@@ -233,7 +244,7 @@ STYLE = (
     ".circuit .picture{overflow-x:auto}.circuit svg{display:block}"
     ".circuit .node,.circuit .group{cursor:pointer;outline-offset:2px}"
     ".circuit .dim{opacity:.12}.circuit .lit{stroke-opacity:.95}.circuit .gone{display:none}"
-    ".circuit .card{min-height:9em;font-size:.85em}"
+    ".circuit .card{height:9em;overflow:auto;font-size:.85em}"
     ".circuit table{border-collapse:collapse;font-size:.85em}.circuit .choices label{margin-right:1.5em}"
     ".circuit td,.circuit th{padding:.1em .7em;text-align:right}"
     ".circuit td:nth-child(-n+2),.circuit th:nth-child(-n+2){text-align:left}"
@@ -244,11 +255,11 @@ def summary(graph: Graph) -> str:
     """What is drawn, and how much of the answer it is."""
     first, count = len(graph.tokens), len(graph.nodes)
     shares = graph.contribution[-1] / graph.difference[-1]
-    nodes, rest = shares[first : first + count].sum().item(), shares[first + count :].sum().item()
+    tokens, nodes, rest = (part.sum().item() for part in shares.split([first, count, len(shares) - first - count]))
     return (
         f"{graph.answer}: {graph.meaning}. Of the difference of {graph.difference[-1].item():.2f} logits the nodes "
-        f"give {nodes:.0%} directly, tokens {1 - nodes - rest:.0%}, what is not shown {rest:.0%} (contributions by "
-        "difference rules). Red gives to its target, blue takes; the wider, the more influence on the answer."
+        f"give {nodes:.0%} directly, tokens {tokens:.0%}, what is not shown {rest:.0%} (contributions by "
+        "difference rules). Red gives to its target's difference, blue takes from it; the wider, the more influence."
     )
 
 
@@ -274,7 +285,7 @@ def cards(graph: Graph) -> dict[str, list[str]]:
             lines.append("to " + ", ".join(f"{edge.target} {edge.effect:+.3f}" for edge in moved))
         known[what.id] = lines
     for number, group in enumerate(graph.groups):
-        known[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", *(str(node) for node in group.nodes)]
+        known[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", ", ".join(map(str, group.nodes))]
     return known
 
 
@@ -304,9 +315,15 @@ def html(graph: Graph) -> str:
     return page("icebear circuit", fragment(graph) + foot, "body{max-width:80rem}")
 
 
+def on_paper(graph: Graph) -> str:
+    """The picture on white, for a file of its own."""
+    found = svg(graph).replace("currentColor", "#111111").replace(UNDER, "#ffffff")
+    return found.replace('height="100%" fill="none"', 'height="100%" fill="#ffffff"', 1)
+
+
 def png(graph: Graph, scale: float = 2) -> bytes:
-    """The picture on white, by vl-convert."""
+    """The same as pixels, by vl-convert."""
     need("circuits")
     import vl_convert
 
-    return vl_convert.svg_to_png(svg(graph, "#ffffff").replace("currentColor", "#111111"), scale=scale)
+    return vl_convert.svg_to_png(on_paper(graph), scale=scale)

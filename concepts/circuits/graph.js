@@ -30,7 +30,7 @@ function watchCircuits(root) {
     }
 
     function members(group) {
-      return cards["group " + group.dataset.group].slice(1);
+      return cards["group " + group.dataset.group][1].split(", ");
     }
 
     function watch(element, chosen) {
@@ -42,6 +42,8 @@ function watchCircuits(root) {
       const click = () => {
         kept = kept && kept.card === chosen.card ? null : chosen;
         show(kept ?? chosen);
+        for (const one of circuit.querySelectorAll("[role=button]"))
+          one.setAttribute("aria-pressed", String(one === element && kept !== null));
         circuit.dispatchEvent(new CustomEvent("pick", { detail: kept && kept.card, bubbles: true }));
       };
       element.addEventListener("click", click);

@@ -249,7 +249,7 @@ class Graph:
 
     def to_svg(self) -> str:
         """The picture: tokens left to right, layers upwards."""
-        return drawing.svg(self)
+        return drawing.on_paper(self)
 
     def to_png(self, scale: float = 2) -> bytes:
         return drawing.png(self, scale)

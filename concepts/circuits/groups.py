@@ -97,9 +97,8 @@ def lit(graph: Graph, store: Store) -> Tensor:
 
 def _name(graph: Graph, nodes: list[Node]) -> str:
     """Words that at least half of them write; else their tokens and layers."""
-    counts = Counter(
-        word for node in nodes for word in dict.fromkeys(word.strip().lower() for word in node.words) if word
-    )
+    each = [dict.fromkeys(word.strip().lower() for word in node.words) for node in nodes]
+    counts = Counter(word for words in each for word in words if word)
     shared = [
         word for word, count in counts.most_common(3) if count * 2 >= len(nodes) and (count > 1 or len(nodes) == 1)
     ]

@@ -133,7 +133,7 @@ class Faithfulness:
     """From tokens and nodes."""
     share: float
     matched: float
-    """Of as many edges into the same targets from the same layers, drawn among the graph's nodes and tokens that have an
+    """Of as many edges into the same targets from the same layers, drawn among the graph's nodes and tokens with an
     effect, where there are enough not those kept; the mean of five draws."""
     nodes: float
     """Of all edges between the graph's nodes and tokens."""
