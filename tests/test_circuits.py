@@ -452,6 +452,26 @@ def test_the_ice_bears_circuit(smol):
     assert checks.without(found, found.groups[0]).predictions
 
 
+def test_two_circuits_overlap_and_by_chance(graph):
+    more = made(count=20)
+    assert graph.overlap(graph)[0] == 1
+    share, chance = graph.overlap(more)
+    assert share == 1
+    each = graph.mask().sum(-1) * more.mask().sum(-1) / graph.model.width("ffn")
+    assert chance == pytest.approx(each.sum().item() / 12)
+    with pytest.raises(InputError, match="compare those of one"):
+        graph.overlap(made("gpt2"))
+    with pytest.raises(InputError, match="different lengths"):
+        graph.overlap(made(heads=True))
+
+
+def test_a_number_that_both_prompts_give_alike_has_no_circuit(graph, monkeypatch):
+    alike = replace(graph.relevances[0], conserved=replace(graph.relevances[0].conserved, target=0.0))
+    monkeypatch.setattr("concepts.circuits.circuit.attribute", lambda *args, **options: alike)
+    with pytest.raises(InputError, match="nothing to explain"):
+        circuit(graph.model, IDS, 11, 12, versus=OTHER)
+
+
 # --- files ---------------------------------------------------------------------------------------------
 
 
