@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from actmax.page import NEAREST, RELMAX
 from concepts.circuits.drawing import sources, summary
-from concepts.render import color, ink, shares, visible
+from concepts.render import color, hexadecimal, ink, shares, visible
 from concepts.versus.ablation import Ablation
 from icebear.errors import RecipeError
 from steering.price import PLACES
@@ -37,7 +37,7 @@ def heatmap(relevance: Relevance) -> Text:
     values = relevance.tokens.tolist()
     for token, share in zip(relevance.token_strings, shares(values), strict=True):
         rgb = color(share)
-        text.append(visible(token), Style(color=ink(rgb), bgcolor="#{:02x}{:02x}{:02x}".format(*rgb)))
+        text.append(visible(token), Style(color=ink(rgb), bgcolor=hexadecimal(rgb)))
     return text
 
 
@@ -57,7 +57,7 @@ def patches(relevance: Relevance) -> Text:
     parts = iter(shares([value for row in rows for value in row]))
     for row in rows:
         for _ in row:
-            text.append("  ", Style(bgcolor="#{:02x}{:02x}{:02x}".format(*color(next(parts)))))
+            text.append("  ", Style(bgcolor=hexadecimal(color(next(parts)))))
         text.append("\n")
     return text
 
@@ -473,7 +473,7 @@ def _highlighted(example: Example) -> Text:
         if not tokens[number]:  # part of a character that a later token completes
             continue
         rgb = color(parts[number])
-        style = Style(color=ink(rgb), bgcolor="#{:02x}{:02x}{:02x}".format(*rgb)) if example.relevance else Style()
+        style = Style(color=ink(rgb), bgcolor=hexadecimal(rgb)) if example.relevance else Style()
         text.append(visible(tokens[number]), style + Style(bold=True, underline=True) if number == place else style)
     return text.append("..." if place + 8 < len(tokens) else "")
 

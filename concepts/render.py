@@ -22,6 +22,11 @@ def color(share: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
+def hexadecimal(rgb: tuple[int, int, int]) -> str:
+    """As CSS, SVG and a terminal write it."""
+    return "#{:02x}{:02x}{:02x}".format(*rgb)
+
+
 def ink(rgb: tuple[int, int, int]) -> str:
     """Black or white, whichever reads better on `rgb`."""
     red, green, blue = rgb

@@ -19,7 +19,7 @@ from icebear.cache import cache_folder  # noqa: E402
 VIEWS = {
     "start": "",
     "explain": "explain?contrast=+desert&versus=The+wild+camel+lives+in+the",
-    "circuit": "circuit?contrast=+desert&versus=The+wild+camel+lives+in+the",
+    "view-circuit": "circuit?contrast=+desert&versus=The+wild+camel+lives+in+the",
     "neuron": "neuron?neuron=L29.ffn.860&polarity=-",
     "search": "search?text=water",
     "steer": "steer",
@@ -61,7 +61,7 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
         height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').offsetHeight")
         page.set_viewport_size({"width": width, "height": min(height + 40, 2600)})
         page.wait_for_timeout(1500)
-        page.screenshot(path=DOCS / f"{'view-' * (name == 'circuit')}{name}{suffix}.png")
+        page.screenshot(path=DOCS / f"{name}{suffix}.png")
         page.set_viewport_size({"width": width, "height": 900})
     page.close()
 

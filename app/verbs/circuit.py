@@ -95,14 +95,10 @@ def _of_file(model: Model, file: str, asked: dict[str, Any], how: dict[str, Any]
 
 def _checked(graph: Graph) -> dict[str, Any]:
     """What was measured of this very graph."""
-    edges = graph.interventions()
-    edges = edges[~edges["source"].str.startswith("token")]  # as `evaluate circuits` does
-    pairs = {"effects": ("effect", "one_sided"), "contributions": ("contribution", "two_sided")}
-    correlations = {name: float(edges[of].corr(edges[truth])) for name, (of, truth) in pairs.items()}
     return {
         "ablation": vars(graph.ablation()),
         "faithfulness": vars(graph.faithfulness()),
-        "correlations": correlations,
+        "correlations": graph.correlations(),
     }
 
 

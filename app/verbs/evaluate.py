@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from app.progress import bar
 from icebear.extras import need
 
 if TYPE_CHECKING:
+    from concepts.evaluation.pairs import Pair
     from concepts.evaluation.questions import Question
     from concepts.models.model import Model
 
@@ -273,11 +274,7 @@ def ablation(
     asked_for = {"site": site, "samples": samples, "seed": seed, "mean": mean, "patching": patching}
     columns = evaluation.PATCHED if patching else evaluation.COLUMNS
     told = {}
-    for task, all_pairs in asked.items():
-        usable, tried = pairs.usable(model, all_pairs, samples, seed)
-        if not usable:
-            click.echo(f"{task}: the model is right on none of {tried} pairs of equal length.", err=True)
-            continue
+    for task, usable, tried in _usable(model, asked, samples, seed):
         facts = runner.facts(
             model, "ablation", dict.fromkeys(wanted), task=data or task, sizes=evaluation.SIZES, **asked_for
         )
@@ -297,6 +294,20 @@ def ablation(
         print_json({**runner.facts(model, "ablation", dict.fromkeys(wanted), **asked_for), "tasks": told})
     else:
         click.echo(f"Wrote {', '.join(f'{out}/{task}/index.html' for task in told)}", err=True)
+
+
+def _usable(
+    model: Model, asked: Mapping[str, Sequence[Pair]], count: int, seed: int
+) -> Iterator[tuple[str, list[Pair], int]]:
+    """Of each task the pairs to measure, and how many were tried; a task without any is passed over, which is said."""
+    from concepts.evaluation import pairs
+
+    for task, all_pairs in asked.items():
+        usable, tried = pairs.usable(model, all_pairs, count, seed)
+        if usable:
+            yield task, usable, tried
+        else:
+            click.echo(f"{task}: the model is right on none of {tried} pairs of equal length.", err=True)
 
 
 @evaluate.command()
@@ -320,11 +331,7 @@ def circuits(samples: int, out: str, seed: int, tasks: str, nodes: int, as_json:
     model = load(**given)
     told: dict[str, Any] = {}
     choices = {}
-    for task, all_pairs in asked.items():
-        usable, tried = pairs.usable(model, all_pairs, max(samples, 3 * evaluation.LEARN), seed)
-        if not usable:
-            click.echo(f"{task}: the model is right on none of {tried} pairs of equal length.", err=True)
-            continue
+    for task, usable, _ in _usable(model, asked, max(samples, 3 * evaluation.LEARN), seed):
         facts = runner.facts(model, "circuits", {}, task=task, samples=samples, seed=seed, nodes=nodes)
         with bar(task, len(usable[:samples])) as advance:
             lines = runner.run(

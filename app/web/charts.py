@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import pandas
 
-from concepts.render import NEGATIVE, POSITIVE, visible
+from concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
 
 if TYPE_CHECKING:
     from concepts.relevance import Relevance
 
-BLUE, RED = ("#{:02x}{:02x}{:02x}".format(*rgb) for rgb in (NEGATIVE, POSITIVE))
+BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 
 
 def layer_map(relevance: Relevance, site: str) -> alt.Chart:

@@ -7,7 +7,7 @@ other one, or at a value that is given; a node is read before it is held.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import fmean
@@ -17,9 +17,9 @@ import pandas
 import torch
 from torch import Tensor
 
-from concepts.circuits.edges import Probe, read
+from concepts.circuits.edges import Probe, inputs_of
 from concepts.circuits.nodes import exchangeable, pair_of, places_of, probes
-from concepts.circuits.records import Answer, Faithfulness, Group, Node, Rest, Token, Without
+from concepts.circuits.records import Answer, Edge, Faithfulness, Group, Node, Token, Without
 from concepts.models.model import Model
 from concepts.models.plan import Plan
 from concepts.passes.inputs import changing
@@ -74,7 +74,8 @@ class Held:
             raise InputError("Interventions exchange tokens, which an image has not; its edges are what they are.")
         sites, pair = tuple(relevance.sites), pair_of(relevance)
         values = {site: relevance.activation(site) for site in sites}, dict(relevance.versus.activation)
-        return cls(graph.model, pair, probes(relevance, places_of(graph.nodes)), sites, values, read(graph.model, pair))
+        nodes = probes(relevance, places_of(graph.nodes))
+        return cls(graph.model, pair, nodes, sites, values, inputs_of(graph.model, pair))
 
     def value(self, number: int, base: int) -> Tensor:
         """(n,) a node's activations in one of the prompts."""
@@ -124,10 +125,7 @@ class Held:
             return found.to(x)
 
         places = [(site, layer) for site in self.sites for layer in self.model.layers_with(site)]
-        with ExitStack() as stack:
-            stack.enter_context(self.model.lock)
-            stack.enter_context(changing(self.model, reading))
-            stack.enter_context(visiting(self.model, places, held))
+        with changing(self.model, reading), visiting(self.model, places, held):
             answers = look(self.model, Logits(plan), [])
         return seen, answers.float().cpu()
 
@@ -177,10 +175,8 @@ def interventions(graph: Graph, half: bool = False) -> pandas.DataFrame:
         start, *found = held.numbers(rows)
         change = (start - torch.stack(found)) * (1 - 2 * base) * (1 + half)
         moved.append(change)  # (sources, K + 1)
-    known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
-    sources = known[count * half :]
     told = []
-    for row, source in enumerate(sources):
+    for row, source in enumerate(graph.shown[count * half :]):
         column = row + count * half
         for number, target in enumerate(graph.targets):
             if below(graph, source, target):
@@ -197,6 +193,21 @@ def interventions(graph: Graph, half: bool = False) -> pandas.DataFrame:
     return pandas.DataFrame(told)
 
 
+READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
+"""What is predicted, and by what it is judged."""
+
+
+def between(edges: pandas.DataFrame) -> pandas.DataFrame:
+    """Of `interventions` those of neurons, not of tokens."""
+    return edges[~edges.source.str.startswith("token")]
+
+
+def correlations(graph: Graph) -> dict[str, float]:
+    """Pearson's, of effects and of contributions between neurons."""
+    edges = between(interventions(graph))
+    return {f"{name}s": float(edges[of].corr(edges[truth])) for name, (of, truth) in READINGS.items()}
+
+
 def below(graph: Graph, source: Token | Node, target: Node | Answer) -> bool:
     """Whether a source can give a target anything."""
     before = source.position <= target.position or not graph.model.task.looks_back
@@ -211,13 +222,14 @@ def faithfulness(graph: Graph, counts: Sequence[int | None] = (None,), seed: int
     so far, and all else is as in the other prompt; the answer last. counts: of the first so many edges from tokens and
     nodes, None for all that are kept. Of several pairs the mean."""
     generator = torch.Generator().manual_seed(seed)
-    known: tuple[Token | Node | Answer, ...] = (*graph.tokens, *graph.nodes, graph.answer)
-    numbers = {node.id: number for number, node in enumerate(known)}
-    shown = [edge for edge in graph.edges if not isinstance(edge.source, Rest)]
-    every = [list(_possible(graph, number)) for number in range(len(graph.targets))]
+    shown = graph.shown_edges
+    every = [
+        [number for number, source in enumerate(graph.shown) if below(graph, source, target)]
+        for target in graph.targets
+    ]
     ways = [every]
     for count in counts:
-        own = _by_target(graph, [(numbers[edge.source.id], numbers[edge.target.id]) for edge in shown[:count]])
+        own = _by_target(graph, shown[:count])
         ways += [own, *(_redrawn(graph, own, every, generator) for _ in range(DRAWS))]
     each = [_along(graph, Held.of(graph, relevance), relevance, ways) for relevance in graph.relevances]
     nodes, *found = (fmean(column) for column in zip(*each, strict=True))
@@ -248,23 +260,18 @@ Sources = list[list[int]]
 """Of each target the numbers of its sources, tokens first, then nodes."""
 
 
-def _by_target(graph: Graph, pairs: Sequence[tuple[int, int]]) -> Sources:
-    found: Sources = [[] for _ in graph.targets]
-    for source, target in pairs:
-        found[target - len(graph.tokens)].append(source)
-    return found
-
-
-def _possible(graph: Graph, target: int) -> Sequence[int]:
-    known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
-    return [number for number, source in enumerate(known) if below(graph, source, graph.targets[target])]
+def _by_target(graph: Graph, edges: Sequence[Edge]) -> Sources:
+    numbers = {source.id: number for number, source in enumerate(graph.shown)}
+    found: dict[str, list[int]] = {target.id: [] for target in graph.targets}
+    for edge in edges:
+        found[edge.target.id].append(numbers[edge.source.id])
+    return list(found.values())
 
 
 def _redrawn(graph: Graph, own: Sources, every: Sources, generator: torch.Generator) -> Sources:
     """As many into each target from each layer (the tokens are one), of those that have an effect, and if there are
     enough not those kept."""
-    known: tuple[Token | Node, ...] = (*graph.tokens, *graph.nodes)
-    found: Sources = []
+    known, found = graph.shown, []
     for row, (kept, possible) in enumerate(zip(own, every, strict=True)):
         chosen: list[int] = []
         able = [number for number in possible if graph.effect[row, number] != 0]

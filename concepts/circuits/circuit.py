@@ -119,7 +119,8 @@ def _edges(
     """(K + 1, S) effects, what of them goes through attention patterns, and contributions."""
     pair, targets = choosing.pair_of(relevance), [*choosing.probes(relevance, places), None]
     difference = {site: choosing.change(relevance, site) for site in (("ffn", "attn") if heads else ("ffn",))}
-    find = partial(edges.direct, model, pair, targets, places, difference, told=told)
+    read = [x[0] - x[1] for x in edges.inputs_of(model, pair)]
+    find = partial(edges.direct, model, pair, targets, places, read, difference, told=told)
     effect, held, contribution = find(), find(held=True), find(DIFFERENCE)
     whole, values, shared = (_matrix(parts, places) for parts in (effect, held, contribution))
     return [whole, whole - values, shared]
@@ -136,7 +137,6 @@ def _matrix(parts: edges.Parts, places: Sequence[Place]) -> Tensor:
 def _nodes(model: Model, places: Sequence[Place], scores: Tensor, own: Tensor, other: Tensor) -> tuple[Node, ...]:
     """With the words that their differences write."""
     neurons = [Neuron(layer, site, index) for site, layer, _, index in places]
-    width = model.width("ffn")
     writers = list(dict.fromkeys(neuron for neuron in neurons if neuron.site == "ffn"))
     said = dict(zip(writers, project_many(model, writers, WORDS), strict=True))
 
@@ -145,8 +145,8 @@ def _nodes(model: Model, places: Sequence[Place], scores: Tensor, own: Tensor, o
         if neuron in said:
             rows = said[neuron].promoted if here >= there else said[neuron].suppressed
             words = tuple(row.text for row in rows)
-        column = neuron.index + width * (neuron.site == "head")
-        return Node(neuron, token, scores[neuron.layer, token, column].item(), here, there, words)
+        score = scores[neuron.layer, token, choosing.column(model, neuron)]
+        return Node(neuron, token, score.item(), here, there, words)
 
     positions = [token for _, _, token, _ in places]
     each = zip(neurons, positions, own[:-1].tolist(), other[:-1].tolist(), strict=True)

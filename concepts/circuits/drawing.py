@@ -13,8 +13,8 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from concepts.circuits.records import Answer, Edge, Group, Node, Rest, Token
-from concepts.render import NEGATIVE, POSITIVE, page, said, visible
+from concepts.circuits.records import Answer, Edge, Group, Node, Token
+from concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, said, visible
 from icebear.extras import need
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ class Layout:
     """By the id of a token, node or the answer."""
     layers: dict[int, float]
     """Layer -> the height of its name; those that have nodes."""
-    columns: list[tuple[float, float]]
-    """Of each token, from where to where."""
     wide: float
     high: float
 
@@ -90,12 +88,12 @@ def layout(graph: Graph) -> Layout:
     y += ROW / 2
     for token, (start, end) in zip(graph.tokens, columns, strict=True):
         boxes[token.id] = Box(start, y, end - start - GAP)
-    return Layout(boxes, layers, columns, x, y + HIGH + ROW)
+    return Layout(boxes, layers, x, y + HIGH + ROW)
 
 
 def drawn(graph: Graph) -> list[Edge]:
     """The edges of the picture, the most influential first."""
-    return [edge for edge in graph.edges if not isinstance(edge.source, Rest)][:DRAWN]
+    return graph.shown_edges[:DRAWN]
 
 
 def colors(graph: Graph) -> dict[str, str]:
@@ -126,14 +124,20 @@ def svg(graph: Graph) -> str:
         '<g fill="none">',
         *(_curve(edge, places, rank, edge.influence / most) for rank, edge in enumerate(shown)),
         "</g>",
-        _labelled(graph.answer, places.boxes[graph.answer.id], (str(graph.answer),), GREY, 0),
+        _labelled(graph.answer, answer, (str(graph.answer),), GREY, 0),
         *(
             _labelled(node, places.boxes[node.id], _lines(node), of_group[node.id], ranks[node.id])
             for node in graph.nodes
         ),
         *(_labelled(token, places.boxes[token.id], _both(token), GREY, 0) for token in graph.tokens),
         *(
-            _group(group, number, LEFT + number % beside * (GROUP + GAP), places.high + number // beside * GROUPS)
+            _group(
+                group,
+                number,
+                of_group[group.nodes[0].id],
+                LEFT + number % beside * (GROUP + GAP),
+                places.high + number // beside * GROUPS,
+            )
             for number, group in enumerate(graph.groups)
         ),
         "</svg>",
@@ -162,7 +166,7 @@ def _curve(edge: Edge, places: Layout, rank: int, share: float) -> str:
 
 def signed(number: float) -> str:
     """The colour of its sign."""
-    return "#{:02x}{:02x}{:02x}".format(*(POSITIVE if number >= 0 else NEGATIVE))
+    return hexadecimal(POSITIVE if number >= 0 else NEGATIVE)
 
 
 def _labelled(what: Token | Node | Answer, box: Box, lines: Sequence[str], color: str, rank: int) -> str:
@@ -208,9 +212,8 @@ def _both(token: Token) -> tuple[str, ...]:
     return (here,) if here == there else (here, there)
 
 
-def _group(group: Group, number: int, x: float, y: float) -> str:
+def _group(group: Group, number: int, color: str, x: float, y: float) -> str:
     """A box under the picture."""
-    color = COLORS[number] if number < len(COLORS) else GREY
     count = f"{len(group.nodes)} node{'s' * (len(group.nodes) != 1)}, score {group.score:+.2f}"
     return (
         f'<g class="group" data-group="{number}" tabindex="0" role="button" '
@@ -269,7 +272,7 @@ def cards(graph: Graph) -> dict[str, list[str]]:
     out: dict[str, list[Edge]] = {}
     for edge in graph.edges:
         out.setdefault(edge.source.id, []).append(edge)
-    everything: tuple[Token | Node | Answer, ...] = (*graph.tokens, *graph.nodes, graph.answer)
+    everything: tuple[Token | Node | Answer, ...] = (*graph.shown, graph.answer)
     for what in everything:
         lines = [str(what)]
         if isinstance(what, Node):

@@ -95,16 +95,16 @@ class Sources(Recorder):
         plan: Plan,
         rows: int,
         inputs: Inputs,
+        read: Sequence[Tensor],
         difference: dict[str, Tensor],
         nodes: Sequence[Place],
         told: Callable[[int], None],
     ) -> None:
-        """told: is told, after each backward pass, of how many targets it was."""
+        """read: what each stack reads, as differences. told: is told, after each backward pass, of how many targets it
+        was."""
         super().__init__(model, plan.batch, tuple(difference), stop=True)
         self.plan, self.rows, self.inputs, self.difference, self.nodes = plan, rows, inputs, difference, nodes
-        self.told = told
-        self.read: list[Tensor] = []
-        """What each stack reads, as differences, set before the first backward pass ends."""
+        self.read, self.told = read, told
         self.found: list[Parts] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
@@ -135,6 +135,7 @@ def direct(
     pair: Plan,
     targets: Sequence[Target],
     nodes: Sequence[Place],
+    read: Sequence[Tensor],
     difference: dict[str, Tensor],
     method: Difference | None = None,
     held: bool = False,
@@ -142,6 +143,7 @@ def direct(
 ) -> Parts:
     """What is given to each target (K) by the sources, of a plan of two rows, the prompt and the other one.
 
+    read: what each stack reads in the prompt less that in the other one.
     difference: site -> (L, T, N) activations in the prompt less those in the other; the sites that are cut.
     method: None for effects, the gradient at the prompt; difference rules for contributions, which sum to the target's
         own difference.
@@ -152,8 +154,7 @@ def direct(
     padded = [*targets, *[targets[-1]] * (-len(targets) % rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
-    sources = Sources(model, many, rows, inputs, difference, nodes, told)
-    sources.read = [x[0] - x[1] for x in read(model, pair)]
+    sources = Sources(model, many, rows, inputs, read, difference, nodes, told)
     with model.lock, constant_attention(model) if held else nullcontext():
         chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
         run(model, Targets(many, chosen), [inputs, sources], method)
@@ -161,7 +162,7 @@ def direct(
     return Parts(*(torch.cat(part)[: len(targets)] for part in found))
 
 
-def read(model: Model, pair: Plan) -> list[Tensor]:
+def inputs_of(model: Model, pair: Plan) -> list[Tensor]:
     """What each stack reads, of both rows."""
     inputs = Inputs()
     look(model, Logits(pair), [inputs, Recorder(model, pair.batch, ("ffn",))])  # past a mixture's kernels, as in `run`

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from concepts.circuits import checks, drawing, neuronpedia
 from concepts.circuits.groups import APART, grouped
+from concepts.circuits.nodes import column, pair_of
 from concepts.circuits.records import (
     Answer,
     Edge,
@@ -96,11 +97,21 @@ class Graph:
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
-        return (*self.tokens, *self.nodes, *self.rests)
+        return (*self.shown, *self.rests)
 
     @cached_property
     def targets(self) -> tuple[Target, ...]:
         return (*self.nodes, self.answer)
+
+    @property
+    def shown(self) -> tuple[Token | Node, ...]:
+        """Tokens and nodes, in the order of `sources`."""
+        return (*self.tokens, *self.nodes)
+
+    @property
+    def shown_edges(self) -> list[Edge]:
+        """Those from tokens and nodes."""
+        return [edge for edge in self.edges if not isinstance(edge.source, Rest)]
 
     # --- what matters ---------------------------------------------------------------------------------
 
@@ -144,10 +155,10 @@ class Graph:
 
     def sources_of(self, target: Target, k: int) -> tuple[list[Edge], float]:
         """The edges to a target from tokens and nodes, the k largest shares first, and the share of all not shown."""
-        row, first = self.targets.index(target), len(self.tokens) + len(self.nodes)
-        shown = [edge for edge in self.edges if edge.target is target and not isinstance(edge.source, Rest)]
+        row = self.targets.index(target)
+        shown = [edge for edge in self.shown_edges if edge.target is target]
         whole = self.difference[row].item()
-        hidden = self.contribution[row, first:].sum().item() / whole if whole else 0.0
+        hidden = self.contribution[row, len(self.shown) :].sum().item() / whole if whole else 0.0
         return sorted(shown, key=lambda edge: -abs(edge.share))[:k], hidden
 
     @property
@@ -157,13 +168,10 @@ class Graph:
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
         """(L, T, W) a choice of nodes (default: all) as `concepts.versus.ablation.Nodes` takes it."""
-        width = self.model.width("ffn")
-        chosen = torch.zeros(
-            self.model.layers, len(self.tokens), width + self.model.heads * self.heads, dtype=torch.bool
-        )
+        width = self.model.width("ffn") + self.model.heads * self.heads
+        chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
         for node in self.nodes if nodes is None else nodes:
-            column = node.neuron.index + width * (node.neuron.site == "head")
-            chosen[node.neuron.layer, node.position, column] = True
+            chosen[node.neuron.layer, node.position, column(self.model, node.neuron)] = True
         return chosen
 
     # --- checks ---------------------------------------------------------------------------------------
@@ -179,6 +187,10 @@ class Graph:
     def interventions(self, half: bool = False) -> pandas.DataFrame:
         """Edges as predicted and as measured (`concepts.circuits.checks.interventions`)."""
         return checks.interventions(self, half)
+
+    def correlations(self) -> dict[str, float]:
+        """Of edges as predicted with those measured (`concepts.circuits.checks.correlations`)."""
+        return checks.correlations(self)
 
     def overlap(self, other: Graph) -> tuple[float, float]:
         """The share of nodes in common with another circuit, and by chance (`concepts.circuits.checks.overlap`)."""
@@ -208,7 +220,7 @@ class Graph:
         for node in group.nodes:
             if node.neuron.site == "head" and not off:
                 raise InputError(f"{node.neuron} has many activations and no one value to take; switch it off instead.")
-            stack = self.relevances[0].versus.pairs[0].batch.span_of(self.model, node.neuron.layer)  # type: ignore[union-attr]
+            stack = pair_of(self.relevances[0]).batch.span_of(self.model, node.neuron.layer)
             where = f"position:{node.position - stack.start}"
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.versus, where=where))
         prompt = "".join(self.relevances[0].token_strings)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from concepts import vocabulary
+from concepts.circuits.nodes import change
 from concepts.circuits.records import Group, Node
-from concepts.vocabulary import w2_row
 from icebear.extras import need
-from icebear.records import Neuron
 
 if TYPE_CHECKING:
     from concepts.circuits.graph import Graph
@@ -68,17 +68,16 @@ def moved(graph: Graph) -> Tensor:
 
 def written(graph: Graph) -> Tensor:
     """(K, D) what each node's difference writes to the residual stream."""
+    moves = change(graph.relevances[0], "attn") if graph.heads else torch.empty(0)
 
     def row(node: Node) -> Tensor:
         if node.neuron.site != "head":
-            return w2_row(graph.model, node.neuron).cpu() * (node.activation - node.versus)
-        dim, head = graph.model.head_dim, node.neuron.index
-        rows = [w2_row(graph.model, Neuron(node.neuron.layer, "attn", head * dim + place)) for place in range(dim)]
-        relevance = graph.relevances[0]
-        part = slice(head * dim, (head + 1) * dim)
-        here, there = relevance.activation("attn"), relevance.versus.activation["attn"]  # type: ignore[union-attr]
-        change = (here - there)[node.neuron.layer, node.position, part]
-        return change.to(rows[0].dtype) @ torch.stack(rows).cpu()
+            return vocabulary.w2_row(graph.model, node.neuron).cpu() * (node.activation - node.versus)
+        dim, layer = graph.model.head_dim, node.neuron.layer
+        part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
+        rows = vocabulary.written(graph.model, "attn", layer, part)
+        assert rows is not None
+        return moves[layer, node.position, part].to(rows.dtype) @ rows.cpu()
 
     return torch.stack([row(node).to(graph.difference) for node in graph.nodes])
 

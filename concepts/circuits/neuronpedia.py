@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from concepts.circuits.nodes import column
 from concepts.circuits.records import Answer, Node, Rest, Source, Target, Token
 from icebear.errors import InputError
 
@@ -93,7 +94,7 @@ def _named(graph: Graph, what: Source | Target) -> tuple[str, int, str, str]:
         return str(what.layer), -1, "mlp reconstruction error", f"{what.layer}_{what.position}-0"
     if isinstance(what, Answer):
         return str(graph.model.layers + 1), _target(graph), "logit", f"L_{_target(graph)}-{what.position}"
-    layer, index = what.neuron.layer, _index(graph, what)
+    layer, index = what.neuron.layer, column(graph.model, what.neuron)
     pairing = (layer + index) * (layer + index + 1) // 2 + index  # Cantor's, as schema version 1 has it
     return str(layer), pairing, "cross layer transcoder", f"{layer}_{index}-0"
 
@@ -105,12 +106,7 @@ def _id(graph: Graph, what: Source | Target) -> str:
         return f"rest_{what.layer}_{what.position}"  # circuit-tracer's 0_layer_token is also a neuron's of layer 0
     if isinstance(what, Answer):
         return f"{graph.model.layers + 1}_{_target(graph)}_{what.position}"
-    return f"{what.neuron.layer}_{_index(graph, what)}_{what.position}"
-
-
-def _index(graph: Graph, node: Node) -> int:
-    """Heads come behind the neurons."""
-    return node.neuron.index + (graph.model.width("ffn") if node.neuron.site == "head" else 0)
+    return f"{what.neuron.layer}_{column(graph.model, what.neuron)}_{what.position}"
 
 
 def _target(graph: Graph) -> int:

@@ -15,6 +15,7 @@ from concepts.models.plan import Plan
 from concepts.relevance import Relevance
 from concepts.versus.ablation import Nodes, largest, shares
 from icebear.errors import InputError
+from icebear.records import Neuron
 
 MOST = 1024
 """Nodes of a graph; more are a cloud."""
@@ -60,6 +61,11 @@ def places(model: Model, chosen: Tensor) -> list[Place]:
         for layer, token, index in chosen.nonzero().tolist()
     ]
     return sorted(found, key=lambda place: (place[1], place[0] == "ffn", *place[2:]))
+
+
+def column(model: Model, neuron: Neuron) -> int:
+    """Where a neuron, or a head behind all neurons, is in a choice (L, T, W)."""
+    return neuron.index + model.width("ffn") * (neuron.site == "head")
 
 
 def places_of(nodes: Sequence[Node]) -> list[Place]:

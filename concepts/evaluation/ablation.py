@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from concepts.attribution import attribute
-from concepts.evaluation.pairs import Pair
+from concepts.evaluation.pairs import Pair, answers
 from concepts.lrp.method import METHODS
 from concepts.models.model import Model
 from concepts.models.plan import plan
@@ -57,9 +57,9 @@ class Compared:
 
     @classmethod
     def of(cls, model: Model, pair: Pair, site: str = "ffn") -> Compared:
-        target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
-        sites = ("attn",) if site == "head" else (site,)
-        found = attribute(model, pair.prompt, target, contrast, versus=pair.other, method="difference", sites=sites)
+        target, contrast = answers(model, pair)
+        at = (recorded(site),)
+        found = attribute(model, pair.prompt, target, contrast, versus=pair.other, method="difference", sites=at)
         return cls(model, pair, target, contrast, site, found)
 
     @property

@@ -15,10 +15,11 @@ from torch.nn.functional import normalize
 
 from concepts.attribution import attribute
 from concepts.circuits import checks
+from concepts.circuits.checks import READINGS, between
 from concepts.circuits.circuit import circuit
 from concepts.circuits.graph import Graph
 from concepts.circuits.records import Group
-from concepts.evaluation.pairs import Pair
+from concepts.evaluation.pairs import Pair, answers
 from concepts.models.model import Model
 from concepts.relevance import Relevance
 from concepts.versus.ablation import Nodes, largest, matched, shares
@@ -58,7 +59,7 @@ def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     """All `PARTS` of a pair's circuit; JSON-ready. `moments` are for correlations over all pairs."""
     if nodes < FEWEST:
         raise InputError(f"Too few nodes to correlate their edges; give at least {FEWEST}.")
-    target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+    target, contrast = answers(model, pair)
     graph = circuit(model, pair.prompt, target, contrast, versus=pair.other, nodes=nodes)
     whole, half = graph.interventions(), graph.interventions(half=True)
     return {
@@ -67,27 +68,18 @@ def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
         "edges": _edges(whole, half),
         "graph": _graph(graph),
         "groups": _groups(graph, whole),
-        "moments": {name: _moments(_between(whole), *columns) for name, columns in READINGS.items()},
+        "moments": {name: _moments(between(whole), *columns) for name, columns in READINGS.items()},
     }
 
 
-READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
-"""What is predicted, and by what it is judged."""
-
-
-def _between(edges: pandas.DataFrame) -> pandas.DataFrame:
-    """Of neurons, not of tokens."""
-    return edges[~edges.source.str.startswith("token")]
-
-
 def _edges(whole: pandas.DataFrame, half: pandas.DataFrame) -> dict[str, dict[str, float]]:
-    between, tokens = _between(whole), whole[whole.source.str.startswith("token")]
+    neurons, tokens = between(whole), whole[whole.source.str.startswith("token")]
 
     def numbers(of: str, truth: str) -> dict[str, float]:
-        by_target = [some[of].corr(some[truth]) for _, some in between.groupby("target") if len(some) > 4]
+        by_target = [some[of].corr(some[truth]) for _, some in neurons.groupby("target") if len(some) > 4]
         return {
-            "pearson": between[of].corr(between[truth]),
-            "spearman": between[of].rank().corr(between[truth].rank()),
+            "pearson": neurons[of].corr(neurons[truth]),
+            "spearman": neurons[of].rank().corr(neurons[truth].rank()),
             "by_target": median(value for value in by_target if value == value),
             "half": half[of].corr(half[truth]),
             "tokens": tokens[of].corr(tokens[truth]),
@@ -160,7 +152,7 @@ def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[dict[str, Any], dict[i
     ready, empty where too few are of one length); and its choices of nodes, by their number."""
     found: dict[tuple[int, ...], list[Relevance]] = {}
     for pair in pairs:
-        target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+        target, contrast = answers(model, pair)
         one = attribute(model, pair.prompt, target, contrast, versus=pair.other, sites=("ffn",))
         found.setdefault(tuple(one.ffn.shape), []).append(one)
     most = max(found.values(), key=len)

@@ -201,6 +201,12 @@ def usable(model: Model, pairs: Sequence[Pair], count: int, seed: int = 0) -> tu
     return found, len(order)
 
 
+def answers(model: Model, pair: Pair) -> tuple[int, int]:
+    """The first token of its answer, and of the other one's."""
+    here, there = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+    return here, there
+
+
 def clear(model: Model, pair: Pair) -> bool:
     ids = [model.token_ids(text) for text in (pair.prompt, pair.other)]
     answers = [model.continuation(text, pair.prompt)[:1] for text in (pair.answer, pair.other_answer)]

@@ -54,8 +54,7 @@ def look(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:
         stack.enter_context(target.reading(model))
         for recorder in recorders:
             stack.enter_context(recorder.reading(model))
-        numbers = target.numbers(model)
-        return numbers if isinstance(numbers, Tensor) else torch.stack(numbers)
+        return _together(target.numbers(model))
 
 
 def run(
@@ -102,4 +101,9 @@ def run(
                 del found[:count]
         if method is not None:
             missing = tuple(dict.fromkeys(mode.missing))
-    return (numbers if isinstance(numbers, Tensor) else torch.stack(numbers)).detach(), missing
+    return _together(numbers).detach(), missing
+
+
+def _together(numbers: Tensor | list[Tensor]) -> Tensor:
+    """(B,) or (S, B)"""
+    return numbers if isinstance(numbers, Tensor) else torch.stack(numbers)

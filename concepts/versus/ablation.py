@@ -72,19 +72,17 @@ class Nodes:
 
     def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
         """The number explained with each choice (L, T, W) of nodes kept."""
-        there = {site: x.to(self.model.device, self.model.dtype) for site, x in self.there.items()}
         found: list[float] = []
         for start in range(0, len(chosen), ROWS):
             kept = torch.stack(list(chosen[start : start + ROWS]))
-            with self._exchanged(kept, there):
+            with self._exchanged(kept, self.there):
                 found += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
         return found
 
     def predictions(self, kept: Tensor, k: int = 5) -> list[TokenScore]:
         """The most probable answers with a choice (L, T, W) of nodes kept."""
-        there = {site: x.to(self.model.device, self.model.dtype) for site, x in self.there.items()}
         target = Logits(self.one)
-        with self._exchanged(kept, there):
+        with self._exchanged(kept, self.there):
             look(self.model, target, [])
         return self.model.top_tokens(target.logits[0, -1].float(), k)
 
@@ -130,7 +128,7 @@ class Nodes:
         parts = dict(zip(self.sites, kept.split(self.widths, -1), strict=True))
         stays: dict[str, tuple[Tensor, Tensor]] = {}
         for site, part in parts.items():
-            x = there[site]
+            x = there[site].to(self.model.device, self.model.dtype)
             stays[recorded(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
         def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
