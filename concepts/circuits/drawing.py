@@ -233,7 +233,7 @@ def fragment(graph: Graph) -> str:
     script = files("concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
     count = len(drawn(graph))
     return (
-        f'<div class="circuit"><p>{escape(summary(graph))}</p>'
+        f'<div class="circuit"><p>{escape(summary(graph))} {LEGEND}</p>'
         f'<p class="choices"><label>nodes <input type="range" name="nodes" min="1" max="{len(graph.nodes)}" '
         f'value="{len(graph.nodes)}"></label> <label>edges <input type="range" name="edges" min="0" max="{count}" '
         f'value="{count}"></label> <span class="told" role="status"></span></p>'
@@ -243,6 +243,7 @@ def fragment(graph: Graph) -> str:
     )
 
 
+LEGEND = "Red gives to its target's difference, blue takes from it; the wider, the more influence."
 STYLE = (
     ".circuit .picture{overflow-x:auto}.circuit svg{display:block}"
     ".circuit .node,.circuit .group{cursor:pointer;outline-offset:2px}"
@@ -262,7 +263,7 @@ def summary(graph: Graph) -> str:
     return (
         f"{graph.answer}: {graph.meaning}. Of the difference of {graph.difference[-1].item():.2f} logits the nodes "
         f"give {nodes:.0%} directly, tokens {tokens:.0%}, what is not shown {rest:.0%} (contributions by "
-        "difference rules). Red gives to its target's difference, blue takes from it; the wider, the more influence."
+        "difference rules)."
     )
 
 
