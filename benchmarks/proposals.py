@@ -37,7 +37,7 @@ def answer(model, prompt: str) -> str:
 
     ids = model.token_ids(prompt)
     ((best, probability, log_probability),) = proposals._answers(model, [ids])
-    return f" **{model.answer(best).strip()}** ({log_probability + math.log(probability):.0f})"
+    return f" **{model.answer_text(best).strip()}** ({log_probability + math.log(probability):.0f})"
 
 
 def by_chance(model, prompt: str) -> str:
@@ -46,9 +46,9 @@ def by_chance(model, prompt: str) -> str:
 
     draw = random.Random(0)
     ids = model.token_ids(prompt)
-    texts = [model.answer(token) for token in ids]
+    texts = [model.answer_text(token) for token in ids]
     places = [start for start, end in proposals._words(texts) if end == start + 1]
-    words = [token for token in range(len(model.tokenizer)) if proposals._content(model.answer(token))]
+    words = [token for token in range(len(model.tokenizer)) if proposals._content(model.answer_text(token))]
     ((own, _, _),) = proposals._answers(model, [ids])
     if not places:
         return "no word to exchange"
@@ -58,7 +58,8 @@ def by_chance(model, prompt: str) -> str:
         ((best, probability, log_probability),) = proposals._answers(model, [changed])
         log_probability += math.log(probability)
         if best != own:
-            return f"{texts[place].strip()} → {model.answer(word).strip()}:{model.answer(best)} ({log_probability:.0f})"
+            said = f"{texts[place].strip()} → {model.answer_text(word).strip()}:{model.answer_text(best)}"
+            return f"{said} ({log_probability:.0f})"
 
 
 if __name__ == "__main__":

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack, overload
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 
+from concepts.answers.hops import hopped
 from concepts.baselines.methods import EVERY, Baseline, named
 from concepts.baselines.scores import token_scores
 from concepts.lrp.method import ATTNLRP, AttnLRP, Difference
 from concepts.lrp.positions import Sinks
 from concepts.models import images
+from concepts.models.answer import Answer, Span
 from concepts.models.model import Model
-from concepts.models.plan import Plan, Token, per_prompt, plan
+from concepts.models.plan import Number, Plan, Token, per_prompt, phrase_ids, plan
 from concepts.models.prompts import Prompt, PromptLike, Prompts, prompts_of
 from concepts.passes.inputs import Inputs
 from concepts.passes.neurons import AllNeurons
@@ -40,6 +44,9 @@ class Options(TypedDict, total=False):
     sites: Sequence[str] | None
     prefix: str | Sequence[str] | None
     at: int | Sequence[int] | str | None
+    span: Span | None
+    hops: int
+    centred: bool
     record: Recorded
     checkpoint: bool
     strict: bool
@@ -75,6 +82,9 @@ def attribute(
     sites: Sequence[str] | None = None,
     prefix: str | Sequence[str] | None = None,
     at: int | Sequence[int] | str | None = None,
+    span: Span | None = None,
+    hops: int = 0,
+    centred: bool = False,
     record: Recorded = "all",
     checkpoint: bool = False,
     strict: bool = True,
@@ -82,9 +92,12 @@ def attribute(
     """Relevance of tokens and neurons for what the model predicts after (or in, or of) `prompt`.
 
     prompt: a text or token ids, with a mask token for a masked language model; for an image classifier the path of an
-        image, an image, or pixels (C, H, W). A list of them gives a list back.
+        image, an image, or pixels (C, H, W). A list of them gives a list back. Or an answer of `Model.answer`, whose
+        own words are then explained, without target and target_text.
     target: what is explained, one token or a label (default: the most probable one).
-    contrast: explains logit[target] - logit[contrast] instead of logit[target].
+    contrast: explains logit[target] - logit[contrast] instead of logit[target]. Of a target_text or an answer another
+        phrase, of any length, behind the same prompt: explained is then the sum of centred logits less the other's, or
+        of phrases of different lengths the means (DESIGN section 16, phrases).
     target_text: explains a whole continuation instead, summed over its tokens.
     versus: another prompt, or several, that this one is compared with: relevance is then (activation - activation
         there) x coefficient, the mean over several. ``auto`` takes one that the model itself finds likely
@@ -97,6 +110,9 @@ def attribute(
     prefix: what the decoder of an encoder-decoder has written before the target.
     at: the token whose label is explained, for a token classifier (default: the most conspicuous one). With versus, in
         words: where coefficients are taken, ``prompt`` or ``midpoint``.
+    span: of an answer the tokens (i, j), half open, or a phrase of it; default all of it.
+    hops: how often the relevance of an answer's own tokens is handed on to what they rest on (`concepts.answers.hops`).
+    centred: explain logits less their mean over the vocabulary, which a softmax does not see.
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
         whole prompt of 2,000 tokens takes gigabytes in a large model.
     checkpoint: keep one residual stream a layer and recompute the rest, for long prompts.
@@ -104,37 +120,112 @@ def attribute(
 
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
     """
-    prompts, single = prompts_of(prompt)
-    method = named(method, EVERY) if isinstance(method, str) else method
+    prompts, single = prompts_of(list(prompt.prompt_ids) if isinstance(prompt, Answer) else prompt)
     place, label_at = (at, None) if isinstance(at, str) else (None, at)
-    if versus is None:
-        method = ATTNLRP if method is None else method
-        if isinstance(method, Difference) or place:
-            raise InputError("Difference rules, and a place between prompts, want another prompt; give versus.")
+    method = _way(method, versus is not None, place)
     if sites is None:
         sites = ("ffn", "attn") if model.has_family and (versus is not None or isinstance(method, AttnLRP)) else ()
     if versus is None and sites and not isinstance(method, AttnLRP):
         raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
-    each = zip(
-        *(per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, label_at)), strict=True
-    )
-    rows = list(zip(prompts, each, strict=True))
-    if versus is not None:
-        names = ("target", "contrast", "target_text", "prefix", "at")
-        how = (method, place, tuple(sites), record, checkpoint, strict)
-        compare = [
-            compared(model, one, other, dict(zip(names, asked, strict=True)), *how)
-            for (one, asked), other in zip(rows, _others(model, versus, prompts, single), strict=True)
-        ]
-        return compare[0] if single else compare
-    assert not isinstance(method, Difference | None)
-    plans = []
-    for start in range(0, len(rows), ROWS):
-        read, options = zip(*rows[start : start + ROWS], strict=True)
-        plans.append(plan(model, read, *zip(*options, strict=True)))
-    parts = [relevance_of(model, asked, method, tuple(sites), record, checkpoint, strict) for asked in plans]
-    results = [found for part in parts for found in part]
+    each = (per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, label_at))
+    names = ("target", "contrast", "target_text", "prefix", "at")
+    asked = [dict(zip(names, values, strict=True)) for values in zip(*each, strict=True)]
+    others = None if versus is None else _others(model, versus, prompts, single)
+    first = None
+    if isinstance(prompt, Answer):
+        prompts, asked, others, first = _of_answer(model, prompt, span, asked[0], others)
+    elif span is not None:
+        raise InputError("A span is of an answer; let the model answer first (model.answer).")
+    explain = partial(_explained, model, how=How(method, place, tuple(sites), record, checkpoint, strict))
+    number: Number = "centred" if centred else "logits"
+    if any(one["target_text"] is not None and one["contrast"] is not None for one in asked):
+        number, here, there = _phrases(model, prompts, asked)
+        found = (explain(prompts, ask, others, number=number) for ask in (here, there))
+        results = [one.less(rather) for one, rather in zip(*found, strict=True)]
+    else:
+        results = explain(prompts, asked, others, number=number)
+    if first is not None or target_text is not None:
+        results = [replace(one, answer_from=one.predicted_at + 1 if first is None else first) for one in results]
+    if hops:
+        results = [hopped(model, found, hops, number, strict, checkpoint) for found in results]
     return results[0] if single else results
+
+
+def _way(method: Any, compares: bool, place: str | None) -> Any:
+    """The method. Raises `InputError` for one that wants another prompt to compare with."""
+    method = named(method, EVERY) if isinstance(method, str) else method
+    if not compares and (isinstance(method, Difference) or place):
+        raise InputError("Difference rules, and a place between prompts, want another prompt; give versus.")
+    return ATTNLRP if method is None and not compares else method
+
+
+class How(NamedTuple):
+    """Of `attribute`, which says what they mean; place: of coefficients between two prompts."""
+
+    method: Any
+    place: str | None
+    sites: tuple[str, ...]
+    record: Recorded
+    checkpoint: bool
+    strict: bool
+
+
+def _explained(
+    model: Model,
+    prompts: Sequence[Prompt],
+    asked: Sequence[dict[str, Any]],
+    others: Sequence[Sequence[Prompt]] | None,
+    *,
+    number: Number,
+    how: How,
+) -> list[Relevance]:
+    """Of prompts with what is asked of each, compared with others or alone."""
+    if others is not None:
+        each = zip(prompts, others, asked, strict=True)
+        return [compared(model, one, other, {**wanted, "number": number}, *how) for one, other, wanted in each]
+    found = []
+    for start in range(0, len(prompts), ROWS):
+        wanted = asked[start : start + ROWS]
+        columns = {name: [one[name] for one in wanted] for name in wanted[0]}
+        planned = plan(model, prompts[start : start + ROWS], **columns, number=number)
+        found += relevance_of(model, planned, how.method, how.sites, how.record, how.checkpoint, how.strict)
+    return found
+
+
+def _of_answer(
+    model: Model, answer: Answer, span: Span | None, asked: dict[str, Any], others: list[list[Prompt]] | None
+) -> tuple[list[Prompt], list[dict[str, Any]], list[list[Prompt]] | None, int]:
+    """Prompts, what is asked of them, and others, of tokens of an answer behind all that was read before them; and
+    where it begins."""
+    if asked["target"] is not None or asked["target_text"] is not None:
+        raise InputError("An answer is explained as it is; give span and contrast only.")
+    start, stop = answer.places(span)
+    read, explained, contrast = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop], asked["contrast"]
+    rather = (contrast,) if isinstance(contrast, int) else contrast and phrase_ids(model, contrast, read)
+    if len(explained) == 1 and (rather is None or len(rather) == 1):
+        asked = {**asked, "target": explained[0], "contrast": rather and rather[0]}
+    else:
+        asked = {**asked, "target_text": explained, "contrast": rather}
+    if others is not None:
+        others = [[Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in row] for row in others]
+    return [read], [asked], others, len(answer.prompt_ids)
+
+
+def _phrases(
+    model: Model, prompts: Sequence[Prompt], asked: Sequence[dict[str, Any]]
+) -> tuple[Number, list[dict[str, Any]], list[dict[str, Any]]]:
+    """What is asked of phrases and of those that they are explained against, and the number that compares them."""
+    both: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
+    for prompt, wanted in zip(prompts, asked, strict=True):
+        if wanted["target_text"] is None or wanted["contrast"] is None:
+            raise InputError("Give each prompt a target text and a contrast, or none a contrast.")
+        phrases = [phrase_ids(model, wanted[name], prompt) for name in ("target_text", "contrast")]
+        if phrases[0] == phrases[1]:
+            raise InputError("The contrast is the explained phrase itself, which explains nothing; name another one.")
+        for row, ids in zip(both, phrases, strict=True):
+            row.append({**wanted, "contrast": None, "target_text": ids})
+    even = all(len(here["target_text"]) == len(there["target_text"]) for here, there in zip(*both, strict=True))
+    return "centred" if even else "mean", *both
 
 
 def _others(model: Model, versus: Any, prompts: Sequence[Prompt], single: bool) -> list[list[Prompt]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ from icebear.records import Neuron, Ranked, TokenScore
 if TYPE_CHECKING:
     import pandas
 
+    from concepts.models.chat import Turn
     from concepts.models.images import ImageMap
     from concepts.models.plan import Plan
 
@@ -43,6 +44,9 @@ class Conservation:
     @property
     def rest(self) -> float:
         return self.target - self.tokens - self.positions - self.biases - self.softmax
+
+    def less(self, other: Conservation) -> Conservation:
+        return Conservation(*(getattr(self, part.name) - getattr(other, part.name) for part in fields(self)))
 
     def to_dict(self) -> dict[str, float]:
         names = ("target", "tokens", "positions", "biases", "softmax", "rest")
@@ -81,6 +85,16 @@ class Versus:
     """Why it is not done as by default."""
 
 
+@dataclass(frozen=True, eq=False)
+class Rather:
+    """Another phrase that an answer is explained against, behind the same prompt."""
+
+    text: str
+    token_strings: tuple[str, ...]
+    """What was read of it, all but its last token, and its own relevance, which `conserved.tokens` counts as well:"""
+    tokens: Tensor
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Relevance:
     """Signed relevance of one prompt's tokens and neurons for one target."""
@@ -113,6 +127,14 @@ class Relevance:
     one for each."""
     read: int
     """How many of the tokens the encoder (or the only stack) read; the decoder has the others."""
+    turns: tuple[Turn, ...] = ()
+    """Of a chat its messages."""
+    answer_from: int | None = None
+    """The position of an answer's first token; None where only what comes next is explained."""
+    rather: Rather | None = None
+    """The phrase that it is explained against."""
+    hops: tuple[Tensor, ...] = ()
+    """(T,) the tokens' relevance after 0, 1, ... hops, if any were made; the last one is `tokens`."""
     positions: Tensor | None = None
     """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
     with ``positions=True`` (PA-LRP)."""
@@ -125,7 +147,7 @@ class Relevance:
     """Operations that took their plain gradient (only with strict=False)."""
 
     def __repr__(self) -> str:
-        against = f" against {self.contrast.text!r}" if self.contrast else ""
+        against = f" against {self.contrast_text!r}" if self.contrast_text else ""
         versus = f" versus {''.join(self.versus.prompts[0])!r}" if self.versus else ""
         kept = ", ".join(f"{site} {tuple(values[0].shape)}" for site, values in self.sites.items())
         return (
@@ -137,6 +159,33 @@ class Relevance:
     def predicted_at(self) -> int:
         """The first of `explained_at`."""
         return self.explained_at[0]
+
+    @property
+    def contrast_text(self) -> str:
+        """What it is explained against; empty for nothing."""
+        return self.contrast.text if self.contrast else self.rather.text if self.rather else ""
+
+    @property
+    def template(self) -> tuple[int, ...]:
+        """Positions of a chat that its template wrote, not a message."""
+        said = {place for turn in self.turns for place in range(turn.first, turn.last)}
+        return tuple(place for place in range(len(self.tokens)) if place not in said) if self.turns else ()
+
+    def less(self, other: Relevance) -> Relevance:
+        """Of this answer rather than another one behind the same prompt; their tokens before it have the difference."""
+        common = self.predicted_at + 1
+        sites = {}
+        for site, (values, activation) in self.sites.items():
+            shared = [place for place in self.recorded if place < common and place in other.recorded]
+            values = values.clone()
+            theirs = other.of(site)[:, [other.recorded.index(place) for place in shared]]
+            values[:, [self.recorded.index(place) for place in shared]] -= theirs
+            sites[site] = values, activation
+        tokens = self.tokens.clone()
+        tokens[:common] -= other.tokens[:common]
+        own = Rather(other.target_text, other.token_strings[common:], other.tokens[common:])
+        conserved = self.conserved.less(other.conserved)
+        return replace(self, tokens=tokens, sites=sites, rather=own, conserved=conserved)
 
     def combined(self, reading: Reading = "relu") -> Tensor:
         """(T,) the tokens' relevance and their positions', all layers together; see `summed_positions`."""
@@ -247,6 +296,7 @@ class Relevance:
         include_sinks: bool = False,
         sign: Literal["+", "-"] = "+",
         layers: range | None = None,
+        include_template: bool = False,
     ) -> list[Ranked]:
         """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id.
 
@@ -254,9 +304,9 @@ class Relevance:
         polarity: only neurons whose activation (less that in the other prompt) has this sign; not for heads, which have
             none.
         position: ``last`` (where the prediction is made), an index (negative from the end), or ``all``, which ranks
-            (neuron, position) pairs and leaves sinks out unless `include_sinks`. Of a prediction at several positions
-            (`explained_at`) ``last`` ranks a neuron's sum, and tells the position that gave most of it, with the
-            activation there.
+            (neuron, position) pairs and leaves sinks out unless `include_sinks`, and what a chat's template wrote
+            unless `include_template`. Of a prediction at several positions (`explained_at`) ``last`` ranks a neuron's
+            sum, and tells the position that gave most of it, with the activation there.
         sign: ``-`` ranks the most negative relevance first: what speaks against the target.
         layers: only these.
         """
@@ -264,7 +314,7 @@ class Relevance:
             raise InputError(f"The number of neurons to rank must be at least 1, not {k}.")
         if polarity and site == "head":
             raise InputError("A head has no activation, so it has no polarity; leave the polarity out, or rank attn.")
-        positions = self._positions(position, include_sinks)
+        positions = self._positions(position, include_sinks, include_template)
         found = [
             ranked
             for name in ([site] if site else self.sites)
@@ -273,11 +323,12 @@ class Relevance:
         found.sort(key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
         return found[:k]
 
-    def _positions(self, position: Position, include_sinks: bool) -> list[int]:
+    def _positions(self, position: Position, include_sinks: bool, include_template: bool) -> list[int]:
         """Asked for in the ranking; they must have been recorded."""
         count = len(self.tokens)
         if position == "all":
-            wanted = [t for t in range(count) if include_sinks or t not in self.sinks]
+            apart = {*(() if include_sinks else self.sinks), *(() if include_template else self.template)}
+            wanted = [t for t in range(count) if t not in apart]
         elif position == "last":
             wanted = list(self.explained_at)
         elif isinstance(position, int) and -count <= position < count:
@@ -334,10 +385,10 @@ class Relevance:
             )
 
     def of_neuron(self, neuron: Neuron, position: Position = "last") -> float:
-        """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks; ``last`` is summed
-        over `explained_at`."""
+        """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks and a template's;
+        ``last`` is summed over `explained_at`."""
         values = self.heads() if neuron.site == "head" else self.of(neuron.site)
-        columns = [self.recorded.index(place) for place in self._positions(position, False)]
+        columns = [self.recorded.index(place) for place in self._positions(position, False, False)]
         return values[neuron.layer, columns, neuron.index].sum().item()
 
     # --- as other things ------------------------------------------------------------------------------
@@ -350,6 +401,7 @@ class Relevance:
             "target": vars(self.target) if self.target else None,
             "target_text": self.target_text,
             "contrast": vars(self.contrast) if self.contrast else None,
+            "rather": _rather_dict(self.rather) if self.rather else None,
             "predictions": [vars(token) for token in self.predictions],
             "tokens": [
                 {"id": id, "text": text, "relevance": value}
@@ -361,6 +413,10 @@ class Relevance:
             "positions": None if self.positions is None else self.positions.tolist(),
             "patches": self.image.patches.tolist() if self.image else None,
             "sinks": list(self.sinks),
+            "turns": [vars(turn) for turn in self.turns],
+            "template": list(self.template),
+            "answer_from": self.answer_from,
+            "hops": [tokens.tolist() for tokens in self.hops],
             "conservation": self.conserved.to_dict(),
             "versus": _versus_dict(self) if self.versus else None,
             "missing_rules": list(self.missing_rules),
@@ -399,6 +455,12 @@ class Relevance:
         from concepts.render import relevance_fragment
 
         return relevance_fragment(self)
+
+
+def _rather_dict(rather: Rather) -> dict[str, Any]:
+    """JSON-ready."""
+    tokens = zip(rather.token_strings, rather.tokens.tolist(), strict=True)
+    return {"text": rather.text, "tokens": [{"text": text, "relevance": value} for text, value in tokens]}
 
 
 def _versus_dict(relevance: Relevance) -> dict[str, Any]:

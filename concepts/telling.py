@@ -30,12 +30,14 @@ def said(
     """Of a prompt and what is predicted; logits (B, P, V) at the plan's `needed` positions."""
     here = logits[row, plan.needed.index(plan.positions[row][0])].float()  # (V,)
     contrast = plan.contrasts[row]
+    ids = plan.batch.row_ids(row)
     return {
-        "token_ids": plan.batch.row_ids(row),
+        "token_ids": ids,
+        "turns": model.turns(ids) if model.task.looks_back else (),
         "explained_at": plan.explained_at(row),
         "read": plan.batch.lengths[row],
         "target": model.token_score(here, targets[0]) if len(targets) == 1 else None,
-        "target_text": "".join(model.answer(token) for token in targets),
+        "target_text": "".join(model.answer_text(token) for token in targets),
         "contrast": None if contrast is None else model.token_score(here, contrast),
         "predictions": tuple(model.top_tokens(here, 10)),
         "method": method,

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from concepts import PA_LRP as PA_LRP
     from concepts import VIT as VIT
     from concepts import AlphaBeta as AlphaBeta
+    from concepts import Answer as Answer
     from concepts import AttnLRP as AttnLRP
+    from concepts import Chat as Chat
     from concepts import Difference as Difference
     from concepts import Epsilon as Epsilon
     from concepts import Gamma as Gamma
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
     from concepts import attribute as attribute
     from concepts import circuit as circuit
     from concepts import load_model as load_model
+    from concepts import matrix as matrix
+    from concepts import origins as origins
     from concepts import project as project
+    from concepts import units as units
     from db import IcebearError as IcebearError
     from db import Ranked as Ranked
     from db import Store as Store
@@ -50,8 +55,8 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "actmax": "annotate build_index describe read_corpus",
-        "concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon Gamma Model Neuron "
-        "Relevance ZPlus ablation attribute circuit load_model project",
+        "concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta Answer AttnLRP Chat Difference Epsilon Gamma "
+        "Model Neuron Relevance ZPlus ablation attribute circuit load_model matrix origins project units",
         "db": "IcebearError Ranked Store open_store",
         "steering": "Edit Recipe apply_patch flip steer",
     },

@@ -164,7 +164,7 @@ def flip(
     state = _start(model, prompt, wanted, like, top_k if away else None, beyond)
     found = plain = _Found({}, margins(state, [{}])[0].item())
     if plain.margin <= 0:
-        prefer = _found_by(store, model.answer(state.token))
+        prefer = _found_by(store, model.answer_text(state.token))
         search = partial(_search, plain, prefer, max_neurons, CHOOSERS[choose], on_progress)
         found = search(state)
         if found.margin < MARGIN and state.goal is not None:  # not enough
@@ -329,7 +329,7 @@ def _recipe(
     state: _State, prompt: str, like: str | None, found: _Found, store: Store | None = None, choose: str = "relevance"
 ) -> Recipe:
     """Verified as a user would run it, with what is known about it."""
-    model, token = state.model, state.model.answer(state.token)
+    model, token = state.model, state.model.answer_text(state.token)
     before = model.predict(prompt, 5, [state.token])
     made = sorted(_edits(found.edits), key=lambda edit: edit.neuron)
     with steer(model, made):

@@ -55,7 +55,7 @@ def effects(
 ) -> list[Effect]:
     """For each relation, a list of (prompt, answer): neurons that know one relation move its answers and few others."""
     parts = _parts([fact for facts in relations.values() for fact in facts])
-    asked = [plan(model, *zip(*part, strict=True)) for part in parts]
+    asked = [plan(model, *zip(*part, strict=True)) for part in parts]  # type: ignore[arg-type]
     means = []
     for factor in (1.0, 0.0, 2.0):
         with torch.no_grad(), steer(model, [Edit(neuron, "scale", factor) for neuron in neurons]):

@@ -168,7 +168,7 @@ def _written(model: Model, prompt: str) -> tuple[Tensor, float]:
 
 def _standing(model: Model, token: int, before: Tensor, after: Tensor) -> Standing:
     ranks = [1 + int((found > found[token]).sum()) for found in (before, after)]
-    return Standing(model.answer(token), before[token].item(), after[token].item(), *ranks)
+    return Standing(model.answer_text(token), before[token].item(), after[token].item(), *ranks)
 
 
 # --- where edits act ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from concepts.circuits.edges import Place
 from concepts.circuits.graph import KEPT, Graph
 from concepts.circuits.records import Node
 from concepts.lrp.method import DIFFERENCE
+from concepts.models.answer import Span
 from concepts.models.model import Model
 from concepts.models.plan import Token
 from concepts.models.prompts import PromptLike, Prompts
@@ -35,6 +36,7 @@ def circuit(
     contrast: Token | Sequence[Token] | None = None,
     *,
     versus: PromptLike | Prompts,
+    span: Span | None = None,
     nodes: int = 60,
     faithfulness: float | None = None,
     heads: bool = False,
@@ -43,8 +45,8 @@ def circuit(
 ) -> Graph:
     """The circuit of what the model predicts after `prompt`, compared with another prompt of as many tokens.
 
-    prompt, target, contrast, versus: as of `attribute`. A list of prompts with a list of others gives one circuit of
-        them all: scores are averaged token by token, so all must be of one length.
+    prompt, target, contrast, versus, span: as of `attribute`. A list of prompts with a list of others gives one circuit
+        of them all: scores are averaged token by token, so all must be of one length.
     nodes: how many (neuron, token) pairs, those of the largest |relevance| by difference rules.
     faithfulness: instead, the smallest number that carries so much of the difference (`Graph.ablation`), by bisection.
     heads: attention heads are nodes too (not of attention to an encoder); edges then stop at them as well.
@@ -57,7 +59,7 @@ def circuit(
     """
     if not 1 <= nodes <= choosing.MOST or not (faithfulness is None or 0 < faithfulness <= 1):
         raise InputError(f"A circuit has 1 to {choosing.MOST} nodes, and a faithfulness above 0 up to 1.")
-    found = _compared(model, prompt, target, contrast, versus, heads)
+    found = _compared(model, prompt, target, contrast, versus, span, heads)
     scores = torch.stack([choosing.scored(relevance, heads) for relevance in found]).mean(0)
     if faithfulness is not None:
         nodes = choosing.fewest(model, found, scores, faithfulness, heads)
@@ -90,14 +92,16 @@ def circuit(
 
 
 def _compared(
-    model: Model, prompt: PromptLike | Prompts, target: Any, contrast: Any, versus: Any, heads: bool
+    model: Model, prompt: PromptLike | Prompts, target: Any, contrast: Any, versus: Any, span: Any, heads: bool
 ) -> list[Relevance]:
     sites = ("ffn", "attn") if heads else ("ffn",)
-    one_or_more: Any = attribute(model, prompt, target, contrast, versus=versus, sites=sites)  # type: ignore[arg-type]
+    one_or_more: Any = attribute(model, prompt, target, contrast, versus=versus, span=span, sites=sites)  # type: ignore[arg-type]
     found: list[Relevance] = one_or_more if isinstance(one_or_more, list) else [one_or_more]
     for relevance in found:
         told = relevance.versus
         assert told is not None
+        if relevance.rather:
+            raise InputError("A circuit explains a phrase against one token at most; leave the contrast out.")
         if len(told.prompts) != 1:
             raise InputError("A circuit compares with one other prompt; give one.")
         counts = len(relevance.tokens), len(told.prompts[0])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import GenerationConfig
 
+from concepts.models.answer import Answer
 from concepts.models.architecture import Architecture
 from concepts.models.batch import Batch
+from concepts.models.chat import Chat, Marks, Turn, marks_of, rendered, turns
 from concepts.models.plan import plan
 from concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of, readable
 from concepts.models.provenance import provenance
@@ -92,7 +93,7 @@ class Model(Architecture):
         if prompt.ids is not None:
             ids = self._checked(prompt.ids)
         elif prompt.messages is not None:
-            ids = self._rendered(prompt.messages)
+            ids = rendered(self, prompt.messages)
         else:
             if not prompt.text or not prompt.text.strip():
                 raise InputError("The prompt is empty; give it some text.")
@@ -110,22 +111,6 @@ class Model(Architecture):
         if not all(0 <= token < vocabulary for token in ids):
             raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
         return list(ids)
-
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The messages of a chat by the model's own template, up to where it answers (or goes on with its answer)."""
-        tokenizer = self._tokenizer()
-        if not getattr(tokenizer, "chat_template", None):
-            raise InputError(f"{self.name} has no chat template; give the prompt as one text.")
-        answering = messages[-1].get("role") == "assistant"
-        try:
-            return tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=not answering,
-                continue_final_message=answering,
-                return_dict=False,
-            )
-        except (TemplateError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"The chat template of {self.name} refuses these messages: {error}") from None
 
     def answer_id(self, answer: str | int, role: str = "target", behind: PromptLike | None = None) -> int:
         """The id of a label, or of a token as it is read behind a prompt (see `continuation`).
@@ -146,8 +131,8 @@ class Model(Architecture):
             raise UnknownName("label", answer, known, f"The labels of {self.name} are {some}.")
         return found[0]
 
-    def answer(self, number: int) -> str:
-        """The text of a token, or a label."""
+    def answer_text(self, number: int) -> str:
+        """A token, or a label."""
         return self.labels[number] if self.labels else self.text(number)
 
     def tokens_of(self, text: str) -> list[int]:
@@ -212,6 +197,14 @@ class Model(Architecture):
             found = joined(ids, self._tokenizer().decode)
         return tuple(found)
 
+    def turns(self, ids: Sequence[int]) -> tuple[Turn, ...]:
+        """The turns of a chat in its tokens, whoever made them of its messages; none of another text."""
+        return turns(self.pieces(ids), self._marks)
+
+    @cached_property
+    def _marks(self) -> Marks | None:
+        return marks_of(self.tokenizer)
+
     def special_ids(self) -> set[int]:
         return set(self.tokenizer.all_special_ids) if self.tokenizer is not None else set()
 
@@ -266,7 +259,7 @@ class Model(Architecture):
         found = self.log_probabilities(logits)
         shares = [None] * len(tokens) if found is None else found[tokens].exp().tolist()
         rows = zip(tokens.tolist(), logits[tokens].tolist(), shares, strict=True)
-        return [TokenScore(token, self.answer(token), logit, share) for token, logit, share in rows]
+        return [TokenScore(token, self.answer_text(token), logit, share) for token, logit, share in rows]
 
     def forward(self, batch: Batch, **options: Any) -> Any:
         """What the network gives for a batch."""
@@ -315,9 +308,56 @@ class Model(Architecture):
         """
         if not self.generates:
             raise InputError(f"{self.name} does not generate text; look at what it predicts (`Model.predict`).")
-        prompts, single = prompts_of(prompt)
         tokenizer = self._tokenizer()
+        prompts, single = prompts_of(prompt)
         batch = self.encode(prompts, padding_side="left")
+        told = (lambda new: on_token(new.shape[1])) if on_token else None
+        output = self._generated(batch, max_new_tokens, temperature, seed, told, options)
+        new = (output if isinstance(output, Tensor) else output.sequences)[:, self.task.written(batch) :]
+        texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+        return texts[0] if single and len(texts) == 1 else texts
+
+    def answer(
+        self,
+        prompt: PromptLike,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        on_token: Callable[[list[int]], None] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """What the model says to a prompt or a chat, token by token, to be explained by `attribute`.
+
+        max_new_tokens: default 256, or as many as the model has room for.
+        on_token: called with the tokens so far after each.
+        temperature, seed, options: as of `generate`.
+        """
+        if not self.task.looks_back:
+            raise InputError(f"{self.name} does not go on with a prompt; look at what it predicts (`Model.predict`).")
+        messages, ids = Prompt.of(prompt).messages, self.ids(prompt)
+        room = min(256, self.context_length - len(ids)) if max_new_tokens is None else max_new_tokens
+        told = (lambda new: on_token(new[0].tolist())) if on_token else None
+        options = {**options, "return_dict_in_generate": True, "output_logits": True}
+        output = self._generated(self.read_ids([ids]), max(room, 1), temperature, seed, told, options)
+        new = output.sequences[0, len(ids) :].tolist()
+        ends = self.net.generation_config.eos_token_id
+        ended = new[-1] in (ends if isinstance(ends, list) else [ends])
+        new = new[:-1] if ended else new
+        steps = zip(output.logits, new, strict=False)
+        probabilities = tuple(scores[0].float().softmax(-1)[token].item() for scores, token in steps)
+        asked = Chat(messages) if messages else None
+        return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, asked)
+
+    def _generated(
+        self,
+        batch: Batch,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        on_token: Callable[[Tensor], None] | None,
+        options: dict[str, Any],
+    ) -> Any:
+        """What transformers' `generate` gives; on_token is called with the new ids (B, n) after each."""
         length = self.task.written(batch)
         room = self.context_length - length
         if max_new_tokens > room:
@@ -334,7 +374,7 @@ class Model(Architecture):
         def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
             beginning.close()
             if on_token:
-                on_token(ids.shape[1] - length)
+                on_token(ids[:, length:])
             self.lock.give_way()
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
@@ -342,9 +382,7 @@ class Model(Architecture):
         drawing = draws(self.device, seed) if temperature > 0 else nullcontext
         with self.lock.lending(drawing), torch.no_grad(), beginning:
             beginning.enter_context(_replaced(self.net, "generation_config", self._only_ids()))
-            output = self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
-        texts = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
-        return texts[0] if single and len(texts) == 1 else texts
+            return self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
 
     @property
     def mask_id(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from concepts.models.model import Model
 
 Token = str | int
+Number = Literal["logits", "centred", "mean"]
+"""What is summed over the tokens of an answer: their logits; these less the mean over the vocabulary, which a softmax
+does not see; or the mean of that over the answer's tokens, which answers of different lengths are compared by."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Plan:
     targets: tuple[tuple[int, ...] | None, ...]
     """The answers explained there; None for the most probable ones."""
     contrasts: tuple[int | None, ...]
+    number: Number = "logits"
 
     @property
     def needed(self) -> list[int]:
@@ -51,6 +55,8 @@ class Plan:
             here = scores[row, [needed.index(place) for place in places]]  # (P, V)
             chosen = self.targets[row] or tuple(here.argmax(-1).tolist())
             value = here[range(len(chosen)), list(chosen)].sum()
+            if self.number != "logits":
+                value = value - here.mean(-1).sum()
             contrast = self.contrasts[row]
             if contrast in chosen:
                 raise InputError(
@@ -59,7 +65,7 @@ class Plan:
             if contrast is not None:
                 value = value - here[:, contrast].sum()
             targets.append(chosen)
-            values.append(value)
+            values.append(value / len(chosen) if self.number == "mean" else value)
         return targets, torch.stack(values)
 
     def resolved(self, model: Model) -> Plan:
@@ -74,12 +80,14 @@ class Plan:
         """Of these rows, in this order."""
         each = (self.positions, self.targets, self.contrasts)
         positions, targets, contrasts = (tuple(part[row] for row in order) for part in each)
-        return Plan(self.batch.rows(order), positions, targets, contrasts)  # type: ignore[arg-type]
+        return Plan(self.batch.rows(order), positions, targets, contrasts, self.number)  # type: ignore[arg-type]
 
     def repeated(self, row: int, count: int) -> Plan:
         """One of its prompts, without padding, `count` times."""
         batch = self.batch.repeated(row, count)
-        return Plan(batch, (self.positions[row],) * count, (self.targets[row],) * count, (self.contrasts[row],) * count)
+        each = (self.positions, self.targets, self.contrasts)
+        positions, targets, contrasts = ((part[row],) * count for part in each)
+        return Plan(batch, positions, targets, contrasts, self.number)  # type: ignore[arg-type]
 
 
 def plan(
@@ -90,8 +98,12 @@ def plan(
     target_text: Any = None,
     prefix: Any = None,
     at: Any = None,
+    number: Number = "logits",
 ) -> Plan:
-    """Arguments as of `attribute`, each for all prompts or a list with one for each. Raises `InputError`."""
+    """Arguments as of `attribute`, each for all prompts or a list with one for each; a target text may be token ids.
+
+    Raises `InputError`.
+    """
     task = model.task
     targets, contrasts, texts, prefixes, places = (
         per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
@@ -99,8 +111,6 @@ def plan(
     task.refuse(model, target_text=texts, prefix=prefixes, at=places)
     if any(text is not None and token is not None for text, token in zip(texts, targets, strict=True)):
         raise InputError("target and target_text exclude each other; give one of them.")
-    if any(text is not None and token is not None for text, token in zip(texts, contrasts, strict=True)):
-        raise InputError("target_text cannot be explained against a contrast, which is one token; give one of them.")
     given = [Prompt.of(prompt) for prompt in prompts]
     before = [task.before(prompt, prefix) for prompt, prefix in zip(given, prefixes, strict=True)]
     against = tuple(
@@ -110,7 +120,7 @@ def plan(
     answers = [_answer(model, *row) for row in zip(targets, texts, before, strict=True)]
     asked = [Asked(*row) for row in zip(given, answers, before, places, strict=True)]
     batch, positions = task.places(model, asked)
-    return Plan(batch, tuple(positions), tuple(answers), against)
+    return Plan(batch, tuple(positions), tuple(answers), against, number)
 
 
 def per_prompt(value: Any, count: int) -> list[Any]:
@@ -122,11 +132,20 @@ def per_prompt(value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def _answer(model: Model, token: Token | None, text: str | None, behind: Prompt | None) -> tuple[int, ...] | None:
+Phrase = str | tuple[int, ...]
+"""A text, or its tokens."""
+
+
+def _answer(model: Model, token: Token | None, text: Phrase | None, behind: Prompt | None) -> tuple[int, ...] | None:
     """The tokens of an answer as they are read behind what comes before; None for an open one."""
     if text is None:
         return None if token is None else (model.answer_id(token, behind=behind),)
-    ids = tuple(model.continuation(text, behind))
-    if not text or not ids:
+    ids = phrase_ids(model, text, behind)
+    if not ids:
         raise InputError("The target text is empty; give at least one token.")
     return ids
+
+
+def phrase_ids(model: Model, phrase: Phrase, behind: PromptLike | None) -> tuple[int, ...]:
+    """Its tokens where it goes on from a prompt."""
+    return tuple(model.continuation(phrase, behind)) if isinstance(phrase, str) and phrase else tuple(phrase)  # type: ignore[arg-type]

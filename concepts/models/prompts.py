@@ -8,6 +8,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from concepts.models.answer import Answer
+from concepts.models.chat import Chat
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PromptLike: TypeAlias = (
-    "Prompt | str | Path | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor | numpy.ndarray | PIL.Image.Image"
+    "Prompt | str | Path | Sequence[int] | Chat | Sequence[Mapping[str, Any]] | Answer | Tensor | numpy.ndarray | "
+    "PIL.Image.Image"
 )
-"""What may stand for a `Prompt`: a text, token ids (a list, an array, a tensor), the messages of a chat (a list of
-dicts with role and content); for an image classifier the path of an image, an image, or its pixels."""
+"""What may stand for a `Prompt`: a text, token ids (a list, an array, a tensor), a `Chat` or its messages (a list of
+dicts with role and content), an `Answer` with what it answers; for an image classifier the path of an image, an image,
+or its pixels."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Prompt:
             return given
         if isinstance(given, (str, Path)):
             return cls(text=str(given))
+        if isinstance(given, Chat):
+            return cls(messages=given.messages)
+        if isinstance(given, Answer):
+            return cls(ids=tuple(given.before(len(given.ids))))
         if hasattr(given, "convert") or getattr(given, "ndim", 0) == 3:
             return cls(image=given)
         if isinstance(given, (list, tuple)) and given and all(isinstance(part, Mapping) for part in given):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from concepts.models.model import Model
-from concepts.models.plan import Plan, plan
+from concepts.models.plan import Plan
 from concepts.passes.run import look
 from concepts.passes.sites import visiting
 from concepts.passes.targets import Logits
@@ -51,10 +51,10 @@ class Nodes:
             raise InputError("Only a list that is compared with another prompt can be ablated; give versus.")
         if len(relevance.recorded) != len(relevance.tokens) or not model.task.looks_back:
             raise InputError("Ablation is for causal models, and for what recorded all positions.")
-        if relevance.target is None:
-            raise InputError("Only an answer of one token is ablated; give a target.")
+        if relevance.rather:
+            raise InputError("A phrase against another one is not ablated; leave the contrast out.")
         contrast = relevance.contrast.id if relevance.contrast else None
-        one = plan(model, [list(relevance.token_ids)], relevance.target.id, contrast)
+        one = replace(relevance.versus.pairs[0].repeated(0, 1), contrasts=(contrast,))
         sites = sites or ("ffn",)
         own = {site: relevance.activation(recorded(site)) for site in sites}
         return cls(model, one, sites, own, {site: relevance.versus.activation[recorded(site)] for site in sites})

@@ -87,14 +87,15 @@ def _way(method: Method | None, at: str | None, equal: bool) -> tuple[Method, st
 
 def _pairs(model: Model, prompt: Prompt, others: Sequence[Prompt], asked: dict[str, Any]) -> tuple[list[Plan], bool]:
     """A plan of two rows, the prompt and an other one, for each; and whether the contrasts are their own answers."""
+    number, asked = asked["number"], {name: value for name, value in asked.items() if name != "number"}
     if any((one.image is None) is not (prompt.image is None) for one in others) or not others:
         raise InputError("Compare a text with texts, and an image with images; give at least one.")
     if model.task.labels_tokens and asked["at"] is None:  # of both prompts the same token
-        asked = {**asked, "at": plan(model, [prompt], **asked).positions[0][0]}
+        asked = {**asked, "at": plan(model, [prompt], **asked, number=number).positions[0][0]}
     found = []
     open_ = asked["target_text"] is None and (asked["target"] is None or asked["contrast"] is None)
     for other in others:
-        pair = plan(model, [prompt, other], **asked)
+        pair = plan(model, [prompt, other], **{name: [value] * 2 for name, value in asked.items()}, number=number)
         if pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None:
             raise InputError("The other prompt is the prompt itself, so there is nothing to compare; give another one.")
         found.append(_with_answers(model, pair) if open_ else pair)
@@ -110,8 +111,8 @@ def _with_answers(model: Model, pair: Plan) -> Plan:
     contrast = there[0] if contrast is None else contrast
     if contrast in target:
         raise InputError(
-            f"Both prompts are answered by {model.answer(contrast)!r}, so there is nothing to compare; name a contrast "
-            "or give another prompt."
+            f"Both prompts are answered by {model.answer_text(contrast)!r}, so there is nothing to compare; name a "
+            "contrast or give another prompt."
         )
     return replace(pair, targets=(target, target), contrasts=(contrast, contrast))
 
@@ -166,7 +167,7 @@ class _Sums:
         tokens, image = token_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
             raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
-        contrasts = tuple(model.answer(pair.contrasts[0]) for pair in self.pairs if pair.contrasts[0] is not None)
+        contrasts = tuple(model.answer_text(pair.contrasts[0]) for pair in self.pairs if pair.contrasts[0] is not None)
         difference = sum(here - there for here, there in self.numbers) / len(self.numbers)
         one = replace(first, contrasts=(first.contrasts[0] if len(set(contrasts)) == 1 else None,))
         targets = first.targets[0]

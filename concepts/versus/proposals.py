@@ -47,7 +47,7 @@ def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
     if not model.task.looks_back:
         raise InputError(f"Other prompts are proposed for models that write the next token; {model.name} does not.")
     ids = list(model.encode([prompt]).row_ids(0))
-    texts = [model.answer(token) for token in ids]
+    texts = [model.answer_text(token) for token in ids]
     (answer, sure, _), *_ = _answers(model, [ids])
     found = []
     for start, end in _words(texts):
@@ -58,14 +58,14 @@ def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
         Proposal(
             tuple(changed),
             model.tokenizer.decode(changed),
-            "".join(model.answer(token) for token in changed[start:end]).strip(),
+            "".join(model.answer_text(token) for token in changed[start:end]).strip(),
             "".join(texts[start:end]).strip(),
             log_probability + math.log(probability),
-            model.answer(other),
+            model.answer_text(other),
             probability,
         )
         for (changed, start, end), (other, probability, log_probability) in zip(found, rows, strict=True)
-        if other != answer and probability >= AS_SURE * sure and _content(model.answer(other))
+        if other != answer and probability >= AS_SURE * sure and _content(model.answer_text(other))
     ]
     return sorted(proposed, key=lambda one: -one.log_probability)
 
@@ -109,13 +109,13 @@ def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> li
     begun = [[token] for token in _words_among(model, near, word)]
     for _ in tokens[1:]:
         begun = _continued(model, before, begun)
-    texts = {tuple(some): "".join(model.answer(token) for token in some) for some in begun}
+    texts = {tuple(some): "".join(model.answer_text(token) for token in some) for some in begun}
     return [list(some) for some, text in texts.items() if _content(text) and text.strip().lower() != word.lower()]
 
 
 def _words_among(model: Model, tokens: Sequence[int], word: str) -> list[int]:
     """The first `TRIED` that begin a content word as this word begins."""
-    texts = ((token, model.answer(token)) for token in tokens)
+    texts = ((token, model.answer_text(token)) for token in tokens)
     found = (token for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
     return list(islice(found, TRIED))
 
@@ -135,7 +135,7 @@ def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[
         with model.lock:
             logits = model.logits(model.encode(rows), [len(rows[0]) - 1])[:, 0]
         for tokens, best in zip(begun[start : start + ROWS], logits.topk(20).indices.tolist(), strict=True):
-            inside = [token for token in best if model.answer(token).isalpha()]
+            inside = [token for token in best if model.answer_text(token).isalpha()]
             if inside:
                 found.append([*tokens, inside[0]])
     return found

@@ -1,0 +1,50 @@
+"""Which sentences of prompt and answer each sentence of an answer rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from concepts.answers.several import several
+from concepts.answers.units import Unit, summed, units_of
+from concepts.lrp.method import ATTNLRP, AttnLRP
+from concepts.models.answer import Answer
+from concepts.models.model import Model
+from icebear.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Relevance of each unit of prompt and answer for each unit of the answer."""
+
+    rows: tuple[Unit, ...]
+    """Of the answer; explained is the sum of its tokens' logits."""
+    columns: tuple[Unit, ...]
+    values: Tensor
+    """(rows, columns)"""
+    method: AttnLRP
+
+    def to_frame(self) -> pandas.DataFrame:
+        import pandas
+
+        names = [f"{column.turn}: {column.text.strip()}" for column in self.columns]
+        return pandas.DataFrame(self.values.numpy(), [row.text.strip() for row in self.rows], names)
+
+
+def matrix(
+    model: Model, answer: Answer, by: str = "sentence", method: AttnLRP = ATTNLRP, checkpoint: bool = False
+) -> Matrix:
+    """By ``sentence`` or another unit (`concepts.answers.units`): one forward pass, a backward pass for each row. A row
+    adds up to what `attribute` gives for its tokens as a span. Raises `InputError` for an answer of no tokens."""
+    if not answer.ids:
+        raise InputError("The answer is empty, so there is nothing to explain.")
+    ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)
+    parts = units_of(model.pieces(ids), model.turns(ids), begins, by)
+    rows = [part for part in parts if part.start >= begins and not part.template]
+    values = several(model, ids, [range(row.start, row.stop) for row in rows], method, checkpoint=checkpoint)
+    return Matrix(tuple(rows), tuple(parts), summed(values, parts), method)

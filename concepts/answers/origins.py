@@ -1,0 +1,130 @@
+"""How much of an answer came from the context, from the question, and from what it had said itself.
+
+By CP-LRP, whose parts add up to the number explained: the tokens', positive and negative apart, and the biases'. What
+goes through FFN neurons is a second account of the same number, not a part of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from concepts.answers.units import Unit, units_of
+from concepts.attribution import attribute
+from concepts.lrp.method import CP_LRP
+from concepts.models.answer import Answer, Span
+from concepts.models.model import Model
+from concepts.models.plan import Plan, plan
+from concepts.models.prompts import Prompt, PromptLike
+from concepts.passes.inputs import Inputs
+from concepts.passes.run import Recorder, new_ledger, run
+from concepts.passes.sites import visiting
+from concepts.passes.stream import Stream
+from concepts.passes.targets import Logits
+from concepts.versus.ablation import Nodes
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A part of what was read; sums of its tokens' relevance, in logits."""
+
+    name: str
+    positive: float
+    negative: float
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the number explained comes from."""
+
+    text: str
+    target: float
+    """The sum of the logits of the explained tokens; the parts, `biases` and `rest` add up to it."""
+    parts: tuple[Origin, ...]
+    biases: float
+    through_ffn: float
+    """The share of it that goes through FFN neurons: the tokens' relevance less that with all of them blocked."""
+    drop: float | None
+    """The share of it that is lost when all FFN neurons take what they are in another prompt; None without one."""
+
+    @property
+    def rest(self) -> float:
+        return self.target - self.biases - sum(part.positive + part.negative for part in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "rest": self.rest}
+
+
+def origins(
+    model: Model, answer: Answer, span: Span | None = None, versus: PromptLike | None = None, checkpoint: bool = False
+) -> Origins:
+    """Of tokens of an answer.
+
+    The question is the last sentence of what the user said last (or of a plain prompt), the context what is before it
+    there; messages before are parts of their own, and so are sinks and what a chat's template wrote. Raises
+    `InputError`.
+    """
+    start, stop = answer.places(span)
+    explained = answer.ids[start:stop]
+    asked = plan(model, [Prompt(ids=tuple(answer.before(start)))], target_text=[explained])
+    tokens, sinks, target, biases = _by_cp_lrp(model, asked, blocked=False, checkpoint=checkpoint)
+    past, *_ = _by_cp_lrp(model, asked, blocked=True, checkpoint=checkpoint)
+    names = _named(model, asked, len(answer.prompt_ids), sinks)
+    parts = []
+    for name in dict.fromkeys(names):
+        values = tokens[[place for place, own in enumerate(names) if own == name]]
+        parts.append(Origin(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
+    drop = None
+    if versus is not None:
+        compared = attribute(model, answer, span=(start, stop), versus=versus, sites=("ffn",), centred=False)
+        whole, without = Nodes.of(model, compared).ends()
+        drop = (whole - without) / whole
+    through = (tokens.sum() - past.sum()).item() / target
+    return Origins(model.tokenizer.decode(explained), target, tuple(parts), biases, through, drop)
+
+
+class _Blocked:
+    """No relevance goes through FFN neurons."""
+
+    leaves = ()
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        places = [("ffn", layer) for layer in model.layers_with("ffn")]
+        with visiting(model, places, lambda site, layer, x: x.detach()):
+            yield
+
+    def finish(self, gradients: Any) -> None:
+        pass
+
+
+def _by_cp_lrp(
+    model: Model, asked: Plan, blocked: bool, checkpoint: bool
+) -> tuple[Tensor, tuple[int, ...], float, float]:
+    """(T,) relevance of the tokens, the sinks, the number explained, and what biases keep of it."""
+    inputs, stream, ledger = Inputs(), Stream(model, asked.batch), new_ledger(model, 1)
+    recorders: list[Recorder] = [inputs, stream, *([_Blocked()] if blocked else [])]
+    numbers, _ = run(model, Logits(asked), recorders, CP_LRP, ledger=ledger, checkpoint=checkpoint)
+    return inputs.relevance()[0][0].sum(-1).cpu(), stream.sinks(0), numbers[0].item(), ledger["biases"][0].item()
+
+
+def _named(model: Model, asked: Plan, answer_from: int, sinks: tuple[int, ...]) -> list[str]:
+    """Which part each token is of."""
+    ids = asked.batch.row_ids(0)
+    parts = units_of(model.pieces(ids), model.turns(ids), answer_from, "sentence")
+    users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]
+    last = [part for part in users if part.turn == users[-1].turn] if users else []
+
+    def name(part: Unit) -> str:
+        if part.template:
+            return "template"
+        if part in last:
+            return "question" if part == last[-1] else "context"
+        return "the answer's own start" if part.turn == "answer" else part.turn
+
+    named = [name(part) for part in parts for _ in range(part.start, part.stop)]
+    return ["sinks" if place in sinks and own != "template" else own for place, own in enumerate(named)]

@@ -1,0 +1,76 @@
+"""What a model said to a prompt, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from concepts.models.chat import Chat
+from icebear.errors import InputError
+
+Span = tuple[int, int] | str
+"""Tokens of an answer, half open, or a phrase of it."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said to a prompt."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    """Its tokens, without the one that ended it."""
+    token_strings: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    """Of each token, when it was its turn, at temperature 1."""
+    ended: bool
+    """Whether the model ended it, and not the number of tokens."""
+    asked: Chat | None = None
+    """The chat that it answers."""
+
+    @cached_property
+    def text(self) -> str:
+        return "".join(self.token_strings)
+
+    @property
+    def chat(self) -> Chat:
+        """The conversation with this answer; `Chat.then` goes on with it. Raises `InputError` behind a plain prompt."""
+        if self.asked is None:
+            raise InputError("This answers a plain prompt, not a chat; ask with a Chat to go on.")
+        *before, last = self.asked.messages
+        if last["role"] == "assistant":  # whose beginning was given
+            return Chat([*before, {"role": "assistant", "content": last["content"] + self.text}])
+        return self.asked.then("assistant", self.text, self.ids)
+
+    def places(self, span: Span | None = None) -> tuple[int, int]:
+        """The tokens (i, j), half open, of a span; of None all. Raises `InputError` where there are none."""
+        count = len(self.ids)
+        if isinstance(span, str):
+            return self._phrase(span)
+        start, stop = (0, count) if span is None else span
+        if not 0 <= start < stop <= count:
+            raise InputError(f"The answer has tokens 0 to {count} (half open), so there is no span {start} to {stop}.")
+        return start, stop
+
+    def _phrase(self, phrase: str) -> tuple[int, int]:
+        words = phrase.strip()
+        at = self.text.find(words) if words else -1
+        if at < 0:
+            raise InputError(f"{phrase!r} is no part of the answer {self.text!r}; name one of its phrases, or tokens.")
+        ends = list(accumulate(map(len, self.token_strings)))
+        inside = [place for place, end in enumerate(ends) if end > at]
+        last = next(place for place, end in enumerate(ends) if end >= at + len(words))
+        return inside[0], last + 1
+
+    def before(self, place: int) -> list[int]:
+        """All that was read when a token was its turn."""
+        return [*self.prompt_ids, *self.ids[:place]]
+
+
+def read_span(text: str) -> Span:
+    """``3:5`` or ``3-5`` as tokens, anything else as a phrase."""
+    numbers: Sequence[str] = text.replace("-", ":").split(":")
+    if len(numbers) == 2 and all(part.strip().isdigit() for part in numbers):
+        return int(numbers[0]), int(numbers[1])
+    return text

@@ -1,0 +1,246 @@
+"""A chat's messages, and the turns that a model sees in its tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from icebear.errors import InputError
+
+if TYPE_CHECKING:
+    from concepts.models.model import Model
+
+
+class Chat:
+    """Messages, of which a model's own template makes a prompt.
+
+    A message is a dict with role and content, as transformers takes it; what a model wrote has its token ids as well,
+    which are then taken as they are and never tokenised again.
+    """
+
+    def __init__(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        self.messages = tuple(_message(one) for one in messages)
+        if not self.messages:
+            raise InputError("A chat has at least one message; give one with role and content.")
+
+    def __repr__(self) -> str:
+        return f"Chat({[dict(message) for message in self.messages]!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chat) and self.messages == other.messages
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def then(self, role: str, content: str, ids: Sequence[int] | None = None) -> Chat:
+        """With a message more. ids: its tokens, if a model wrote it."""
+        written = {"ids": list(ids)} if ids is not None else {}
+        return Chat([*self.messages, {"role": role, "content": content, **written}])
+
+    @classmethod
+    def read(cls, path: str | Path) -> Chat:
+        """Of a JSON file: a list of messages, or an object that has one. Raises `InputError`."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read as JSON ({error}); check the file.") from None
+        messages = found.get("messages") if isinstance(found, dict) else found
+        if not isinstance(messages, list):
+            raise InputError(f"{path} must be a JSON list of messages, each with role and content.")
+        return cls(messages)
+
+    def to_json(self) -> str:
+        return json.dumps([dict(message) for message in self.messages], ensure_ascii=False, indent=1)
+
+
+def _message(given: Any) -> dict[str, Any]:
+    named = isinstance(given, Mapping) and isinstance(given.get("role"), str)
+    ids = given.get("ids") if named else None
+    written = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
+    if not named or not isinstance(given.get("content"), str | list) or not written:
+        raise InputError("A message has a role and a content, and if a model wrote it ids, a list of its tokens.")
+    return dict(given)
+
+
+# --- messages as tokens ---------------------------------------------------------------------------------
+
+
+def rendered(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The tokens of a chat by the model's own template, up to where it answers (or goes on with its answer).
+
+    Raises `InputError` where the template refuses them.
+    """
+    given = [_message(one) for one in messages]
+    texts = [{key: value for key, value in one.items() if key != "ids"} for one in given]
+    kept = {place: one["ids"] for place, one in enumerate(given) if one.get("ids") and place < len(given) - 1}
+    if not kept:
+        return _templated(model, texts, tokenize=True)
+    marks = {place: f"\ue000{place}\ue001" for place in kept}  # of the Private Use Area, so in no template
+    for place, mark in marks.items():
+        texts[place] = {**texts[place], "content": mark}
+    rest, ids = _templated(model, texts, tokenize=False), []
+    for place, mark in marks.items():
+        before, found, rest = rest.partition(mark)
+        if found:  # a template may leave out old messages
+            ids += [*model.tokens_of(before), *kept[place]]
+        else:
+            rest = before
+    return ids + model.tokens_of(rest)
+
+
+def _templated(model: Model, messages: Sequence[Mapping[str, Any]], tokenize: bool) -> Any:
+    """Ids, or text."""
+    tokenizer = template_of(model)
+    answering = messages[-1]["role"] == "assistant"
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages),
+            add_generation_prompt=not answering,
+            continue_final_message=answering,
+            tokenize=tokenize,
+            return_dict=False,
+        )
+    except Exception as error:  # a template is a program, in transformers' sandbox: it may raise anything
+        raise InputError(f"The chat template of {model.name} refuses these messages: {error}") from None
+
+
+def template_of(model: Model) -> Any:
+    """The tokenizer, which has the template. Raises `InputError` where there is none."""
+    if not getattr(model.tokenizer, "chat_template", None):
+        raise InputError(f"{model.name} has no chat template; give the prompt as one text.")
+    return model.tokenizer
+
+
+# --- tokens as turns ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a chat in its tokens, half open."""
+
+    role: str
+    start: int
+    """Of the template's own tokens before the message:"""
+    first: int
+    """Of the message itself, which is read up to before `last`; what is behind is the template's again."""
+    last: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a template writes around messages."""
+
+    opens: dict[str, str]
+    """With the role that follows."""
+    closes: tuple[str, ...]
+    follows: str | None
+    """The role that begins where a message of the user ends, if nothing opens it."""
+    default: str
+    """What the template puts in for a system message that is not given."""
+
+
+def marks_of(tokenizer: Any) -> Marks | None:
+    """By messages that cannot be taken for the template; None where there is no template, or none that marks turns."""
+
+    def written(*roles: str) -> list[str] | None:
+        """What stands before, between and behind messages of these roles."""
+        contents = [f"\ue000{place}\ue001" for place in range(len(roles))]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+        try:
+            found = re.split("|".join(contents), tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception:
+            return None
+        return found if len(found) == len(roles) + 1 else None
+
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    one, both, three = written("user"), written("user", "assistant"), written("user", "assistant", "user")
+    if not (one and both and three):
+        return None
+    closed, ended = _shared(one[1], three[1]), _shared(both[2], three[2])
+    answering, asking = three[1][len(closed) :], three[2][len(ended) :]
+    if not asking.strip():
+        return None
+    opens, closes, default = {asking: "user"}, [closed, ended], ""
+    if answering.strip():
+        opens[answering] = "assistant"
+    system = written("system", "user")
+    if system and system[1].endswith(asking):
+        named = asking.replace("user", "system")
+        start = system[0].find(named.strip()) if named != asking else len(tokenizer.bos_token or "")
+        close = system[1].removesuffix(asking)
+        if start >= 0 and system[0][start:].strip() not in ("", asking.strip()):
+            opens |= {system[0][start:]: "system"} | ({named: "system"} if named != asking else {})
+            closes.append(close)
+            default = one[0].partition(named.strip())[2].partition(close.strip())[0].strip()
+    follows = None if answering.strip() else "assistant"
+    return Marks(opens, tuple(text for text in dict.fromkeys(closes) if text.strip()), follows, default)
+
+
+def _shared(one: str, other: str) -> str:
+    """What both begin with."""
+    count = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return one[:count] if count is not None else min(one, other, key=len)
+
+
+def turns(pieces: Sequence[str], marks: Marks | None) -> tuple[Turn, ...]:
+    """The turns in a model's tokens, each with its text, as their template marks them; none in other texts."""
+    if marks is None:
+        return ()
+    text, found = "".join(pieces), []
+    role, begun, first = None, 0, 0
+    for mark in re.finditer(_pattern(marks), text):
+        said = mark[0].strip()
+        opened = next((role for text, role in marks.opens.items() if text.strip() == said), None)
+        if opened is None and role is None:
+            continue  # of a message that nothing opened
+        if role is not None:
+            stop = mark.start() if opened else mark.end()
+            if opened is None or mark.start() > first:
+                found.append((role, begun, first, mark.start(), stop))
+                begun = stop
+        role, first = opened, mark.end()
+        if opened is None and marks.follows and found[-1][0] == "user":
+            role = marks.follows
+    if role is not None:
+        found.append((role, begun, first, len(text), len(text)))
+    ends = list(accumulate(map(len, pieces), initial=0))
+    return tuple(_turn(marks, text, ends, *one) for one in found)
+
+
+def _pattern(marks: Marks) -> str:
+    """The longest mark first; of the spaces that a template writes beside it each may be lacking."""
+
+    def optional(spaces: str) -> str:
+        return f"(?:{re.escape(spaces)})?" if spaces else ""
+
+    def loose(mark: str) -> str:
+        core = mark.strip()
+        before, _, behind = mark.partition(core)
+        return optional(before) + re.escape(core) + optional(behind)
+
+    return "|".join(loose(mark) for mark in sorted((*marks.opens, *marks.closes), key=len, reverse=True))
+
+
+def _turn(
+    marks: Marks, text: str, ends: Sequence[int], role: str, begun: int, first: int, last: int, stop: int
+) -> Turn:
+    """By characters; what the template itself put in for a message is no message."""
+
+    def token(character: int) -> int:
+        """The first one that begins there or goes beyond."""
+        here = (at for at in range(count) if ends[at] >= character or ends[at + 1] > character)
+        return next(here, count)
+
+    count = len(ends) - 1
+    if role == "system" and marks.default and text[first:last].strip() == marks.default:
+        first = last
+    opened = token(first)
+    closed = max(opened, next((at for at in range(count) if ends[at] >= last), count))
+    return Turn(role, token(begun), opened, closed, token(stop) if stop < len(text) else count)

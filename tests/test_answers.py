@@ -1,0 +1,278 @@
+"""Answers: spans, phrases, hops, units, origins."""
+
+import pytest
+import torch
+from conftest import IDS, LLAMA, LLAMA_BIASES, Double, Letters, random_model
+from hypothesis import given
+from hypothesis import strategies as st
+from test_chat import MODELS
+
+from concepts import CP_LRP, Chat, Model, attribute, matrix, origins, units
+from concepts.answers.units import units_of
+from concepts.models.answer import Answer, read_span
+from icebear.errors import InputError
+
+WRITTEN = (11, 4, 7, 30, 2, 9)
+OTHER = [7, 3, 15, 40, 5, 3, 21, 9]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def answer(model):
+    return Answer(tuple(IDS), WRITTEN, model.pieces(WRITTEN), (0.5,) * 6, True)
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+# --- spans ----------------------------------------------------------------------------------------------
+
+
+def test_a_span_of_one_token_is_its_attribution(model, answer):
+    found = attribute(model, answer, span=(3, 4))
+    plain = attribute(model, [*IDS, *WRITTEN[:3]], WRITTEN[3])
+    assert torch.equal(found.tokens, plain.tokens)
+    assert torch.equal(found.ffn, plain.ffn)
+    assert found.target == plain.target
+    assert found.answer_from == len(IDS)
+    against = attribute(model, answer, contrast=8, span=(3, 4))
+    assert torch.equal(against.tokens, attribute(model, [*IDS, *WRITTEN[:3]], WRITTEN[3], contrast=8).tokens)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_span_is_the_sum_of_its_tokens(model, answer, centred):
+    with Double():
+        whole = attribute(model, answer, span=(1, 5), centred=centred)
+        parts = [attribute(model, answer, span=(place, place + 1), centred=centred) for place in range(1, 5)]
+    for name in ("tokens", "ffn", "attn"):
+        own = getattr(whole, name)
+        sums = torch.zeros_like(own)
+        for part in parts:
+            read = getattr(part, name)
+            if name == "tokens":
+                sums[: len(read)] += read
+            else:
+                sums[:, : read.shape[1]] += read
+        assert close(sums, own)
+    assert whole.conserved.target == pytest.approx(sum(part.conserved.target for part in parts), abs=1e-9)
+
+
+def test_centred_logits_are_less_their_mean(model, answer):
+    with torch.no_grad():
+        logits = model.net(torch.tensor([[*IDS, *WRITTEN]])).logits[0, len(IDS) - 1 : -1]
+    own = logits[range(6), list(WRITTEN)]
+    assert attribute(model, answer).conserved.target == pytest.approx(own.sum().item(), abs=1e-5)
+    centred = attribute(model, answer, centred=True).conserved.target
+    assert centred == pytest.approx((own - logits.mean(-1)).sum().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("other", [(4, 8), (4, 8, 9, 1), (12,)])
+def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, other):
+    """On the common prompt; of different lengths by the means of centred logits."""
+    before = [*IDS, *WRITTEN[:1]]
+    with Double():
+        found = attribute(model, answer, contrast=[other], span=(1, 3))
+        runs = [attribute(model, before, target_text=[ids], centred=True) for ids in (WRITTEN[1:3], other)]
+    weights = [1, 1] if len(other) == 2 else [1 / 2, 1 / len(other)]
+    here, there = (run.tokens * weight for run, weight in zip(runs, weights, strict=True))
+    wanted = here.clone()
+    wanted[: len(before)] -= there[: len(before)]
+    assert close(found.tokens, wanted)
+    assert close(found.rather.tokens, there[len(before) :])
+    numbers = [run.conserved.target * weight for run, weight in zip(runs, weights, strict=True)]
+    assert found.conserved.target == pytest.approx(numbers[0] - numbers[1], abs=1e-9)
+    assert found.conserved.tokens == pytest.approx((found.tokens.sum() - found.rather.tokens.sum()).item(), abs=1e-9)
+    neurons = runs[0].ffn * weights[0]
+    neurons[:, : len(before)] -= runs[1].ffn[:, : len(before)] * weights[1]
+    assert close(found.ffn, neurons)
+
+
+def test_compared_with_another_prompt_both_go_on_alike(model, answer):
+    found = attribute(model, answer, contrast=8, span=(2, 3), versus=OTHER)
+    plain = attribute(model, [*IDS, *WRITTEN[:2]], WRITTEN[2], 8, versus=[*OTHER, *WRITTEN[:2]])
+    assert torch.equal(found.tokens, plain.tokens)
+    several = attribute(model, answer, span=(2, 4), versus=OTHER)
+    assert several.conserved.tokens == pytest.approx(several.conserved.target, abs=1e-4)
+
+
+def test_every_explained_position_is_ranked(model, answer):
+    found = attribute(model, answer, span=(1, 4))
+    sums = found.ffn[:, list(found.explained_at)].sum(1)
+    assert found.explained_at == tuple(range(len(IDS), len(IDS) + 3))
+    best = found.top(1, "ffn")[0]
+    assert best.relevance == pytest.approx(sums.max().item())
+
+
+@pytest.mark.parametrize("span", [(3, 3), (-1, 2), (0, 7), (5, 2), "not there", "  "])
+def test_spans_that_are_none(model, answer, span):
+    with pytest.raises(InputError):
+        attribute(model, answer, span=span)
+
+
+def test_what_else_is_refused(model, answer):
+    with pytest.raises(InputError, match="let the model answer first"):
+        attribute(model, IDS, span=(0, 1))
+    with pytest.raises(InputError, match="An answer is explained as it is"):
+        attribute(model, answer, 3)
+    with pytest.raises(InputError, match="explained phrase itself"):
+        attribute(model, IDS, target_text=[(1, 2)], contrast=[(1, 2)])
+
+
+def test_phrases_are_found_by_their_text():
+    own = Answer((1,), (5, 6, 7, 8), ("In", " the", " Arc", "tic."), (1.0,) * 4, True)
+    assert own.places("the Arctic") == own.places(" the Arctic ") == (1, 4)
+    assert own.places("In") == (0, 1)
+    assert own.places("tic") == (3, 4)
+    assert own.places() == (0, 4)
+    assert read_span("3:5") == read_span("3-5") == (3, 5)
+    assert read_span("a 3:5") == "a 3:5"
+
+
+# --- answers --------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_what_is_generated(smol):
+    chat = Chat([{"role": "user", "content": "Where do ice bears live?"}])
+    seen = []
+    answer = smol.answer(chat, max_new_tokens=8, on_token=lambda ids: seen.append(len(ids)))
+    assert answer.text == smol.generate(chat, max_new_tokens=8)
+    assert answer.prompt_ids == tuple(smol.ids(chat))
+    assert seen == list(range(1, 9))
+    assert not answer.ended
+    for place in (0, 5):
+        logits = smol.next_logits(answer.before(place))
+        assert answer.probabilities[place] == pytest.approx(logits.softmax(-1)[answer.ids[place]].item(), abs=1e-4)
+    follow = answer.chat.then("user", "And camels?")
+    assert smol.ids(follow)[: len(answer.before(8))] == answer.before(8)
+    ended = smol.answer([{"role": "user", "content": "Say yes."}], max_new_tokens=60)
+    assert ended.ended is (len(ended.ids) < 60)
+    assert "<|im_end|>" not in ended.text
+    with pytest.raises(InputError, match="answers a plain prompt"):
+        _ = smol.answer("The ice bear", max_new_tokens=2).chat
+
+
+def test_an_answer_that_was_begun_goes_on(smol):
+    begun = Chat([{"role": "user", "content": "Where do ice bears live?"}, {"role": "assistant", "content": "In the"}])
+    answer = smol.answer(begun, max_new_tokens=3)
+    assert answer.chat.messages[-1]["content"] == "In the" + answer.text
+
+
+# --- hops -----------------------------------------------------------------------------------------------
+
+
+def by_hand(model, ids, begins, tokens, hops):
+    """Each generated token's relevance to those before it, by the positive parts of its own attribution."""
+    found = [tokens.tolist()]
+    for _ in range(hops):
+        now, after = found[-1], [0.0] * len(found[-1])
+        for place, value in enumerate(now):
+            own = attribute(model, ids[:place], ids[place], sites=()).tokens.tolist() if place >= begins else []
+            positive = [max(part, 0.0) for part in own]
+            if not sum(positive):
+                after[place] += value
+                continue
+            for source, part in enumerate(positive):
+                after[source] += value * part / sum(positive)
+        found.append(after)
+    return found
+
+
+@pytest.mark.parametrize("hops", [0, 1, 3])
+def test_hops_against_a_slow_twin(model, answer, hops):
+    with Double():
+        found = attribute(model, answer, span=(4, 6), hops=hops, sites=())
+        plain = attribute(model, answer, span=(4, 6), sites=())
+        twin = by_hand(model, [*IDS, *WRITTEN], len(IDS), plain.tokens, hops)
+    assert torch.equal(found.tokens, plain.tokens) or hops
+    assert len(found.hops) == (hops + 1 if hops else 0)
+    for mine, theirs in zip(found.hops, twin, strict=False):
+        assert close(mine, torch.tensor(theirs, dtype=mine.dtype))
+        assert mine.sum().item() == pytest.approx(plain.tokens.sum().item(), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"target_text": [(1, 2)], "versus": OTHER}, {"target_text": [(1, 2)], "method": "gxi", "sites": ()}]
+)
+def test_hops_are_for_answers(model, options):
+    with pytest.raises(InputError, match="Hops are for the tokens of an answer"):
+        attribute(model, IDS, hops=1, **options)
+
+
+# --- units ----------------------------------------------------------------------------------------------
+
+
+def test_units_add_up_and_cover_all():
+    model = MODELS["qwen"]
+    chat = Chat([{"role": "user", "content": "Ann is in Rome. Tom is in Oslo.\n\nSecond text. Where is Tom?"}])
+    answer = model.answer(chat, max_new_tokens=12)
+    found = attribute(model, answer, sites=())
+    for by in ("token", "word", "sentence", "turn", "document"):
+        parts = units(found, by)
+        assert [place for unit, _ in parts for place in range(unit.start, unit.stop)] == list(range(len(found.tokens)))
+        assert sum(value for _, value in parts) == pytest.approx(found.tokens.sum().item(), abs=1e-4)
+        assert "".join(unit.text for unit, _ in parts) == "".join(found.token_strings)
+
+    def asked(by):
+        return [unit.text.strip() for unit, _ in units(found, by) if unit.turn == "user" and not unit.template]
+
+    assert asked("sentence") == ["Ann is in Rome.", "Tom is in Oslo.", "Second text.", "Where is Tom?"]
+    assert asked("document") == ["Ann is in Rome. Tom is in Oslo.", "Second text. Where is Tom?"]
+    assert len(asked("turn")) == 1
+    with pytest.raises(InputError, match="is no unit"):
+        units(found, "page")
+
+
+@given(
+    st.lists(st.text("ab .\n", max_size=4), min_size=1, max_size=12), st.sampled_from(["word", "sentence", "document"])
+)
+def test_units_of_any_text_cover_it(pieces, by):
+    found = units_of(pieces, (), None, by)
+    assert [place for unit in found for place in range(unit.start, unit.stop)] == list(range(len(pieces)))
+
+
+def test_a_matrix_row_is_a_span(smol):
+    chat = Chat([{"role": "user", "content": "Tell me a story of a bear."}])
+    answer = smol.answer(chat, max_new_tokens=60)
+    found = matrix(smol, answer)
+    assert [row.turn for row in found.rows] == ["answer"] * len(found.rows)
+    assert len(found.rows) > 1
+    for row, values in zip(found.rows, found.values, strict=True):
+        span = (row.start - len(answer.prompt_ids), row.stop - len(answer.prompt_ids))
+        plain = attribute(smol, answer, span=span, sites=()).tokens
+        wanted = [plain[part.start : part.stop].sum().item() for part in found.columns]
+        assert values.tolist() == pytest.approx(wanted, abs=2e-3)
+    assert found.to_frame().shape == tuple(found.values.shape)
+
+
+# --- origins --------------------------------------------------------------------------------------------
+
+
+def test_origins_add_up(smol):
+    """By CP-LRP; what goes through FFN neurons is what is missing where they are blocked."""
+    chat = Chat([{"role": "user", "content": "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?"}])
+    answer = smol.answer(chat, max_new_tokens=6)
+    found = origins(smol, answer)
+    names = [part.name for part in found.parts]
+    assert names == ["template", "context", "question", "the answer's own start"]
+    assert abs(found.rest) < 1e-3 * abs(found.target)
+    plain = attribute(smol, answer, method=CP_LRP, sites=())
+    assert found.target == pytest.approx(plain.conserved.target, rel=1e-5)
+    user = next(turn for turn in plain.turns if turn.role == "user")
+    said = sum(part.positive + part.negative for part in found.parts if part.name in ("context", "question"))
+    assert said == pytest.approx(plain.tokens[user.first : user.last].sum().item(), abs=1e-3)
+
+
+def test_origins_with_biases_and_another_prompt():
+    made = Model(random_model(LLAMA_BIASES).net, Letters(), "letters")
+    answer = Answer(tuple(IDS), WRITTEN, made.pieces(WRITTEN), (0.5,) * 6, True)
+    with Double():
+        found = origins(made, answer, (0, 2), versus=OTHER)
+    assert abs(found.rest) < 1e-6
+    assert abs(found.biases) > 1e-3
+    assert found.drop is not None
+    assert found.to_dict()["rest"] == found.rest

@@ -1,0 +1,190 @@
+"""Messages as tokens, and tokens as turns."""
+
+import itertools
+import json
+
+import pytest
+import tokenizers
+import torch
+from conftest import LLAMA, random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from templates import MARKS, TEMPLATES
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from concepts import Chat, Model, attribute
+from icebear.errors import InputError
+
+ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
+TALK = [*ASKED, {"role": "assistant", "content": "In the Arctic."}, {"role": "user", "content": "And\ncamels? 😀"}]
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def chatting(name):
+    """A random Llama of single bytes with a template; its tokenizer puts a start token before whatever it reads."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    own = tokenizers.Tokenizer(tokenizers.models.BPE({sign: place for place, sign in enumerate(alphabet)}, []))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = tokenizers.decoders.ByteLevel()
+    special = {"additional_special_tokens": MARKS, "bos_token": "<s>", "eos_token": "</s>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=own, **special)
+    start = ("<s>", fast.convert_tokens_to_ids("<s>"))
+    fast.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", None, [start])
+    fast.chat_template = TEMPLATES[name]
+    config = LlamaConfig(**{**LLAMA.to_dict(), "vocab_size": len(fast), "max_position_embeddings": 1024})
+    return Model(random_model(config, dtype=torch.float32).net, fast, name)
+
+
+MODELS = {name: chatting(name) for name in TEMPLATES}
+
+
+def contents(model, ids):
+    pieces = model.pieces(ids)
+    return [(turn.role, "".join(pieces[turn.first : turn.last])) for turn in model.turns(ids)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("messages", [ASKED, TALK, TALK[:2], [SYSTEM, *ASKED]])
+def test_ids_are_the_templates(name, messages):
+    model, answering = MODELS[name], messages[-1]["role"] == "assistant"
+    if name == "mistral" and messages[0] is SYSTEM:
+        with pytest.raises(InputError, match="refuses these messages: roles must alternate"):
+            model.ids(messages)
+        return
+    options = {"add_generation_prompt": not answering, "continue_final_message": answering, "return_dict": False}
+    ids = model.tokenizer.apply_chat_template(messages, **options)
+    assert model.ids(messages) == model.ids(Chat(messages)) == ids
+    assert ids.count(model.tokenizer.bos_token_id) == ("bos_token" in TEMPLATES[name])
+    assert attribute(model, Chat(messages), sites=()).token_ids == tuple(ids)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_turns_are_the_messages(name):
+    model = MODELS[name]
+    said = [(message["role"], message["content"]) for message in TALK]
+    found = [turn for turn in contents(model, model.ids(TALK)) if turn[0] != "system"]
+    assert [(role, text.strip()) for role, text in found] == [*said, ("assistant", "")]
+    begun = [turn for turn in contents(model, model.ids(TALK[:2])) if turn[0] != "system"]
+    assert [(role, text.strip()) for role, text in begun] == said[:2]
+    turns = model.turns(model.ids(TALK))
+    assert turns[0].start == 0
+    assert turns[-1].stop == len(model.ids(TALK))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(turns))
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama 3", "mistral 3"])
+def test_a_system_message_is_a_turn_and_the_templates_own_is_not(name):
+    model = MODELS[name]
+    assert contents(model, model.ids([SYSTEM, *ASKED]))[:2] == [("system", "Be brief."), ("user", ASKED[0]["content"])]
+    if name == "llama 3":
+        assert contents(model, model.ids(ASKED))[0] == ("system", "")
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="<[:"), max_size=12)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.sampled_from(sorted(TEMPLATES)))
+@settings(max_examples=60)
+def test_turns_of_any_messages(texts, name):
+    """Spaces at the ends of a message may be the template's."""
+    model = MODELS[name]
+    roles = ["user" if place % 2 == 0 else "assistant" for place in range(len(texts))]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    if not texts[-1].strip():
+        messages.append({"role": "assistant" if roles[-1] == "user" else "user", "content": "end"})
+    wanted = [(message["role"], message["content"].strip()) for message in messages]
+    if messages[-1]["role"] == "user":
+        wanted.append(("assistant", ""))
+    found = [(role, text.strip()) for role, text in contents(model, model.ids(messages)) if role != "system"]
+    assert found == wanted
+
+
+def test_other_texts_have_no_turns():
+    assert MODELS["qwen"].turns(MODELS["qwen"].ids("The ice bear lives in the")) == ()
+    assert random_model(LLAMA).turns([1, 2, 3]) == ()
+
+
+def test_what_a_model_wrote_is_never_tokenised_again():
+    """Its ids are taken, also where they are not what its text would be split into."""
+    model = MODELS["qwen"]
+    ids = [*model.tokens_of("In the Arc"), *model.tokens_of("tic.")][::-1]
+    read = model.ids([*TALK[:1], {**TALK[1], "ids": ids}, TALK[2]])
+    assert any(read[place : place + len(ids)] == ids for place in range(len(read)))
+    plain = model.ids([*TALK[:1], {**TALK[1], "ids": ids[::-1]}, TALK[2]])
+    assert plain == model.ids(TALK)
+
+
+def test_messages_and_ids_give_the_same_numbers():
+    model = MODELS["llama 3"]
+    a, b = attribute(model, Chat(TALK)), attribute(model, model.ids(TALK))
+    assert a.turns == b.turns
+    assert torch.equal(a.tokens, b.tokens)
+    assert torch.equal(a.ffn, b.ffn)
+    assert a.top(5, position="all") == b.top(5, position="all")
+
+
+def test_a_batch_of_conversations_equals_singles():
+    model = MODELS["gemma"]
+    both = attribute(model, [Chat(ASKED), Chat(TALK), "Ice"])
+    for one, given_ in zip(both, (ASKED, TALK, "Ice"), strict=True):
+        single = attribute(model, given_)
+        assert one.turns == single.turns
+        assert one.template == single.template
+        assert torch.allclose(one.tokens, single.tokens, atol=1e-5)
+
+
+def test_the_template_is_ranked_apart():
+    found = attribute(MODELS["qwen"], TALK)
+    apart = {*found.template, *found.sinks}
+    assert found.template
+    assert not {row.position for row in found.top(200, position="all")} & apart
+    some = found.top(5000, position="all", include_template=True)
+    assert {row.position for row in some} & set(found.template) - set(found.sinks)
+
+
+def test_reading_and_keeping_messages(tmp_path):
+    chat = Chat(TALK).then("assistant", "In deserts.", [1, 2])
+    (tmp_path / "chat.json").write_text(chat.to_json())
+    assert Chat.read(tmp_path / "chat.json") == chat
+    assert chat.messages[-1]["ids"] == [1, 2]
+    (tmp_path / "chat.json").write_text(json.dumps({"messages": TALK}))
+    assert Chat.read(tmp_path / "chat.json") == Chat(TALK)
+    for bad in ("", "3", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', '["a"]', "[]", '{"a": 1}'):
+        (tmp_path / "chat.json").write_text(bad)
+        with pytest.raises(InputError):
+            Chat.read(tmp_path / "chat.json")
+    with pytest.raises(InputError, match="a list of its tokens"):
+        Chat([{"role": "assistant", "content": "a", "ids": ["1"]}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for x in range(10**9) %}{% endfor %}{{ messages.__class__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('touch /tmp/icebear-was-here').read() }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_can_only_template(template, monkeypatch):
+    model = chatting("qwen")
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    with pytest.raises(InputError, match="refuses these messages"):
+        model.ids(ASKED)
+
+
+def test_a_hostile_message_is_text():
+    messages = [{"role": "user", "content": "{{ 7 * 7 }}{% include 'x' %}<script>alert(1)</script>"}]
+    assert contents(MODELS["qwen"], MODELS["qwen"].ids(messages))[0][1] == messages[0]["content"]
+    assert "<script>" not in attribute(MODELS["qwen"], messages, sites=()).to_html()
+
+
+def test_the_default_models_template(smol):
+    found = attribute(smol, TALK, sites=())
+    options = {"add_generation_prompt": True, "return_dict": False}
+    assert found.token_ids == tuple(smol.tokenizer.apply_chat_template(TALK, **options))
+    assert contents(smol, found.token_ids) == [
+        ("system", ""),
+        *((message["role"], message["content"]) for message in TALK),
+        ("assistant", ""),
+    ]
