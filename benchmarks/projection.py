@@ -59,8 +59,8 @@ if __name__ == "__main__":
         ratios, correlations = [], []
         for last in read:
             now = last.activations()
-            logits = last.logits([{}, *({(layer, i): now[layer, i].item() + 1} for i in chosen)])
-            moved = logits[1:] - logits[0]
+            logits = last.logits([{}, *({(layer, i, 0): now[layer, i, 0].item() + 1} for i in chosen)])
+            moved = (logits[1:] - logits[0])[:, 0]
             for row, ids in enumerate(top):
                 ratios += (moved[row, ids] / said[row, ids]).tolist()
                 correlations.append(torch.corrcoef(torch.stack((moved[row], said[row])))[0, 1].item())

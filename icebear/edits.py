@@ -13,16 +13,17 @@ from icebear.errors import InputError
 from icebear.records import Neuron
 
 SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
-PLACES = ("all", "prompt", "last", "generated")
+PLACES = ("all", "prompt", "last", "generated", "answer")
 EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@last"
 
 _EDIT = re.compile(
     r"(?P<neuron>L\d+\.[a-z]+\.\d+)(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
     r"(?P<unit>max|std)?"
-    r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|"(?:[^"\\]|\\.)*"))?))?'
+    r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|[a-z-]+|"(?:[^"\\]|\\.)*"))?))?'
     r"(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
 )
 _WHERE = re.compile(r"(position|step):\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
+_TURN = re.compile(r"turn:(?:(last-)?(system|user|assistant)|(\d{1,4}))")
 _CONDITION = re.compile(r'(seen|unseen):("(?:[^"\\]|\\.)+")')
 
 
@@ -33,7 +34,9 @@ class Edit:
     op: ``set`` its activation to `value`, ``scale`` it by `value`, or ``add`` `value` to it.
     unit: ``""`` for raw activation; ``max`` or ``std`` for the neuron's own recorded maximum or standard deviation.
     where: ``all``; ``prompt`` (its tokens); ``last`` (the last prompt token, where the first new token is made);
-        ``generated`` (the tokens after it); ``position:0,3-5`` (positions in the text, from 0) or ``step:0-2``
+        ``generated`` (the tokens after it); ``answer`` (both: where new tokens are made); ``turn:last-user``,
+        ``turn:user``, ``turn:0`` (the message of a chat that is the last of a role, all of a role, or the first);
+        ``position:0,3-5`` (positions in the text, from 0) or ``step:0-2``
         (step s makes new token s, from 0); ``seen:" desert"`` (from the first token " desert" of the text, prompt or
         generated, on) or ``unseen:" desert"`` (before it), the token written as in JSON.
     decay: each step s > 0 moves the activation decay**s of the way.
@@ -55,11 +58,17 @@ class Edit:
             raise InputError(f"The edit of {self.neuron} has a value that is not a finite number.")
         if self.unit and self.op == "scale":
             raise InputError(f"The edit of {self.neuron} scales by a plain number, not by {self.unit}.")
-        if self.where not in PLACES and not _WHERE.fullmatch(self.where) and not self.condition:
+        if self.where not in PLACES and not _WHERE.fullmatch(self.where) and not self.condition and not self.turn:
             raise InputError(
-                f"{self.where!r} is not a place for an edit; use {', '.join(PLACES)}, position:0,3-5, step:0-2, "
-                'seen:" token" or unseen:" token".'
+                f"{self.where!r} is not a place for an edit; use {', '.join(PLACES)}, turn:last-user, position:0,3-5, "
+                'step:0-2, seen:" token" or unseen:" token".'
             )
+
+    @property
+    def turn(self) -> tuple[bool, str, int | None] | None:
+        """Of an edit that acts in messages of a chat: whether in the last one only, their role, or their number."""
+        match = _TURN.fullmatch(self.where)
+        return (bool(match[1]), match[2] or "", int(match[3]) if match[3] else None) if match else None
 
     @property
     def condition(self) -> tuple[str, str] | None:
@@ -114,7 +123,7 @@ def parse_edits(texts: Iterable[str]) -> list[Edit]:
 
 
 def acts_at(where: str, position: int, prompt_length: int) -> bool:
-    """Whether an edit with this `where`, no condition, acts on the token at `position` of the text, from 0."""
+    """Whether an edit with this `where`, no condition and no turn, acts on the token at `position` of the text, from 0."""
     last = prompt_length - 1
     if where in PLACES:
         return {
@@ -122,6 +131,7 @@ def acts_at(where: str, position: int, prompt_length: int) -> bool:
             "prompt": position <= last,
             "last": position == last,
             "generated": position > last,
+            "answer": position >= last,
         }[where]
     kind, ranges = where.split(":")
     number = position if kind == "position" else position - last

@@ -247,6 +247,8 @@ class _Positions:
         steps = positions - (lengths[:, None] - 1)
         if edit.condition:
             acts = self._holds(edit, stack) & (positions >= 0)
+        elif edit.turn:
+            acts = self._said(edit, stack)
         else:
             acts = torch.tensor(
                 [
@@ -257,11 +259,31 @@ class _Positions:
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
         return acts.to(x.device)[..., None], strength.to(x.device, x.dtype)[..., None]
 
+    def _said(self, edit: Edit, stack: int) -> Tensor:
+        """(B, T) whether each token is of a message that the edit names, of what was read so far."""
+        read = self._known(edit, stack)
+        last, role, number = edit.turn or (False, "", None)
+        acts = torch.zeros(read.shape, dtype=torch.bool)
+        for row, ids in enumerate(read.tolist()):
+            columns = [column for column, token in enumerate(ids) if token != PADDING]
+            turns = self.model.turns([ids[column] for column in columns])
+            named = turns[number : number + 1] if number is not None else [one for one in turns if one.role == role]
+            for turn in named[-1:] if last else named:
+                acts[row, columns[turn.first : turn.last]] = True
+        return acts[:, -self.position[stack].shape[1] :]
+
+    def _known(self, edit: Edit, stack: int) -> Tensor:
+        """(B, past + T) ids up to the running pass. Raises `InputError` where the model was not given all of them."""
+        read = self.read[stack]
+        if (read == UNKNOWN).any():
+            raise InputError(
+                f"{edit} waits for a token or a message; give the model input_ids, all of them inside `steer`."
+            )
+        return read
+
     def _holds(self, edit: Edit, stack: int) -> Tensor:
         """(B, T) whether the token of the edit's condition was seen at each token, or was not."""
         kind, text = edit.condition or ("", "")
-        read = self.read[stack]
-        if (read == UNKNOWN).any():
-            raise InputError(f"{edit} waits for a token; give the model input_ids, all of them inside `steer`.")
+        read = self._known(edit, stack)
         seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
         return (seen if kind == "seen" else ~seen)[:, -self.position[stack].shape[1] :]

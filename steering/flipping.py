@@ -1,9 +1,10 @@
-"""`flip`: few neurons, at strengths found by real forward passes, that make a wanted token the next one, or take the
-current one away.
+"""`flip`: few neurons, at strengths found by real forward passes, that make a wanted token or phrase come next, or take
+the current one away.
 
 Candidates come from AttnLRP under the edits so far (the token to raise against the one to lower), times how far each
 activation may move; the best of them, at several strengths, by the margin that a batch of forward passes measures is
-taken, again and again. Then what is not needed goes, and the rest is weakened together as far as the flip holds.
+taken, again and again. Then what is not needed goes, and the rest is weakened together as far as the flip holds. Of a
+phrase each token is predicted behind the ones before it, and a neuron may be set where any of them is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from concepts.calibration import calibrate
 from concepts.lrp.method import ATTNLRP, AttnLRP
 from concepts.models.model import Model
+from concepts.models.prompts import PromptLike
 from concepts.vocabulary import project
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -27,6 +29,7 @@ from icebear.recipe import Recipe
 from icebear.records import Neuron
 from steering.apply import steer
 from steering.last_token import Edits, LastToken, Place
+from steering.phrases import comes, kept, said, wanted_ids
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -48,11 +51,11 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class _State:
-    """What the search knows: the prompt, the token, where activations are and how far they may go, (L, F)."""
+    """What the search knows: the prompt, the tokens, where activations are and how far they may go, (L, F, S)."""
 
     last: LastToken
-    token: int
-    """The one that shall be first; or, with `out_of`, leave so many first tokens."""
+    tokens: tuple[int, ...]
+    """Those that shall be first, one after the other; or of which one shall leave the first `out_of`."""
     out_of: int | None
     now: Tensor
     goal: Tensor | None
@@ -69,8 +72,8 @@ class _State:
 
 @dataclass(frozen=True)
 class _Found:
-    """Edits, by how much the flip holds with them, and for each round of the search the edited rows of the prompt so
-    far (each round has a gradient pass as well) and the margin reached."""
+    """Edits, by how much the flip holds with them (`margins`), and for each round of the search the edited rows of the
+    prompt so far (each round has a gradient pass as well) and the margin reached."""
 
     edits: dict[Place, float]
     margin: float
@@ -87,7 +90,7 @@ class _Found:
 # --- how candidates are chosen ---------------------------------------------------------------------------
 
 Choice = tuple[Tensor, Tensor]
-"""(L, F) how good each neuron looks, 0 or less for not at all; and how far it would go."""
+"""(L, F, S) how good each neuron looks at each step, 0 or less for not at all; and how far it would go."""
 Chooser = Callable[[_State, Edits], Choice]
 
 
@@ -132,46 +135,50 @@ CHOOSERS: dict[str, Chooser] = {
 
 def flip(
     model: Model,
-    prompt: str,
+    prompt: PromptLike,
     to: str | int | None = None,
-    like: str | None = None,
+    like: PromptLike | None = None,
     max_neurons: int = 10,
-    away: bool = False,
+    away: bool | str = False,
     top_k: int = 5,
     store: Store | None = None,
     on_progress: OnProgress | None = None,
     beyond: bool = False,
     choose: str = "relevance",
 ) -> Recipe:
-    """A recipe of at most `max_neurons` FFN neurons, set at the last token, after which `to` is the top next token.
+    """A recipe of at most `max_neurons` edits of FFN neurons after which what the model writes begins with `to`.
 
-    like: a source prompt (of any length) whose last token's activations are moved towards; where that is not enough,
-        and without it, neurons go either way.
-    away: instead of `to`: the current answer leaves the first `top_k` tokens; without `like` neurons are moved towards
-        zero.
+    prompt: a text, or a chat.
+    to: a token, for which neurons are set at the last token; or a phrase, for which they are set there and at its own
+        tokens (`Edit.where` ``step:1``, ...).
+    like: a source prompt (of any length) whose activations before (and in) the phrase are moved towards; where that is
+        not enough, and without it, neurons go either way.
+    away: instead of `to`: the current answer leaves the first `top_k` tokens, or if it is a phrase one of its tokens
+        does; without `like` neurons are moved towards zero.
     store: an index; the neurons that it finds for the token are tried too, and the recipe tells their examples.
     beyond: neurons may go further than they were seen to go on `concepts.calibration`'s texts.
     choose: how candidates are found, of `CHOOSERS`; all but the first are controls.
     An answer that is there already needs no edits: the recipe is empty. Raises `InputError` where it cannot be done,
     with how near it came. The recipe's provenance says what was asked and reached.
     """
-    if (to is None) is not away:
+    if (to is None) is not bool(away):
         raise InputError("Say either which token shall come (to), or that the current one shall go (away).")
-    wanted = None if to is None else model.answer_id(to, "wanted token", prompt)
     _check(model, prompt, like, max_neurons, top_k)
+    phrase = to if to is not None else away
+    wanted = None if phrase is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
     state = _start(model, prompt, wanted, like, top_k if away else None, beyond)
     found = plain = _Found({}, margins(state, [{}])[0].item())
-    if plain.margin <= 0:
-        prefer = _found_by(store, model.answer_text(state.token))
+    if not _holds(state, plain.edits):
+        prefer = _found_by(store, _text(state))
         search = partial(_search, plain, prefer, max_neurons, CHOOSERS[choose], on_progress)
         found = search(state)
         if found.margin < MARGIN and state.goal is not None:  # not enough
             first, found = found, search(replace(state, goal=None)).after(found)
             state = state if found.edits == first.edits else replace(state, goal=None)
-        if found.margin <= 0:
-            raise InputError(_failure(state, found.edits, max_neurons, like))
+        if not _holds(state, found.edits):
+            raise InputError(_failure(state, found.edits, max_neurons, like is not None))
         found = replace(found, edits=_weakened(state, _pruned(state, found.edits)))
     return _recipe(state, prompt, like, found, store, choose)
 
@@ -206,55 +213,76 @@ def _search(
     return found
 
 
-def _check(model: Model, prompt: str, like: str | None, max_neurons: int, top_k: int) -> None:
+def _check(model: Model, prompt: PromptLike, like: PromptLike | None, max_neurons: int, top_k: int) -> None:
     if not model.task.looks_back:
         raise InputError(f"flip is for models that write the next token; {model.name} does not.")
     if max_neurons < 1:
         raise InputError(f"max_neurons must be at least 1, not {max_neurons}.")
     if not 1 <= top_k < model.answers:
         raise InputError(f"top_k must be 1 to {model.answers - 1}, not {top_k}.")
-    if like is not None and model.token_ids(like) == model.token_ids(prompt):
+    if like is not None and model.ids(like) == model.ids(prompt):
         raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
 
 
 def _start(
-    model: Model, prompt: str, wanted: int | None, like: str | None, out_of: int | None = None, beyond: bool = False
+    model: Model,
+    prompt: PromptLike,
+    wanted: tuple[int, ...] | None,
+    like: PromptLike | None,
+    out_of: int | None = None,
+    beyond: bool = False,
 ) -> _State:
-    ids = model.encode([prompt]).row_ids(0)
-    last = LastToken(model, ids)
-    token = wanted if wanted is not None else int(last.logits([{}])[0].argmax())
+    ids = model.ids(prompt)
+    tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
+    last = LastToken(model, ids, tokens)
     now = last.activations()
-    goal = LastToken(model, model.encode([like]).row_ids(0)).activations() if like is not None else None
+    goal = LastToken(model, model.ids(like), tokens).activations() if like is not None else None
     if goal is None and out_of:
         goal = torch.zeros_like(now)
     if beyond:
-        high = (REACH * now.abs().amax(1, keepdim=True)).expand_as(now)
+        high = (REACH * now.abs().amax(1, keepdim=True)).expand_as(now)  # of a layer at a step
         low = -high
     else:  # or where it is, if that is further
         seen = calibrate(model)
-        low, high = torch.minimum(seen.low, now), torch.maximum(seen.high, now)
-    return _State(last, token, out_of, now, goal, low, high, beyond)
+        low, high = torch.minimum(seen.low[..., None], now), torch.maximum(seen.high[..., None], now)
+    return _State(last, tokens, out_of, now, goal, low, high, beyond)
 
 
 def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
-    """(N,) by how many logits the flip holds, each with its activations set at the last token.
-
-    The wanted logit minus the largest other one; with `out_of` k, the k-th largest other one minus the token's.
-    """
-    logits = state.last.logits(proposals)
-    own = logits[:, state.token].clone()
-    logits[:, state.token] = -torch.inf
+    """(N,) by how many logits the flip holds, each with its activations set: of a token `_steps`. Of a phrase the
+    smallest margin of its tokens, or, where one lacks, `MARGIN` less all that they lack; to take it away the
+    largest."""
+    found = _steps(state, proposals)
     if state.out_of:
-        return logits.topk(state.out_of).values[:, -1] - own
-    return own - logits.amax(1)
+        return found.amax(1)
+    lacking = (MARGIN - found).clamp(min=0).sum(1)
+    return torch.where(lacking > 0, MARGIN - lacking, found.amin(1))
+
+
+def _steps(state: _State, proposals: Sequence[Edits]) -> Tensor:
+    """(N, S) each wanted logit minus the largest other one; with `out_of` k, the k-th largest other one minus it."""
+    logits = state.last.logits(proposals)
+    steps = range(len(state.tokens))
+    own = logits[:, steps, state.tokens].clone()
+    logits[:, steps, state.tokens] = -torch.inf
+    if state.out_of:
+        return logits.topk(state.out_of).values[..., -1] - own
+    return own - logits.amax(-1)
+
+
+def _holds(state: _State, edits: Edits) -> bool:
+    """By however little."""
+    found = _steps(state, [edits])[0]
+    return bool((found > 0).any() if state.out_of else (found > 0).all())
 
 
 def _proposals(state: _State, edits: Edits, choice: Choice, prefer: Sequence[Neuron]) -> list[dict[Place, float]]:
     """The edits with one neuron more (or one of them further), at several strengths."""
     score, furthest = choice
     score = score.nan_to_num(0.0, 0.0, 0.0)
-    places = [divmod(flat, score.shape[1]) for flat in score.flatten().topk(CANDIDATES).indices.tolist()]
-    places += [(neuron.layer, neuron.index) for neuron in prefer]
+    best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
+    places: list[Place] = [tuple(part.tolist()) for part in torch.stack(torch.unravel_index(best, score.shape), 1)]  # type: ignore[misc]
+    places += [(neuron.layer, neuron.index, step) for neuron in prefer for step in range(score.shape[2])]
     return [
         {**edits, place: (state.now + level * (furthest - state.now))[place].item()}
         for place in dict.fromkeys(places)
@@ -264,20 +292,25 @@ def _proposals(state: _State, edits: Edits, choice: Choice, prefer: Sequence[Neu
 
 
 def _slopes(state: _State, edits: Edits, method: AttnLRP | None = ATTNLRP) -> Tensor:
-    """(L, F) of the margin under edits: the token against the other one that it is measured by, or the reverse."""
+    """(L, F, S) of the margin under edits: the tokens that lack it, each against the other one that it is measured by;
+    or the reverse of the one that is nearest to leave."""
 
     def margin(logits: Tensor) -> Tensor:
+        steps, tokens = list(range(len(state.tokens))), list(state.tokens)
         others = logits.detach().clone()
-        others[state.token] = -torch.inf
-        other = others.topk(state.out_of or 1).indices[-1]
-        found = logits[state.token] - logits[other]
-        return -found if state.out_of else found
+        others[steps, tokens] = -torch.inf
+        other = others.topk(state.out_of or 1).indices[:, -1]
+        found = logits[steps, tokens] - logits[steps, other]  # (S,)
+        if state.out_of:
+            return -found.amin()
+        lacking = found < MARGIN
+        return found[lacking].sum() if lacking.any() else found.amin()
 
     return state.last.slopes(edits, margin, method)
 
 
 def _furthest(state: _State, up: Tensor) -> Tensor:
-    """(L, F) how far each activation may go: towards the goal, or up or down where there is none."""
+    """(L, F, S) how far each activation may go: towards the goal, or up or down where there is none."""
     if state.goal is None:
         return torch.where(up, state.high, state.low)
     goal = state.now + REACH_LIKE * (state.goal - state.now)
@@ -285,7 +318,7 @@ def _furthest(state: _State, up: Tensor) -> Tensor:
 
 
 def _where(state: _State, edits: Edits) -> Tensor:
-    """(L, F) activations, edits included."""
+    """(L, F, S) activations, edits included."""
     found = state.now.clone()
     for place, value in edits.items():
         found[place] = value
@@ -322,31 +355,42 @@ def _towards(state: _State, place: Place, value: float, share: float) -> float:
 
 
 def _edits(edits: Edits) -> list[Edit]:
-    return [Edit(Neuron(layer, "ffn", index), "set", value, where="last") for (layer, index), value in edits.items()]
+    return [
+        Edit(Neuron(layer, "ffn", index), "set", value, where=f"step:{step}" if step else "last")
+        for (layer, index, step), value in sorted(edits.items())
+    ]
+
+
+def _text(state: _State) -> str:
+    return "".join(state.model.answer_text(token) for token in state.tokens)
 
 
 def _recipe(
-    state: _State, prompt: str, like: str | None, found: _Found, store: Store | None = None, choose: str = "relevance"
+    state: _State,
+    prompt: PromptLike,
+    like: PromptLike | None,
+    found: _Found,
+    store: Store | None = None,
+    choose: str = "relevance",
 ) -> Recipe:
     """Verified as a user would run it, with what is known about it."""
-    model, token = state.model, state.model.answer_text(state.token)
-    before = model.predict(prompt, 5, [state.token])
-    made = sorted(_edits(found.edits), key=lambda edit: edit.neuron)
+    model, text, made = state.model, _text(state), _edits(found.edits)
+    before = model.predict(prompt, 5, state.tokens[:1])
     with steer(model, made):
         after = model.predict(prompt, max(5, state.out_of or 0), [row.id for row in before])
-    first = [row.id for row in after[: state.out_of or 1]]
-    if (state.token in first) is bool(state.out_of):
-        raise InputError(f"The flip of {token!r} did not hold when it was checked; please report this prompt.")
-    asked = {"away": token, "top_k": state.out_of} if state.out_of else {"to": token}
+    if not comes(model, made, prompt, state.tokens, state.out_of):
+        raise InputError(f"The flip of {text!r} did not hold when it was checked; please report this prompt.")
+    asked = {"away": text, "top_k": state.out_of} if state.out_of else {"to": text}
     slopes = _slopes(state, {})
     return Recipe.for_model(
         model,
-        f"{prompt} -> {'not ' * bool(state.out_of)}{token.strip()}",
+        f"{said(prompt)} -> {'not ' * bool(state.out_of)}{text.strip()}",
         made,
         found_by="flip",
-        prompt=prompt,
+        prompt=kept(prompt),
         tokens=state.last.ids,
-        like=like,
+        phrase=list(state.tokens),
+        like=None if like is None else kept(like),
         chosen_by=choose,
         beyond=state.beyond,
         beyond_goal=state.goal is None and (like is not None or state.out_of is not None),
@@ -360,36 +404,39 @@ def _recipe(
 
 def _about(state: _State, edit: Edit, slopes: Tensor, store: Store | None) -> dict[str, Any]:
     """Where a neuron was, where it goes, how relevant it was there, what it writes, and what drives it that way."""
-    place = edit.neuron.layer, edit.neuron.index
+    step = int(edit.where.removeprefix("step:")) if edit.where.startswith("step:") else 0
+    place = edit.neuron.layer, edit.neuron.index, step
     words = project(state.model, edit.neuron, 5)
     examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
     return {
         "neuron": str(edit.neuron),
         "from": round(state.now[place].item(), 4),
         "relevance": (state.now * slopes)[place].item(),
-        "of_its_range": calibrate(state.model).share(place, edit.value),
+        "of_its_range": calibrate(state.model).share(place[:2], edit.value),
         "promotes": [word.text for word in words.promoted],
         "suppresses": [word.text for word in words.suppressed],
         "examples": [example.sentence.text for example in examples if example.by == "activation"],
     }
 
 
-def _failure(state: _State, edits: Edits, max_neurons: int, like: str | None) -> str:
+def _failure(state: _State, edits: Edits, max_neurons: int, like: bool) -> str:
     """How near it came, and what might help."""
     model, place = state.model, state.out_of or 1
-    with steer(model, _edits(edits)):
-        found = model.predict(state.last.ids, place, [state.token])
-    own = next(token for token in found if token.id == state.token)
+    worst = int(_steps(state, [edits])[0].argmax() if state.out_of else _steps(state, [edits])[0].argmin())
+    with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
+        found = model.predict([*state.last.ids, *state.tokens[:worst]], place, [state.tokens[worst]])
+    own = next(token for token in found if token.id == state.tokens[worst])
+    phrase = f" of {_text(state)!r}" if len(state.tokens) > 1 else ""
     within = "" if state.beyond else " within what they were seen to be"
     further = "" if state.beyond else ", or let them go beyond that (--beyond)"
     if state.out_of:
         return (
-            f"No {max_neurons} neurons{within} take {own.text!r} out of the first {place} tokens: with {len(edits)} it "
-            f"still has {own.probability:.3f}; try more neurons or fewer tokens (top_k){further}."
+            f"No {max_neurons} neurons{within} take {own.text!r}{phrase} out of the first {place} tokens: with "
+            f"{len(edits)} it still has {own.probability:.3f}; try more neurons or fewer tokens (top_k){further}."
         )
     other = "another source prompt" if like else "a source prompt that it follows (like)"
     return (
-        f"No {max_neurons} neurons{within} make {own.text!r} the next token: with {len(edits)} it has "
+        f"No {max_neurons} neurons{within} make {own.text!r}{phrase} the next token: with {len(edits)} it has "
         f"{own.probability:.3f}, behind {found[0].text!r} with {found[0].probability:.3f}; try more neurons or "
         f"{other}{further}."
     )

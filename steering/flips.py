@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from concepts.evaluation import runner
+from concepts.models.chat import Chat
 from concepts.models.model import Model
+from concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.recipe import Recipe
 from steering.apply import steer
 from steering.flipping import CHOOSERS, flip
+from steering.phrases import comes, probability, wanted_ids
 from steering.price import Neutral
 
 REACHES = ("seen", "beyond")
@@ -27,23 +30,30 @@ SPENT = (48, 96, 192, 288, 384, 480, 960)
 
 @dataclass(frozen=True)
 class Pair:
-    prompt: str
+    prompt: PromptLike
     to: str
-    like: str | None = None
+    like: PromptLike | None = None
 
 
 def read(path: str) -> list[Pair]:
-    """A JSON list of objects with prompt, to and (if wanted) like. Raises `InputError`."""
+    """A JSON list of objects with prompt, to and (if wanted) like; prompts are texts, or lists of a chat's messages.
+
+    Raises `InputError`.
+    """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
         return [
-            Pair(str(row["prompt"]), str(row["to"]), str(row["like"]) if row.get("like") is not None else None)
+            Pair(_prompt(row["prompt"]), str(row["to"]), _prompt(row["like"]) if row.get("like") is not None else None)
             for row in rows
         ]
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path} must be a JSON list of objects with prompt, to and like.") from None
+
+
+def _prompt(given: Any) -> PromptLike:
+    return list(Chat(given).messages) if isinstance(given, list) else str(given)
 
 
 def run(
@@ -68,7 +78,7 @@ def run(
     def measure(item: tuple[int, Pair]) -> dict[str, Any]:
         number, pair = item
         try:
-            before = model.probability(pair.prompt, pair.to, "wanted token")
+            before = probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
         except IcebearError as error:
             return {**vars(pair), "why": str(error), "runs": []}
         already = flips(model, pair, [])
@@ -96,8 +106,7 @@ def _run(
     place = path.with_name(f"{path.name}-{reach}-{choose.replace(' ', '-')}.json")
     found.noting(price={"kl": kl}).save(place)
     recipe = Recipe.load(place)
-    with steer(model, recipe):
-        after = model.probability(pair.prompt, pair.to)
+    after = probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
     return {
         **said,
         "flipped": flips(model, pair, list(recipe)),
@@ -110,9 +119,7 @@ def _run(
 
 
 def flips(model: Model, pair: Pair, edits: Sequence[Edit]) -> bool:
-    wanted = model.answer_id(pair.to, "wanted token", pair.prompt)
-    with steer(model, edits):
-        return model.predict(pair.prompt, 1)[0].id == wanted
+    return comes(model, edits, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
 
 
 def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
@@ -122,12 +129,14 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     if away is None:
         top_k = 1
     asked = to if away is None else away
-    if not (isinstance(prompt, str) and isinstance(asked, str) and type(top_k) is int and 0 < top_k < model.answers):
+    if not (
+        isinstance(prompt, str | list) and isinstance(asked, str) and type(top_k) is int and 0 < top_k < model.answers
+    ):
         raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
-    token = model.answer_id(asked, "wanted token", prompt)
+    phrase = wanted_ids(model, asked, prompt)
     with steer(model, recipe):
         found = model.predict(prompt, top_k)
-    holds = (token in [row.id for row in found]) is (away is None)
+    holds = comes(model, recipe, prompt, phrase, None if away is None else top_k)
     return {"prompt": prompt, "holds": holds, "first": [vars(row) for row in found]}
 
 
@@ -147,6 +156,6 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "pairs": len(asked),
         "left out, as the token was first already": sum(line.get("already", False) for line in lines),
-        "left out, as it is no single token": sum("why" in line for line in lines),
+        "left out, as it cannot be asked": sum("why" in line for line in lines),
         "reaches": found,
     }

@@ -1,4 +1,4 @@
-"""A prompt read once up to its last token: what is edited there changes nothing before it."""
+"""A prompt read once up to its last token: what is edited there, or behind it, changes nothing before it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from concepts.passes.inputs import Inputs
 from concepts.passes.run import run
 from concepts.passes.sites import visiting
 
-Place = tuple[int, int]
-"""Layer and index of an FFN neuron."""
+Place = tuple[int, int, int]
+"""Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase behind it."""
 Edits = Mapping[Place, float]
 """What activations are set to."""
 
@@ -27,12 +27,15 @@ ROWS = 64
 
 
 class LastToken:
-    """Passes of the last token alone behind the keys and values of those before it (exact, because no token looks at a
-    later one)."""
+    """Passes of the last token alone, and of a phrase behind it, behind the keys and values of those before it (exact,
+    because no token looks at a later one)."""
 
-    def __init__(self, model: Model, ids: Sequence[int]) -> None:
+    def __init__(self, model: Model, ids: Sequence[int], phrase: Sequence[int] = ()) -> None:
+        """phrase: tokens written there; S of them are predicted, and all but the last are read."""
         self.model, self.ids = model, list(ids)
-        self.rows = max(1, min(ROWS, TOKENS // len(self.ids)))
+        self.read = [self.ids[-1], *phrase[:-1]]
+        self.steps = len(self.read)
+        self.rows = max(1, min(ROWS, TOKENS // (len(self.ids) + self.steps)))
         self.cache: Any = None
         if len(self.ids) > 1:
             before = torch.tensor([self.ids[:-1]], device=model.device)
@@ -40,19 +43,19 @@ class LastToken:
                 self.cache = model.net.base_model(input_ids=before, use_cache=True).past_key_values
 
     def _inputs(self, count: int) -> dict[str, Any]:
-        """The last token `count` times; passes write to the cache, so each has its copy."""
+        """What is read `count` times; passes write to the cache, so each has its copy."""
         cache = copy.deepcopy(self.cache)
         if cache is not None:
             cache.batch_repeat_interleave(count)
-        ids = torch.tensor([self.ids], device=self.model.device).expand(count, -1)
-        return {"input_ids": ids[:, -1:], "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+        ids = torch.tensor([[*self.ids[:-1], *self.read]], device=self.model.device).expand(count, -1)
+        return {"input_ids": ids[:, -self.steps :], "attention_mask": torch.ones_like(ids), "past_key_values": cache}
 
     def activations(self) -> Tensor:
-        """(L, F) of the FFN neurons."""
-        found = torch.zeros(self.model.layers, self.model.width("ffn"))
+        """(L, F, S) of the FFN neurons."""
+        found = torch.zeros(self.model.layers, self.model.width("ffn"), self.steps)
 
         def visit(site: str, layer: int, x: Tensor) -> None:
-            found[layer] = x[0, -1].float().cpu()
+            found[layer] = x[0].float().cpu().T
 
         places = [("ffn", layer) for layer in range(self.model.layers)]
         with self.model.lock, torch.no_grad(), visiting(self.model, places, visit):
@@ -61,37 +64,36 @@ class LastToken:
 
     @torch.no_grad()
     def logits(self, proposals: Sequence[Edits]) -> Tensor:
-        """(N, V) of the next token, float32 on the CPU, under each of the proposed edits."""
+        """(N, S, V) of the next tokens, float32 on the CPU, under each of the proposed edits."""
         found = []
         for start in range(0, len(proposals), self.rows):
             part = proposals[start : start + self.rows]
-            by_layer: dict[int, list[tuple[int, int, float]]] = {}
+            by_layer: dict[int, list[tuple[int, int, int, float]]] = {}
             for row, proposal in enumerate(part):
-                for (layer, index), value in proposal.items():
-                    by_layer.setdefault(layer, []).append((row, index, value))
+                for (layer, index, step), value in proposal.items():
+                    by_layer.setdefault(layer, []).append((row, step, index, value))
 
             def visit(site: str, layer: int, x: Tensor, edits: dict = by_layer) -> Tensor:
-                rows, columns, values = zip(*edits[layer], strict=True)
-                return _set(x, rows, columns, values)
+                return _set(x, edits[layer])
 
             with self.model.lock, visiting(self.model, [("ffn", layer) for layer in by_layer], visit):
-                found.append(self.model.net(**self._inputs(len(part))).logits[:, -1].float().cpu())
+                found.append(self.model.net(**self._inputs(len(part))).logits.float().cpu())
         return torch.cat(found)
 
     def slopes(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
-        """(L, F) the gradient of `explained` (a number of the logits (V,)) at each FFN neuron, under edits, by the
+        """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
         rules of a method; None is the plain gradient. Times the activation it is the relevance."""
         model, slopes = self.model, _Slopes(edits)
         run(model, _Margin(self._inputs(1), explained), [Inputs(), slopes], method)
-        found = torch.zeros(model.layers, model.width("ffn"))
+        found = torch.zeros(model.layers, model.width("ffn"), self.steps)
         for layer, gradient in enumerate(slopes.gradients):
             if gradient is not None:
-                found[layer] = gradient[0, -1].float().cpu()
+                found[layer] = gradient[0].float().cpu().T
         return found.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Margin:
-    """Explains a number of the next token's logits."""
+    """Explains a number of the next tokens' logits."""
 
     def __init__(self, inputs: dict[str, Any], explained: Callable[[Tensor], Tensor]) -> None:
         self.inputs, self.explained = inputs, explained
@@ -100,16 +102,16 @@ class _Margin:
         return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
-        return self.explained(model.net(**self.inputs).logits[0, -1].float())[None]
+        return self.explained(model.net(**self.inputs).logits[0].float())[None]
 
 
 class _Slopes:
     """Records the gradient at every FFN neuron, some of which are set to values."""
 
     def __init__(self, edits: Edits) -> None:
-        self.edits: dict[int, list[tuple[int, float]]] = {}
-        for (layer, index), value in edits.items():
-            self.edits.setdefault(layer, []).append((index, value))
+        self.edits: dict[int, list[tuple[int, int, int, float]]] = {}
+        for (layer, index, step), value in edits.items():
+            self.edits.setdefault(layer, []).append((0, step, index, value))
         self.leaves: list[Tensor] = []
         self.gradients: Sequence[Tensor | None] = ()
 
@@ -120,8 +122,7 @@ class _Slopes:
 
     def _visit(self, site: str, layer: int, x: Tensor) -> Tensor:
         if layer in self.edits:
-            columns, values = zip(*self.edits[layer], strict=True)
-            x = _set(x, [0] * len(columns), columns, values)
+            x = _set(x, self.edits[layer])
         self.leaves.append(x)
         return x
 
@@ -129,8 +130,9 @@ class _Slopes:
         self.gradients = gradients
 
 
-def _set(x: Tensor, rows: Sequence[int], columns: Sequence[int], values: Sequence[float]) -> Tensor:
-    """x (B, T, F) with values at the last token."""
+def _set(x: Tensor, edits: Sequence[tuple[int, int, int, float]]) -> Tensor:
+    """x (B, S, F) with the values of edits: row, step, index, value."""
     x = x.clone()
-    x[list(rows), -1, list(columns)] = torch.tensor(values, dtype=x.dtype, device=x.device)
+    rows, steps, columns, values = (list(part) for part in zip(*edits, strict=True))
+    x[rows, steps, columns] = torch.tensor(values, dtype=x.dtype, device=x.device)
     return x

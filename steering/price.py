@@ -13,10 +13,12 @@ from torch import Tensor
 
 from concepts.calibration import calibrate
 from concepts.models.model import Model
+from concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from steering.apply import Statistic, steer
+from steering.phrases import predicted, wanted_ids
 
 NEUTRAL = (
     "The committee will meet again on Thursday to discuss the budget for the coming year.",
@@ -42,7 +44,8 @@ CONTINUED = 16
 
 @dataclass(frozen=True)
 class Standing:
-    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits."""
+    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits; of a phrase
+    the product over its tokens, each behind those before it, and the worst rank."""
 
     text: str
     before: float
@@ -117,13 +120,15 @@ def price(
     held = token_rows(model, held_out or neutral)
     usual, changed = (_perplexity(model, chosen, held) for chosen in ([], everywhere))
     prompt, wanted = recipe.provenance.get("prompt"), recipe.provenance.get("to")
+    phrase = wanted_ids(model, wanted, prompt) if prompt and wanted else ()
     old = new = repetition = repetition_plain = None
     if prompt:
-        before, repetition_plain = _written(model, prompt)
+        before, after = (predicted(model, chosen, prompt, phrase or (0,)).softmax(-1).cpu() for chosen in ([], edits))
+        repetition_plain = _repeats(model, prompt)
         with steer(model, edits):
-            after, repetition = _written(model, prompt)
-        old = _standing(model, int(before.argmax()), before, after)
-        new = _standing(model, model.answer_id(wanted, "wanted token", prompt), before, after) if wanted else None
+            repetition = _repeats(model, prompt)
+        old = _standing(model, (int(before[0].argmax()),), before, after)
+        new = _standing(model, phrase, before, after) if phrase else None
     return Price(
         at.divergence(edits),
         len(at.places),
@@ -159,16 +164,21 @@ def neutral_places(model: Model, texts: Sequence[str]) -> list[list[int]]:
     return sorted((row[:end] for row, end in taken), key=len)
 
 
-def _written(model: Model, prompt: str) -> tuple[Tensor, float]:
-    """(V,) the next token's probabilities, and how much the continuation repeats itself."""
-    room = model.context_length - len(model.token_ids(prompt))
+def _repeats(model: Model, prompt: PromptLike) -> float:
+    """How much the continuation repeats itself."""
+    room = model.context_length - len(model.ids(prompt))
     text = model.generate(prompt, max_new_tokens=min(40, room)) if room > 0 else ""
-    return model.next_logits(prompt).softmax(-1), repeated_trigrams(model.tokens_of(text))
+    return repeated_trigrams(model.tokens_of(text))
 
 
-def _standing(model: Model, token: int, before: Tensor, after: Tensor) -> Standing:
-    ranks = [1 + int((found > found[token]).sum()) for found in (before, after)]
-    return Standing(model.answer_text(token), before[token].item(), after[token].item(), *ranks)
+def _standing(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> Standing:
+    """Of probabilities (S, V) without and with edits."""
+    steps = list(range(len(tokens)))
+    own = [found[steps, list(tokens)] for found in (before, after)]
+    pairs = zip((before, after), own, strict=True)
+    ranks = [1 + int((found[steps] > one[:, None]).sum(-1).max()) for found, one in pairs]
+    text = "".join(model.answer_text(token) for token in tokens)
+    return Standing(text, own[0].prod().item(), own[1].prod().item(), *ranks)
 
 
 # --- where edits act ------------------------------------------------------------------------------------
@@ -208,12 +218,12 @@ class Neutral:
 
 def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
     """Whether edits act on generated tokens, and whether in the prompt."""
-    writes = [edit.where == "generated" or edit.where.startswith("step:") for edit in edits]
-    return any(writes), not writes or not all(writes)
+    only = [edit.where == "generated" or edit.where.startswith("step:") for edit in edits]
+    return any(only) or any(edit.where == "answer" for edit in edits), not only or not all(only)
 
 
 def _elsewhere(edit: Edit) -> bool:
-    return edit.condition is not None or edit.where.startswith("position:")
+    return edit.condition is not None or edit.turn is not None or edit.where.startswith("position:")
 
 
 def _where(edits: Sequence[Edit], places: int) -> str:

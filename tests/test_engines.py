@@ -184,7 +184,7 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
 
 
 def test_what_needs_extremes_of_the_activation_takes_no_index_by_relevance(model, corpus, tmp_path):
-    state = _start(model, "the ice bear", 7, None)
+    state = _start(model, "the ice bear", (7,), None)
     edit, slopes = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last"), _slopes(state, {})
     told = {}
     for by in ("activation", "relevance"):

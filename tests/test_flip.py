@@ -73,11 +73,11 @@ def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
 def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
-    state = _start(letters, "the ice bear", wanted, None)
+    state = _start(letters, "the ice bear", (wanted,), None)
     found = _search(_Found({}, margins(state, [{}])[0].item()), [], 10, CHOOSERS["relevance"], None, state)
     edits = found.edits
     assert found.margin >= MARGIN
-    useless = next((1, index) for index in range(letters.width("ffn")) if (1, index) not in edits)
+    useless = next((1, index, 0) for index in range(letters.width("ffn")) if (1, index, 0) not in edits)
     left = _pruned(state, {useless: state.now[useless].item(), **edits})
     assert useless not in left
     assert set(left) <= set(edits)
@@ -105,10 +105,10 @@ def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"to": " yen in Japan"}, "must be one token, but splits"),
+        ({"to": "  "}, "is empty; name a token or a phrase"),
         ({"to": " desert", "max_neurons": 0}, "at least 1, not 0"),
         ({"to": " desert", "like": ICE_BEAR}, "is the prompt itself"),
-        ({"to": " qux", "max_neurons": 1}, "must be one token"),
+        ({"to": " qux", "max_neurons": 1}, "No 1 neurons within what they were seen to be make .* of ' qux' the next"),
         ({"to": 10**7}, "Token ids of smollm2-135m"),
         ({}, "Say either"),
         ({"to": " desert", "away": True}, "Say either"),
@@ -198,14 +198,15 @@ def test_other_models_are_refused():
 
 def test_margins_are_those_of_the_steered_model(letters, generator):
     model = letters
-    state = _start(model, "the ice bear", 7, None)
+    state = _start(model, "the ice bear", (7,), None)
     proposals = [
-        {(generator.randrange(3), generator.randrange(20)): generator.uniform(-5, 5) for _ in range(count)}
+        {(generator.randrange(3), generator.randrange(20), 0): generator.uniform(-5, 5) for _ in range(count)}
         for count in (0, 1, 3)
     ]
     for proposal, margin in zip(proposals, margins(state, proposals).tolist(), strict=True):
         edits = [
-            Edit(Neuron(layer, "ffn", index), "set", value, where="last") for (layer, index), value in proposal.items()
+            Edit(Neuron(layer, "ffn", index), "set", value, where="last")
+            for (layer, index, _), value in proposal.items()
         ]
         with steer(model, edits):
             found = model.predict("the ice bear", 50)
@@ -292,21 +293,21 @@ def test_reading_a_prompt_once_changes_nothing():
         model = Model(random_model(config, "eager", torch.float32).net, Letters(), name)
         last = LastToken(model, IDS)
         whole = attribute(model, IDS, 5, 6, sites=("ffn",))
-        slopes = last.slopes({}, lambda logits: logits[5] - logits[6], ATTNLRP)
-        assert torch.allclose(last.activations(), whole.activation("ffn")[:, -1], atol=1e-5), name
-        assert torch.allclose(slopes * last.activations(), whole.ffn[:, -1], atol=1e-4), name
+        slopes = last.slopes({}, lambda logits: logits[0, 5] - logits[0, 6], ATTNLRP)
+        assert torch.allclose(last.activations()[..., 0], whole.activation("ffn")[:, -1], atol=1e-5), name
+        assert torch.allclose((slopes * last.activations())[..., 0], whole.ffn[:, -1], atol=1e-4), name
         with steer(model, ["L0.ffn.3=2@last"]):
             edited = model.next_logits(IDS)
-        assert torch.allclose(last.logits([{}, {(0, 3): 2.0}])[1], edited, atol=1e-4), name
+        assert torch.allclose(last.logits([{}, {(0, 3, 0): 2.0}])[1, 0], edited, atol=1e-4), name
 
 
 def test_many_rows_go_in_parts(letters, monkeypatch):
     whole = LastToken(letters, IDS)
-    proposals = [{(1, index): 3.0} for index in range(9)]
+    proposals = [{(1, index, 0): 3.0} for index in range(9)]
     monkeypatch.setattr("steering.last_token.ROWS", 4)
-    assert torch.equal(LastToken(letters, IDS).logits(proposals).argmax(1), whole.logits(proposals).argmax(1))
+    assert torch.equal(LastToken(letters, IDS).logits(proposals).argmax(-1), whole.logits(proposals).argmax(-1))
     assert LastToken(letters, IDS).rows == 4
-    assert LastToken(letters, [3]).logits([{}]).shape == (1, 50)
+    assert LastToken(letters, [3]).logits([{}]).shape == (1, 1, 50)
 
 
 # --- many flips, and knowledge neurons ---
@@ -315,14 +316,14 @@ def test_many_rows_go_in_parts(letters, monkeypatch):
 def test_evaluating_flips(smol, tmp_path):
     pairs = [
         Pair("The Eiffel Tower is located in the city of", " Rome", "The Colosseum is located in the city of"),
-        Pair("The currency of the United States is the", " yen"),
+        Pair("The currency of the United States is the", " "),
         Pair(ICE_BEAR, " Arctic"),
     ]
     choosers = ["relevance", "chance 0"]
     lines = run(smol, pairs, tmp_path, choosers=choosers)
     assert run(smol, pairs, tmp_path, choosers=choosers) == lines  # from the folder
     assert [len(line["runs"]) for line in lines] == [4, 0, 0]
-    assert ("one token" in lines[1]["why"], lines[2]["already"]) == (True, True)
+    assert ("is empty" in lines[1]["why"], lines[2]["already"]) == (True, True)
     for row in lines[0]["runs"]:
         if row["chosen_by"] == "relevance":
             assert (row["flipped"], row["kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
@@ -337,25 +338,25 @@ def test_evaluating_flips(smol, tmp_path):
 
 def test_controls_have_the_same_budget_and_reach(letters):
     """FINDINGS A2: each way of choosing has as many edited rows a round, inside the same limits."""
-    state = _start(letters, "the ice bear", 7, "a source prompt")
+    state = _start(letters, "the ice bear", (7,), "a source prompt")
     for reach in (state, replace(state, goal=None), replace(state, beyond=True)):
         for name, choose in CHOOSERS.items():
-            proposals = _proposals(reach, {(1, 2): 0.5}, choose(reach, {(1, 2): 0.5}), [])
+            proposals = _proposals(reach, {(1, 2, 0): 0.5}, choose(reach, {(1, 2, 0): 0.5}), [])
             assert 40 <= len(proposals) <= 48, name
             if not reach.beyond:
                 for proposal in proposals:
-                    changed = {place: value for place, value in proposal.items() if place != (1, 2)}
+                    changed = {place: value for place, value in proposal.items() if place != (1, 2, 0)}
                     for place, value in changed.items():
                         assert state.low[place] - 1e-5 <= value <= state.high[place] + 1e-5
     draws = [CHOOSERS[f"chance {seed}"](state, {})[0] for seed in range(3)]
     assert not torch.equal(draws[0], draws[1])
     assert torch.equal(draws[2], CHOOSERS["chance 2"](state, {})[0])
-    moved = [CHOOSERS["chance 2"](state, {(0, 3): value})[0] for value in (1.0, 2.0)]  # one neuron, twice
+    moved = [CHOOSERS["chance 2"](state, {(0, 3, 0): value})[0] for value in (1.0, 2.0)]  # one neuron, twice
     assert not torch.equal(*moved)
 
 
 def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
-    state = _start(letters, "the ice bear", 7, "a source prompt")
+    state = _start(letters, "the ice bear", (7,), "a source prompt")
     tried = len(_proposals(state, {}, CHOOSERS["distance"](state, {}), []))
     monkeypatch.setattr("steering.flipping.margins", lambda state, proposals: torch.full((len(proposals),), -9.0))
     first = _search(_Found({}, -1.0), [], 10, CHOOSERS["distance"], None, state)

@@ -1,0 +1,71 @@
+"""A phrase that shall be written, or not, and the prompt before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.models.model import Model
+from concepts.models.prompts import Prompt, PromptLike
+from icebear.edits import Edit
+from icebear.errors import InputError
+from icebear.recipe import Recipe
+from steering.apply import steer
+
+
+def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int, ...]:
+    """The tokens of what shall come, or go. Raises `InputError` for none."""
+    if isinstance(wanted, int):
+        return (model.answer_id(wanted, "wanted token", prompt),)
+    ids = tuple(model.continuation(wanted, prompt)) if wanted.strip() else ()
+    if not ids:
+        raise InputError("What shall come next is empty; name a token or a phrase.")
+    return ids
+
+
+@torch.no_grad()
+def predicted(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> Tensor:
+    """(S, V) logits of the next token behind a prompt, and behind each token of the phrase but the last, with edits."""
+    read = model.ids(prompt)
+    ids = [*read, *phrase[:-1]]
+    with steer(model, edits, prompt_tokens=len(read)):
+        return model.logits(model.read_ids([ids]), list(range(len(read) - 1, len(ids))))[0].float()
+
+
+def comes(
+    model: Model,
+    edits: Recipe | Sequence[Edit],
+    prompt: PromptLike,
+    phrase: Sequence[int],
+    out_of: int | None = None,
+) -> bool:
+    """Whether what greedy decoding writes with edits begins with a phrase; with `out_of` k, whether one of its tokens,
+    each behind those before it, is not among the first k."""
+    first = predicted(model, edits, prompt, phrase).topk(out_of or 1).indices.tolist()
+    inside = [token in found for token, found in zip(phrase, first, strict=True)]
+    return not all(inside) if out_of else all(inside)
+
+
+def probability(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> float:
+    """Of a phrase: the product over its tokens."""
+    found = predicted(model, edits, prompt, phrase).log_softmax(-1)
+    return found[range(len(phrase)), list(phrase)].sum().exp().item()
+
+
+def said(prompt: PromptLike) -> str:
+    """A prompt in a line: of a chat what the user said last."""
+    asked = Prompt.of(prompt)
+    if asked.messages:
+        return str(next((one["content"] for one in reversed(asked.messages) if one["role"] == "user"), "a chat"))
+    return asked.text if asked.text is not None else "token ids"
+
+
+def kept(prompt: PromptLike) -> Any:
+    """A prompt as JSON has it; `Prompt.of` reads it back."""
+    asked = Prompt.of(prompt)
+    if asked.messages:
+        return [dict(message) for message in asked.messages]
+    return asked.text if asked.text is not None else list(asked.ids or ())
