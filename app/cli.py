@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from app.launch import log_to_stderr
-from app.verbs import circuit, evaluate, explain, machine, steer, store
+from app.verbs import circuit, evaluate, explain, machine, steer, store, talk
 from icebear.errors import IcebearError, out_of_memory
 
 
@@ -37,7 +37,16 @@ def main() -> None:
 
 
 LOOK, MACHINE = (machine.demo, machine.models), (machine.app, machine.doctor)
-for verb in (*LOOK, *explain.VERBS, *circuit.VERBS, *steer.VERBS, *store.VERBS, evaluate.evaluate, *MACHINE):
+for verb in (
+    *LOOK,
+    *explain.VERBS,
+    *talk.VERBS,
+    *circuit.VERBS,
+    *steer.VERBS,
+    *store.VERBS,
+    evaluate.evaluate,
+    *MACHINE,
+):
     main.add_command(verb)
 
 

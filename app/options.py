@@ -34,8 +34,19 @@ AT_LEAST_1 = click.IntRange(min=1)
 OPTIONS: dict[str, dict[str, Any]] = {
     # what is explained
     "--target": {"help": "The token or label to explain; default: the most probable one."},
-    "--contrast": {"help": "Explain the target against this token or label."},
+    "--contrast": {"help": "Explain the target against this token or label, a phrase against this phrase."},
     "--target-text": {"help": "Explain a whole continuation instead of one token."},
+    "--chat": {"is_flag": True, "help": "PROMPT is a message; the model's own template makes a prompt of it."},
+    "--system": {"help": "A system message before it; it is a chat then."},
+    "--messages": {"type": FILE, "help": "A chat's messages instead of PROMPT: a JSON file."},
+    "--span": {"help": "Let the model answer; explain these words of the answer, its tokens 3:5, or all."},
+    "--hops": {
+        "default": 0,
+        "type": click.IntRange(min=0),
+        "help": "With --span: hand relevance on from the answer's own words so often.",
+    },
+    "--centred": {"is_flag": True, "help": "Explain logits less their mean over the vocabulary."},
+    "--max-new-tokens": {"default": 40, "type": AT_LEAST_1, "help": "How many tokens the model writes at most."},
     "--prefix": {"help": "What the decoder of an encoder-decoder has written before the target."},
     "--versus": {
         "multiple": True,
@@ -57,6 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
     "--ablate": {"is_flag": True, "help": "With --versus: what the nodes carry, measured, beside controls."},
+    "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "0: greedy."},
     "--seed": {"default": 0, "help": "Of what is drawn by chance."},
     # evaluations
     "--methods": {
@@ -93,7 +105,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """One meaning a name. A verb may give a name its own values (`options`), not another meaning."""
 
 MODEL = ("--model", "--device", "--dtype", "--attention", "--trust-remote-code", "--accept-terms")
-EXPLAIN = ("--target", "--contrast", "--target-text", "--versus", "--prefix", "--at", "--checkpoint")
+EXPLAIN = ("--target", "--contrast", "--target-text", "--versus", "--prefix", "--at", "--centred", "--checkpoint")
+CHAT = ("--chat", "--system", "--messages")
 ARGUMENTS = {"--json": "as_json", "--model": "model_name", "--store": "store_path"}
 """What a verb's function calls them, where that is not the name itself."""
 
@@ -115,6 +128,28 @@ def taken(given: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """The arguments of these options, taken out of all that were given."""
     keys = [name.removeprefix("--").replace("-", "_") for name in names]
     return {key: given.pop(key) for key in keys}
+
+
+def conversation(prompt: str | None, given: dict[str, Any]) -> Any:
+    """The chat that `CHAT`'s options make of a prompt, or the prompt itself."""
+    from concepts.models.chat import Chat
+
+    chat, system, messages = taken(given, CHAT).values()
+    if messages:
+        if prompt is not None or chat or system:
+            raise click.UsageError("--messages stands for PROMPT, --chat and --system; give it alone.")
+        return Chat.read(messages)
+    if prompt is None or not (chat or system is not None):
+        return prompt
+    before = [{"role": "system", "content": system}] if system is not None else []
+    return Chat([*before, {"role": "user", "content": prompt}])
+
+
+def likewise(asked: Any, other: str) -> Any:
+    """Another prompt, of a chat with another message of the user at its end."""
+    from concepts.models.chat import Chat
+
+    return asked.asking(other) if isinstance(asked, Chat) and not other.startswith("auto") else other
 
 
 def load(model_name: str, **options: Any) -> Model:

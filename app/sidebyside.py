@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from concepts.models.model import Model
+from concepts.models.prompts import Prompt, PromptLike
 from concepts.models.provenance import provenance
 from icebear.recipe import Recipe
 from steering.apply import Statistic, steer
+from steering.phrases import said
 
 
 def compare(
     model: Model,
-    prompt: str,
+    prompt: PromptLike,
     edits: Recipe | list,
     max_new_tokens: int,
     statistic: Statistic | None = None,
@@ -45,7 +47,7 @@ def compare(
     plain["next"] = [vars(token) for token in model.predict(prompt, 5, [token["id"] for token in steered["next"]])]
     return {
         **provenance(model),
-        "prompt": prompt,
+        "prompt": said(prompt) + "\n" * (Prompt.of(prompt).messages is not None),
         "task": model.task.name,
         "recipe": edits.name if isinstance(edits, Recipe) else None,
         "edits": [str(edit) for edit in edits],

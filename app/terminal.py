@@ -23,6 +23,7 @@ from steering.price import PLACES
 
 if TYPE_CHECKING:
     from actmax.card import Card
+    from concepts.answers.units import Unit
     from concepts.behaviour import Shared
     from concepts.circuits.graph import Graph
     from concepts.circuits.records import Without
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
 
 def heatmap(relevance: Relevance) -> Text:
-    """The prompt, each token on its relevance's colour."""
+    """The prompt, each token on its relevance's colour; what a template wrote is grey."""
     text = Text()
-    values = relevance.tokens.tolist()
-    for token, share in zip(relevance.token_strings, shares(values), strict=True):
+    template = set(relevance.template)
+    values = [0.0 if place in template else value for place, value in enumerate(relevance.tokens.tolist())]
+    for place, (token, share) in enumerate(zip(relevance.token_strings, shares(values), strict=True)):
         rgb = color(share)
-        text.append(visible(token), Style(color=ink(rgb), bgcolor=hexadecimal(rgb)))
+        colours = Style(dim=True) if place in template else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
+        text.append(visible(token), colours)
     return text
 
 
@@ -63,27 +66,45 @@ def patches(relevance: Relevance) -> Text:
 
 
 def token_table(relevance: Relevance) -> Table:
+    template = set(relevance.template)
     positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
     of_position = [("its position", "right")] if positions else []
     table = _grid(("position", "right"), ("token", "left"), ("relevance", "right"), *of_position, ("", "left"))
     for place, (token, value) in enumerate(zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)):
+        if place in template:
+            continue
         notes = ["sink"] * (place in relevance.sinks) + ["decoder"] * (place >= relevance.read)
         extra = [f"{positions[place]:+.3f}"] if positions else []
         table.add_row(str(place), Text(repr(token)), f"{value:+.3f}", *extra, ", ".join(notes))
+    if template:
+        rest = relevance.tokens[list(relevance.template)].sum().item()
+        table.add_row("", f"the template's {len(template)} tokens", f"{rest:+.3f}", style="dim")
     return table
 
 
-def explanation(relevance: Relevance) -> Group:
-    """The prediction, the heatmap and where the relevance went."""
+def _hops(relevance: Relevance) -> str:
+    return f", {len(relevance.hops) - 1} hops from the answer's own words" if relevance.hops else ""
+
+
+def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
+    table = _grid(("whose", "left"), ("relevance", "right"), ("text", "left"))
+    for unit, value in parts:
+        style = "dim" if unit.template else None
+        table.add_row(unit.turn, f"{value:+.3f}", Text(visible(unit.text.strip())), style=style)
+    return table
+
+
+def explanation(relevance: Relevance, units: Table | None = None) -> Group:
+    """The prediction, the heatmap and where the relevance went, by token or by `units`."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
-    if relevance.contrast:
-        head.append(f" rather than {relevance.contrast.text!r}")
+    if relevance.contrast_text:
+        head.append(f" rather than {relevance.contrast_text!r}")
     predicted = ", ".join(f"{token.text!r} {token.number}" for token in relevance.predictions[:5])
     return Group(
         Text(f"Predicted: {predicted}"),
-        Text.assemble(head, Text(f"?  ({relevance.method!r})", "dim")),
+        Text.assemble(head, Text(f"?  ({relevance.method!r}{_hops(relevance)})", "dim")),
         Padding(patches(relevance) if relevance.image else heatmap(relevance), (1, 2)),
-        *([] if relevance.image else [token_table(relevance)]),
+        *([] if relevance.image else [units or token_table(relevance)]),
         Text(relevance.account(), "dim"),
         *([Text(relevance.meaning(), "dim")] if relevance.versus else []),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),

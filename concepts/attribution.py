@@ -201,6 +201,8 @@ def _of_answer(
         raise InputError("An answer is explained as it is; give span and contrast only.")
     start, stop = answer.places(span)
     read, explained, contrast = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop], asked["contrast"]
+    if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
+        contrast = f" {contrast}"  # a span is found without its space too
     rather = (contrast,) if isinstance(contrast, int) else contrast and phrase_ids(model, contrast, read)
     if len(explained) == 1 and (rather is None or len(rather) == 1):
         asked = {**asked, "target": explained[0], "contrast": rather and rather[0]}

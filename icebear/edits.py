@@ -123,7 +123,7 @@ def parse_edits(texts: Iterable[str]) -> list[Edit]:
 
 
 def acts_at(where: str, position: int, prompt_length: int) -> bool:
-    """Whether an edit with this `where`, no condition and no turn, acts on the token at `position` of the text, from 0."""
+    """Whether an edit with this `where`, no condition and no turn, acts on the token at `position`, from 0."""
     last = prompt_length - 1
     if where in PLACES:
         return {

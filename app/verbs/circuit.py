@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import FILE, MODEL, load, options, print_json, stdout, taken, write_page
+from app.options import CHAT, FILE, MODEL, conversation, likewise, load, options, print_json, stdout, taken, write_page
 from app.progress import bar
 from icebear.extras import need
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt", required=False)
-@options("--target", "--contrast", "--versus", "--file")
+@options("--target", "--contrast", "--versus", "--file", *CHAT, "--span", "--max-new-tokens")
 @options("--nodes")
 @click.option("--faithfulness", type=float, help="Instead, the fewest nodes that carry such a share of the difference.")
 @click.option("--heads", is_flag=True, help="Attention heads are nodes too.")
@@ -50,16 +50,17 @@ def circuit(
     """
     from app.terminal import circuit_tables
 
-    asked = taken(given, ("--target", "--contrast", "--versus"))
-    if (prompt is None) is (file is None):
-        raise click.UsageError("Give either a PROMPT or --file.")
+    asked = taken(given, ("--target", "--contrast", "--versus", "--span", "--max-new-tokens"))
+    asked["prompt"] = conversation(prompt, given)
+    if (asked["prompt"] is None) is (file is None):
+        raise click.UsageError("Give either a PROMPT, --messages or --file.")
     if file is None and len(asked["versus"]) != 1:
         raise click.UsageError("A circuit compares with one other prompt; give --versus once.")
     need("circuits")
     model = load(**given)
     with bar("edges", 1) as move:
         how = {"nodes": nodes, "faithfulness": faithfulness, "heads": heads, "on_progress": move}
-        graph = _of_file(model, file, asked, how) if file else _of_prompt(model, prompt, asked, how)
+        graph = _of_file(model, file, asked, how) if file else _of_prompt(model, asked, how)
     checked = _checked(graph) if ablate else {}
     for path, content in (
         (html, graph.to_html),
@@ -74,10 +75,15 @@ def circuit(
         stdout().print(circuit_tables(graph, **checked))
 
 
-def _of_prompt(model: Model, prompt: Any, asked: dict[str, Any], how: dict[str, Any]) -> Graph:
+def _of_prompt(model: Model, asked: dict[str, Any], how: dict[str, Any]) -> Graph:
+    from app.verbs.explain import answered
     from concepts.circuits.circuit import circuit as run
 
-    return run(model, prompt, asked["target"], asked["contrast"], versus=asked["versus"][0], **how)
+    what = {"prompt": asked["prompt"]}
+    if asked["span"]:
+        what = answered(model, asked["prompt"], asked["span"], asked["max_new_tokens"])
+    other = likewise(asked["prompt"], asked["versus"][0])
+    return run(model, target=asked["target"], contrast=asked["contrast"], versus=other, **what, **how)
 
 
 def _of_file(model: Model, file: str, asked: dict[str, Any], how: dict[str, Any]) -> Graph:

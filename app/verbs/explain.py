@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.options import (
+    CHAT,
     EXPLAIN,
     MODEL,
+    conversation,
+    likewise,
     load,
     method_named,
     options,
@@ -31,47 +34,74 @@ ASKED = (
     "--versus",
     "--prefix",
     "--at",
+    "--centred",
     "--method",
     "--checkpoint",
     "--image",
+    *CHAT,
+    "--span",
+    "--hops",
+    "--max-new-tokens",
 )
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @options(*ASKED)
+@click.option(
+    "--units",
+    type=click.Choice(["word", "sentence", "turn", "document"]),
+    help="Sum tokens to these.",
+    show_default="token",
+)
 @options("--png", "--html", "--json", *MODEL)
 def attribute(
-    prompt: str | None, image: str | None, png: str | None, html: str | None, as_json: bool, **given: Any
+    prompt: str | None,
+    image: str | None,
+    units: str | None,
+    png: str | None,
+    html: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Which tokens of PROMPT (or parts of an image) carried the prediction. --png writes the image under its relevance.
+
+    With --span the model answers first, and words of its answer are explained.
 
     \b
     Example:
       icebear attribute "The ice bear lives in the" --contrast " desert"
+      icebear attribute --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
-    from app.terminal import explanation
+    from app.terminal import explanation, units_table
+    from concepts.answers.units import units as summed
 
-    _one_of({"a PROMPT": prompt, "--image": image})
+    _one_of({"a PROMPT": prompt, "--image": image, "--messages": given["messages"]})
     if png and not image:
         raise click.UsageError("--png goes with --image.")
-    asked = _asked(given)
-    relevance = _explained(load(**given), prompt, image, **asked)
+    asked = _asked(given, prompt)
+    relevance = _explained(load(**given), image, **asked)
+    parts = summed(relevance, units) if units else []
     if html:
         write_page(html, relevance.to_html())
     if png:
         write_page(png, relevance.image.png())  # type: ignore[union-attr]
     if as_json:
-        print_json(relevance.to_dict())
+        told = [{**vars(part), "relevance": value} for part, value in parts]
+        print_json({**relevance.to_dict(), **({"units": told} if units else {})})
+    elif units:
+        stdout().print(explanation(relevance, units_table(parts)))
     else:
         stdout().print(explanation(relevance))
 
 
-def _asked(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `concepts.attribute` that were given."""
-    asked = taken(given, (*EXPLAIN, "--method"))
+def _asked(given: dict[str, Any], prompt: str | None) -> dict[str, Any]:
+    """The prompt, and the arguments of `concepts.attribute` that were given."""
+    asked = taken(given, (*EXPLAIN, "--method", "--span", "--hops", "--max-new-tokens"))
+    asked["prompt"] = conversation(prompt, given)
     versus, at, method = asked["versus"], asked["at"], asked["method"]
-    asked["versus"] = (versus[0] if len(versus) == 1 else list(versus)) if versus else None
+    versus = [likewise(asked["prompt"], other) for other in versus]
+    asked["versus"] = (versus[0] if len(versus) == 1 else versus) if versus else None
     asked["at"] = int(at) if at and at.lstrip("-").isdigit() else at
     asked["method"] = method and method_named(method)
     return asked
@@ -83,14 +113,25 @@ def _one_of(choices: dict[str, Any]) -> None:
         raise click.UsageError(f"Give either {', '.join(names)} or {last}.")
 
 
-def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any) -> Relevance:
-    """`attribute` of the prompt or the image, whichever the model reads."""
+def _explained(model: Model, image: str | None, **asked: Any) -> Relevance:
+    """`attribute` of the prompt or the image, whichever the model reads; with a span of what it answers."""
     from concepts.attribution import attribute as run
 
     if model.task.reads_text is bool(image):
         raise click.UsageError(f"{model.name} reads {'images: give --image' if not image else 'text: give a PROMPT'}.")
-    what: Any = image or prompt
-    return run(model, what, **asked)
+    prompt, span, count = (asked.pop(name) for name in ("prompt", "span", "max_new_tokens"))
+    if span is None:
+        return run(model, image or prompt, **asked)
+    return run(model, **answered(model, prompt, span, count), **asked)
+
+
+def answered(model: Model, prompt: Any, span: str, count: int) -> dict[str, Any]:
+    """The model's answer, and the span of it that is asked for."""
+    from concepts.models.answer import read_span
+
+    room = model.context_length - len(model.ids(prompt))
+    answer = model.answer(prompt, min(count, room))
+    return {"prompt": answer, "span": None if span == "all" else read_span(span)}
 
 
 @click.command()
@@ -101,6 +142,7 @@ def _explained(model: Model, prompt: str | None, image: str | None, **asked: Any
 @click.option("--polarity", type=click.Choice(["+", "-"]), help="Only neurons whose activation has this sign.")
 @click.option("--position", help="last, all, or a token's position.", show_default="last; with --versus all")
 @click.option("--include-sinks", is_flag=True, help="With --position all: rank sink positions too.")
+@click.option("--include-template", is_flag=True, help="The same of what a chat's template wrote.")
 @options("--ablate", "--top", "--json", *MODEL)
 def rank(
     prompt: str | None,
@@ -110,6 +152,7 @@ def rank(
     polarity: Any,
     position: str | None,
     include_sinks: bool,
+    include_template: bool,
     ablate: bool,
     top: int,
     as_json: bool,
@@ -131,11 +174,11 @@ def rank(
     from concepts.relevance import ranked_dict
     from concepts.versus.ablation import ablation
 
-    _one_of({"a PROMPT": prompt, "--image": image, "--file": file})
-    asked = _asked(given)
+    _one_of({"a PROMPT": prompt, "--image": image, "--file": file, "--messages": given["messages"]})
+    asked = _asked(given, prompt)
     if file:
-        unsuited = [asked[name] for name in ("target_text", "prefix", "at")]
-        if position or include_sinks or ablate or any(value is not None for value in unsuited):
+        unsuited = [asked[name] for name in ("target_text", "prefix", "at", "span")]
+        if position or include_sinks or include_template or ablate or any(value is not None for value in unsuited):
             raise click.UsageError(
                 "--file goes with --target, --contrast, --versus, --site, --polarity and --top only."
             )
@@ -146,8 +189,9 @@ def rank(
     position = position or ("all" if asked["versus"] else "last")
     model = load(**given)
     record = "last" if position == "last" and not ablate else "all"
-    relevance = _explained(model, prompt, image, sites=_recorded(site), record=record, **asked)
-    found = relevance.top(top, site, polarity, _position(position), include_sinks)
+    relevance = _explained(model, image, sites=_recorded(site), record=record, **asked)
+    where = _position(position)
+    found = relevance.top(top, site, polarity, where, include_sinks, include_template=include_template)
     words = _words(model, [row.neuron for row in found])
     ablated = [ablation(model, relevance, k, str(site)) for k in sorted({top, *SIZES})] if ablate else []
     if as_json:
@@ -160,9 +204,10 @@ def rank(
         return
     console = stdout()
     console.print(explanation(relevance))
-    where = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
+    title = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
     apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
-    console.print(ranking(found, relevance, words, f"Most relevant neurons {where}{apart}"))
+    apart += ", the template apart" if position == "all" and relevance.turns and not include_template else ""
+    console.print(ranking(found, relevance, words, f"Most relevant neurons {title}{apart}"))
     if not relevance.versus:
         console.print(relevance.meaning(), style="dim", markup=False)
     if ablated:

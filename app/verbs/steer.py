@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import AT_LEAST_1, FILE, MODEL, load, options, print_json, stdout, store_if_any
+from app.options import (
+    AT_LEAST_1,
+    CHAT,
+    FILE,
+    MODEL,
+    conversation,
+    likewise,
+    load,
+    options,
+    print_json,
+    stdout,
+    store_if_any,
+)
 from app.progress import bar
 
 if TYPE_CHECKING:
@@ -14,14 +26,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("prompt")
+@click.argument("prompt", required=False)
+@options(*CHAT)
 @click.option("--edit", "edits", multiple=True, help="Such as L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last.")
 @click.option("--recipe", type=FILE, help="A saved recipe.")
-@click.option("--max-new-tokens", default=40, show_default=True, type=AT_LEAST_1, help="How long the texts get.")
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0), help="0: greedy.")
-@options("--seed", "--store", "--json", *MODEL)
+@options("--max-new-tokens")
+@options("--temperature", "--seed", "--store", "--json", *MODEL)
 def steer(
-    prompt: str,
+    prompt: str | None,
     edits: tuple[str, ...],
     recipe: str | None,
     max_new_tokens: int,
@@ -45,20 +57,30 @@ def steer(
     if bool(edits) == bool(recipe):
         raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
     wanted: Any = Recipe.load(recipe) if recipe else parse_edits(edits)
+    asked = _prompt(prompt, given)
     model = load(**given)
     with store_if_any(store_path, model) as store:  # it knows max and std, for edits in those units
         statistic = store.statistic if store else None
-        result = compare(model, prompt, wanted, max_new_tokens, statistic, temperature, seed)
+        result = compare(model, asked, wanted, max_new_tokens, statistic, temperature, seed)
     if as_json:
         print_json(result)
     else:
         stdout().print(side_by_side(result))
 
 
+def _prompt(prompt: str | None, given: dict[str, Any]) -> Any:
+    asked = conversation(prompt, given)
+    if asked is None:
+        raise click.UsageError("Give either a PROMPT or --messages.")
+    return asked
+
+
 @click.command()
-@click.argument("prompt")
-@click.option("--to", help="The token that shall come next.")
+@click.argument("prompt", required=False)
+@options(*CHAT)
+@click.option("--to", help="The token, or the phrase, that shall come next.")
 @click.option("--away", is_flag=True, help="Instead: the current answer leaves the first tokens.")
+@click.option("--away-from", help="Instead: this phrase, which comes now, does.")
 @click.option("--top-k", type=AT_LEAST_1, help="With --away: how many first tokens it leaves.  [default: 5]")
 @click.option("--like", help="A source prompt that the wanted token follows.")
 @options("--max-neurons")
@@ -67,9 +89,10 @@ def steer(
 @click.option("--beyond", is_flag=True, help="Let neurons go further than they were seen to go.")
 @options("--save", "--store", "--json", *MODEL)
 def flip(
-    prompt: str,
+    prompt: str | None,
     to: str | None,
     away: bool,
+    away_from: str | None,
     top_k: int | None,
     like: str | None,
     max_neurons: int,
@@ -81,7 +104,7 @@ def flip(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """The few neurons that change the answer to PROMPT, and what it costs.
+    """The few neurons that change the answer to PROMPT, a token or a phrase, and what it costs.
 
     Where there is a store, what it finds for the token is tried as well, and examples are told.
 
@@ -95,9 +118,10 @@ def flip(
     from steering.flipping import flip as run
     from steering.price import NEUTRAL, price, token_rows
 
-    if (to is None) is not away:
-        raise click.UsageError("Say either --to TOKEN or --away.")
-    if top_k and not away:
+    asked, gone = _prompt(prompt, given), away_from or away
+    if (to is None) is not bool(gone) or (away and away_from):
+        raise click.UsageError("Say either --to TOKEN, --away or --away-from PHRASE.")
+    if top_k and not gone:
         raise click.UsageError("--top-k is for --away.")
     texts = _lines(neutral) if neutral else NEUTRAL
     model = load(**given)
@@ -108,7 +132,8 @@ def flip(
         held = []
         click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
     with store_if_any(store_path, model) as store, bar("flip", max_neurons) as advance:
-        found = run(model, prompt, to, like, max_neurons, away, top_k or 5, store, advance, beyond)
+        source = None if like is None else likewise(asked, like)
+        found = run(model, asked, to, source, max_neurons, gone, top_k or 5, store, advance, beyond)
     cost = price(model, found, texts, held, budget=budget)
     found = found.noting(price=cost.to_dict())
     if not found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -28,6 +28,11 @@ class Matrix:
     values: Tensor
     """(rows, columns)"""
     method: AttnLRP
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        rows, columns = ([vars(unit) for unit in part] for part in (self.rows, self.columns))
+        return {"rows": rows, "columns": columns, "values": self.values.tolist(), "method": repr(self.method)}
 
     def to_frame(self) -> pandas.DataFrame:
         import pandas

@@ -42,6 +42,13 @@ class Chat:
         written = {"ids": list(ids)} if ids is not None else {}
         return Chat([*self.messages, {"role": role, "content": content, **written}])
 
+    def asking(self, content: str) -> Chat:
+        """With another message in place of the user's last one. Raises `InputError` where there is none."""
+        last = max((place for place, one in enumerate(self.messages) if one["role"] == "user"), default=None)
+        if last is None:
+            raise InputError("The chat has no message of the user that another one could stand for.")
+        return Chat([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
+
     @classmethod
     def read(cls, path: str | Path) -> Chat:
         """Of a JSON file: a list of messages, or an object that has one. Raises `InputError`."""

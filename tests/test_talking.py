@@ -1,0 +1,98 @@
+"""Chats on the command line: answers, spans, and why."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli import main
+
+RUN = CliRunner()
+QUESTION = "Where do ice bears live?"
+pytestmark = pytest.mark.real
+
+
+def run(*words, code=0, **options):
+    done = RUN.invoke(main, list(words), **options)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def told(*words):
+    return json.loads(run(*words, "--json").stdout)
+
+
+def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    (tmp_path / "chat.json").write_text(json.dumps(messages))
+    a = told("attribute", QUESTION, "--system", "Be brief.")
+    assert a["tokens"] == told("attribute", "--messages", str(tmp_path / "chat.json"))["tokens"]
+    assert [token["id"] for token in a["tokens"]] == smol.ids(messages)
+    assert [turn["role"] for turn in a["turns"]] == ["system", "user", "assistant"]
+    run("attribute", QUESTION, "--messages", str(tmp_path / "chat.json"), code=2)
+    (tmp_path / "chat.json").write_text("{")
+    assert "cannot be read as JSON" in run("rank", "--messages", str(tmp_path / "chat.json"), code=1).stderr
+
+
+def test_words_of_an_answer_are_explained():
+    asked = ("--chat", QUESTION, "--span", "the Arctic", "--max-new-tokens", "8")
+    found = told("attribute", *asked, "--hops", "1", "--units", "sentence")
+    assert found["target_text"] == " the Arctic"
+    assert len(found["hops"]) == 2
+    sums = sum(unit["relevance"] for unit in found["units"])
+    assert sums == pytest.approx(sum(token["relevance"] for token in found["tokens"]), abs=1e-4)
+    against = told("attribute", *asked, "--contrast", "a desert")
+    assert against["rather"]["text"] == " a desert"
+    output = run("attribute", *asked, "--units", "turn").stdout
+    assert "Ice bears are found in the" in output
+    ranked = told("rank", *asked, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
+    assert not {row["position"] for row in ranked} & set(found["template"])
+    other = ("--versus", "Where do wild camels live?", "--site", "ffn", "--top", "3")
+    assert told("rank", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", *other)["versus"]
+
+
+def test_circuits_of_an_answer():
+    found = told(
+        *("circuit", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", "--nodes", "4"),
+        *("--versus", "Where do wild camels live?"),
+    )
+    assert len(found["nodes"]) >= 4
+
+
+def test_what_is_answered_and_where_it_came_from():
+    asked = ("answer", "--chat", "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?", "--max-new-tokens", "6")
+    found = told(*asked)
+    assert [part["name"] for part in found["origins"]["parts"]][:2] == ["template", "context"]
+    assert len(found["tokens"]) == 6
+    output = run(*asked).stdout
+    for part in ("the answer's own start", "goes through FFN neurons", "Tom lives in Rome."):
+        assert part in output
+
+
+def test_steering_and_flipping_a_chat(few_held_out, tmp_path):
+    edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@turn:last-user")
+    steered = told("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
+    assert steered["plain"]["text"] != steered["steered"]["text"]
+    assert steered["prompt"] == f"{QUESTION}\n"
+    file = tmp_path / "flip.json"
+    found = told("flip", "--chat", QUESTION, "--to", "The bear", "--save", str(file))
+    assert found["provenance"]["prompt"] == [{"role": "user", "content": QUESTION}]
+    assert "holds" in run("recipe", "check", str(file)).stdout
+    run("flip", "--chat", QUESTION, code=2)
+
+
+def test_a_conversation_in_the_terminal(tmp_path):
+    file = tmp_path / "said.json"
+    lines = [QUESTION, "/why the Arctic", "/why penguins", "/hops Arctic rather than desert", "/from", "/help", ""]
+    lines += ["/what", "And camels?", f"/save {file}", "/quit"]
+    done = run("chat", "--max-new-tokens", "8", input="\n".join(lines) + "\n")
+    for part in ("Ice bears are found in the Arctic", "Why ' the Arctic'?", "rather than ' desert'", "question"):
+        assert part in done.stdout
+    for part in ("'penguins' is no part of the answer", "/what is no command"):
+        assert part in done.stderr
+    said = json.loads(file.read_text())
+    assert [message["role"] for message in said] == ["user", "assistant"] * 2
+    assert all(message["ids"] for message in said if message["role"] == "assistant")
+    again = run("chat", "--messages", str(file), "--json", "--max-new-tokens", "2", input="Why?\n")
+    assert len(json.loads(again.stdout[again.stdout.index("{") :])["messages"]) == 6
+    assert "There is no answer yet" in run("chat", input="/from\n/save x\n").stderr
