@@ -14,15 +14,16 @@ from families import dense, mixtures
 from test_others import make
 
 from app.cli import main
-from concepts import ATTNLRP, Model, Neuron, attribute
+from concepts import ATTNLRP, Chat, Model, Neuron, attribute
 from concepts.calibration import calibrate
 from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
 from steering import Edit, Recipe, flip, steer
-from steering.flipping import CHOOSERS, MARGIN, _Found, _proposals, _pruned, _search, _start, margins
-from steering.flips import Pair, flips, run, summary
+from steering.flipping import CHOOSERS, MARGIN, _edits, _Found, _proposals, _pruned, _search, _start, margins
+from steering.flips import Pair, first_tokens, flips, run, summary
 from steering.knowledge import effects, refine, report
 from steering.last_token import LastToken
+from steering.phrases import predicted, probability
 from steering.price import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
 
 RUN = CliRunner()
@@ -308,6 +309,79 @@ def test_many_rows_go_in_parts(letters, monkeypatch):
     assert torch.equal(LastToken(letters, IDS).logits(proposals).argmax(-1), whole.logits(proposals).argmax(-1))
     assert LastToken(letters, IDS).rows == 4
     assert LastToken(letters, [3]).logits([{}]).shape == (1, 1, 50)
+
+
+# --- phrases ---
+
+
+def next_best(model, prompt, count, rank):
+    """A phrase whose every token is the `rank`-th most probable one behind the prompt and those before it."""
+    ids = model.ids(prompt)
+    for _ in range(count):
+        ids = [*ids, model.predict(ids, rank + 1)[rank].id]
+    return ids[-count:]
+
+
+@pytest.mark.parametrize("like", [None, "a source prompt"])
+def test_a_phrase_comes(letters, like):
+    """What greedy decoding writes begins with it, with and without a KV cache."""
+    prompt = "the ice bear"
+    phrase = next_best(letters, prompt, 3, 2)
+    recipe = flip(letters, prompt, "".join(map(letters.text, phrase)), like=like, max_neurons=20)
+    assert {edit.where for edit in recipe} <= {"last", "step:1", "step:2"}
+    for use_cache in (True, False):
+        with steer(letters, recipe):
+            assert list(letters.answer(prompt, max_new_tokens=3, use_cache=use_cache).ids) == phrase
+    assert list(letters.answer(prompt, max_new_tokens=3).ids) != phrase
+    assert recipe.provenance["phrase"] == phrase
+    assert first_tokens(letters, recipe)["holds"]
+    cost = price(letters, recipe)
+    assert cost.kl > 0
+    assert cost.new.after == pytest.approx(probability(letters, recipe, prompt, phrase))
+    assert cost.new.rank_after == 1 < cost.new.rank_before
+
+
+def test_a_phrase_goes(letters):
+    prompt = "the ice bear"
+    phrase = next_best(letters, prompt, 3, 0)
+    recipe = flip(letters, prompt, away="".join(map(letters.text, phrase)), top_k=2)
+    with steer(letters, recipe):
+        assert list(letters.answer(prompt, max_new_tokens=3).ids) != phrase
+    assert first_tokens(letters, recipe)["holds"]
+    assert len(flip(letters, prompt, away="".join(map(letters.text, next_best(letters, prompt, 2, 9))), top_k=2)) == 0
+
+
+def test_a_phrase_that_is_there_needs_nothing(letters):
+    phrase = next_best(letters, "the ice bear", 4, 0)
+    assert len(flip(letters, "the ice bear", "".join(map(letters.text, phrase)))) == 0
+
+
+def test_margins_of_a_phrase_are_those_of_the_steered_model(letters, generator):
+    """The smallest of its tokens', each behind those before it; where some lack it, what all lack together."""
+    phrase = (7, 3, 30)
+    state = _start(letters, "the ice bear", phrase, None)
+    for count in (0, 2, 5):
+        edits = {
+            (generator.randrange(3), generator.randrange(20), generator.randrange(3)): generator.uniform(-9, 9)
+            for _ in range(count)
+        }
+        found = predicted(letters, _edits(edits), "the ice bear", phrase)
+        own = found[range(3), list(phrase)].clone()
+        found[range(3), list(phrase)] = -torch.inf
+        by_token = own - found.amax(-1)
+        lacking = (MARGIN - by_token).clamp(min=0).sum()
+        wanted = MARGIN - lacking if lacking > 0 else by_token.min()
+        assert margins(state, [edits])[0].item() == pytest.approx(wanted.item(), abs=1e-4)
+
+
+def test_a_phrase_in_a_chat(smol):
+    chat = Chat([{"role": "user", "content": "What colour is the sky?"}])
+    recipe = flip(smol, chat, "The sky is green", max_neurons=20)
+    assert recipe.name == "What colour is the sky? -> The sky is green"
+    with steer(smol, recipe):
+        assert smol.answer(chat, max_new_tokens=4).text.startswith("The sky is green")
+    again = Recipe.from_json(recipe.to_json())
+    assert first_tokens(smol, again)["holds"]
 
 
 # --- many flips, and knowledge neurons ---

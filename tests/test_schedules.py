@@ -3,8 +3,10 @@
 import pytest
 import torch
 from conftest import ICE_BEAR, IDS, LLAMA, random_model
+from test_chat import ASKED, MODELS, TALK
 from test_others import make
 
+from concepts import Chat
 from concepts.passes.sites import visiting
 from icebear.errors import InputError
 from steering import Edit, steer
@@ -180,3 +182,44 @@ def test_every_act_is_in_the_trace(smol, options):
         whole = [prompt + smol.tokens_of(text) for prompt, text in zip(ids, texts, strict=True)]
         assert all(act.token == whole[act.row][act.position] for act in trace)
     assert all(act.after == 7 for act in by_edit[edits[0]])
+
+
+# --- messages of a chat ---------------------------------------------------------------------------------
+
+
+def places(model, messages, where, **options):
+    with steer(model, [f"L1.ffn.3=2@{where}"], trace=True) as acts:
+        text = model.answer(messages, max_new_tokens=3, **options)
+    return {act.position for act in acts}, model.turns(text.before(2))
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [("turn:last-user", [2]), ("turn:user", [0, 2]), ("turn:1", [1]), ("turn:system", []), ("turn:7", [])],
+)
+def test_edits_in_messages_of_a_chat(where, named):
+    """At the tokens of messages, not at the template's; the message that is being written grows."""
+    found, turns = places(MODELS["qwen"], TALK, where)
+    assert found == {place for turn in named for place in range(turns[turn].first, turns[turn].last)}
+    grows, turns = places(MODELS["qwen"], TALK, "turn:last-assistant")
+    assert grows >= set(range(turns[-1].first, turns[-1].last))
+
+
+def test_edits_in_messages_of_a_padded_batch():
+    model = MODELS["qwen"]
+    for messages in (ASKED, TALK):
+        with steer(model, ["L1.ffn.3=2@turn:last-user"], trace=True) as acts:
+            model.generate([Chat(ASKED), Chat(TALK)], max_new_tokens=1)
+        row = (ASKED, TALK).index(messages)
+        turn = [turn for turn in model.turns(model.ids(messages)) if turn.role == "user"][-1]
+        assert {act.position for act in acts if act.row == row} == set(range(turn.first, turn.last))
+
+
+def test_an_edit_where_the_answer_is_made():
+    model = MODELS["qwen"]
+    found, _ = places(model, TALK, "answer")
+    last = len(model.ids(TALK)) - 1
+    assert found == {last, last + 1, last + 2}
+    with pytest.raises(InputError, match="is not a place for an edit"):
+        Edit.parse("L1.ffn.3=2@turn:nobody")
+    assert str(Edit.parse("L1.ffn.3=2@turn:last-user~0.5")) == "L1.ffn.3=2@turn:last-user~0.5"
