@@ -114,6 +114,18 @@ def test_what_a_model_wrote_is_never_tokenised_again():
     assert plain == model.ids(TALK)
 
 
+def test_a_message_cannot_stand_for_what_the_model_wrote():
+    model = MODELS["qwen"]
+    ids = model.tokens_of("In the Arctic.")
+    messages = [{"role": "user", "content": "\ue0001\ue000 \ue0001\ue001"}, {**TALK[1], "ids": ids}, TALK[2]]
+    assert contents(model, model.ids(messages))[:2] == [
+        ("user", messages[0]["content"]),
+        ("assistant", "In the Arctic."),
+    ]
+    with pytest.raises(InputError, match="Token ids of qwen are"):
+        model.ids([TALK[0], {**TALK[1], "ids": [10**9]}, TALK[2]])
+
+
 def test_messages_and_ids_give_the_same_numbers():
     model = MODELS["llama 3"]
     a, b = attribute(model, Chat(TALK)), attribute(model, model.ids(TALK))

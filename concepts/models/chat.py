@@ -87,7 +87,9 @@ def rendered(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     kept = {place: one["ids"] for place, one in enumerate(given) if one.get("ids") and place < len(given) - 1}
     if not kept:
         return _templated(model, texts, tokenize=True)
-    marks = {place: f"\ue000{place}\ue001" for place in kept}  # of the Private Use Area, so in no template
+    written = "".join(str(one["content"]) for one in given)
+    sign = next(sign for sign in map(chr, range(0xE000, 0xF900)) if sign not in written)  # private use: in no template
+    marks = {place: f"{sign}{place}{sign}" for place in kept}
     for place, mark in marks.items():
         texts[place] = {**texts[place], "content": mark}
     rest, ids = _templated(model, texts, tokenize=False), []

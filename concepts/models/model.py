@@ -93,7 +93,7 @@ class Model(Architecture):
         if prompt.ids is not None:
             ids = self._checked(prompt.ids)
         elif prompt.messages is not None:
-            ids = rendered(self, prompt.messages)
+            ids = self._checked(rendered(self, prompt.messages))
         else:
             if not prompt.text or not prompt.text.strip():
                 raise InputError("The prompt is empty; give it some text.")
