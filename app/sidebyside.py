@@ -1,10 +1,11 @@
-"""Plain and steered generation of one prompt, as data."""
+"""Plain and steered generation of one prompt or chat, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from concepts.models.chat import Chat
 from concepts.models.model import Model
 from concepts.models.provenance import provenance
 from icebear.recipe import Recipe
@@ -13,7 +14,7 @@ from steering.apply import Statistic, steer
 
 def compare(
     model: Model,
-    prompt: str,
+    prompt: str | Chat,
     edits: Recipe | list,
     max_new_tokens: int,
     statistic: Statistic | None = None,
@@ -45,7 +46,7 @@ def compare(
     plain["next"] = [vars(token) for token in model.predict(prompt, 5, [token["id"] for token in steered["next"]])]
     return {
         **provenance(model),
-        "prompt": prompt,
+        "prompt": [*prompt.messages] if isinstance(prompt, Chat) else prompt,
         "task": model.task.name,
         "recipe": edits.name if isinstance(edits, Recipe) else None,
         "edits": [str(edit) for edit in edits],

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
 
 def heatmap(relevance: Relevance) -> Text:
-    """The prompt, each token on its relevance's colour."""
-    text = Text()
+    """The prompt, each token on its relevance's colour; what a chat's template wrote is grey."""
+    text, template = Text(), set(relevance.template)
     values = relevance.tokens.tolist()
-    for token, share in zip(relevance.token_strings, shares(values), strict=True):
+    for place, (token, share) in enumerate(zip(relevance.token_strings, shares(values, template), strict=True)):
         rgb = color(share)
-        text.append(visible(token), Style(color=ink(rgb), bgcolor=hexadecimal(rgb)))
+        look = Style(dim=True) if place in template else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
+        text.append(visible(token), look)
     return text
 
 

@@ -39,7 +39,7 @@ def environment(folder, monkeypatch):
     return folder
 
 
-def visit(view="start", **parameters):
+def visit(view="talk", **parameters):
     page = AppTest.from_file(MAIN, default_timeout=120)
     for name, value in parameters.items():
         page.query_params[name] = value
@@ -431,9 +431,9 @@ def test_start(environment):
     page.get_by_key("try_steer").click().run()
     assert fine(page).get_by_key("edits").value == f"{table['neuron'][0]}*0"
     assert page.get_by_key("prompt").value == "The camel lives in the"
-    shown(page, "start").get_by_key("try_search").click().run()
+    shown(page, "talk").get_by_key("try_search").click().run()
     assert fine(page).get_by_key("text").value == word
-    shown(page, "start").get_by_key("try_explain").click().run()
+    shown(page, "talk").get_by_key("try_explain").click().run()
     assert f"Why ␣{word}?" in text(fine(page))
 
 

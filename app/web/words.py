@@ -1,0 +1,114 @@
+"""A message as words to click on: one component of Streamlit, which draws text as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import streamlit as st
+
+Word = tuple[str, int, int]
+"""A text, and its tokens, half open."""
+
+SHOW = r"""
+export default function ({ data, parentElement, setTriggerValue }) {
+  const place = parentElement.querySelector(".words");
+  const said = JSON.stringify(data.words);
+  if (place.dataset.said !== said) {
+    place.dataset.said = said;
+    place.replaceChildren(...data.words.flatMap(([text], at) => drawn(text, data.words[at - 1]?.[0] ?? " ")));
+  }
+  const buttons = [...place.querySelectorAll("button")];
+  const [from, to] = data.marked ?? [0, 0];
+  const alone = data.words.some(([, start, stop]) => start === from && stop === to);
+  const first = Math.max(0, data.words.findIndex(([, start]) => data.marked && start >= from));
+  buttons.forEach((button, at) => {
+    const [, start, stop] = data.words[at];
+    const marked = start < to && stop > from;
+    button.setAttribute("aria-pressed", String(marked));
+    button.disabled = !data.live;
+    button.tabIndex = at === first ? 0 : -1;
+    button.onclick = (event) => {
+      const second = place.dataset.pointer === "touch" && alone && !marked;
+      const whole = data.marked && (event.shiftKey || second);
+      const [low, high] = whole ? [Math.min(from, start), Math.max(to, stop)] : [start, stop];
+      const inside = data.words.filter(([, begin, end]) => begin >= low && end <= high);
+      setTriggerValue("picked", [low, high, inside.map(([text]) => text).join("")]);
+    };
+  });
+  place.onpointerdown = (event) => { place.dataset.pointer = event.pointerType; };
+  place.onkeydown = (event) => {
+    place.dataset.pointer = "keys";
+    const at = buttons.indexOf(event.target);
+    const goal = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 }[event.key];
+    if (at < 0 || !buttons[goal]) return;
+    event.preventDefault();
+    event.target.tabIndex = -1;
+    buttons[goal].tabIndex = 0;
+    buttons[goal].focus();
+  };
+}
+
+// A button; behind it the line breaks that it ends with, before it what holds the parts of one word together.
+function drawn(text, before) {
+  const breaks = /\n\s*$/.exec(text)?.[0] ?? "";
+  const head = text.slice(0, text.length - breaks.length);
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = (head + breaks.replace(/[^\n]/g, "")).replaceAll("\n", "⏎");
+  button.className = head.trim() ? "" : "blank";
+  const parted = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u;
+  const joined = /\S$/.test(before) && /^\S/.test(text) && !parted.test(before.slice(-1) + text[0]);
+  return [...(joined ? ["\u2060"] : []), button, ...(breaks ? [breaks] : [])];
+}
+"""
+STYLE = """
+.words{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.75}
+button{font:inherit;color:inherit;background:none;border:0;border-radius:.2rem;padding:0;margin:0;max-width:100%;
+  text-align:start;white-space:pre-wrap;overflow-wrap:anywhere;cursor:pointer}
+button:disabled{cursor:inherit}
+.blank{white-space:pre;opacity:.45}
+button:hover:enabled{background:color-mix(in srgb,var(--st-primary-color) 15%,transparent)}
+button[aria-pressed=true]{background:color-mix(in srgb,var(--st-primary-color) 30%,transparent);
+  box-shadow:0 2px 0 var(--st-primary-color);border-radius:0}
+button:focus-visible{outline:2px solid var(--st-primary-color)}
+"""
+component = st.components.v2.component("icebear_words", html='<div class="words" dir="auto"></div>', css=STYLE, js=SHOW)
+
+
+def draw(
+    words: Sequence[Word],
+    marked: tuple[int, int] | None,
+    live: bool,
+    key: str,
+    on_picked: Callable[[int, int, str], None],
+) -> None:
+    """The words, those of the tokens `marked` stand out; a click on others, or with shift on a span of them, calls
+    `on_picked` with tokens and text. live: whether they can be clicked."""
+
+    def picked() -> None:
+        found = st.session_state[key].picked
+        if found:
+            on_picked(*found)
+
+    component(
+        data={"words": list(map(list, words)), "marked": marked and list(marked), "live": live},
+        key=key,
+        on_picked_change=picked,
+    )
+
+
+def words_of(pieces: Sequence[str]) -> list[Word]:
+    """Tokens to click on; a character of several is one, which stands for all of them."""
+    found: list[Word] = []
+    start = 0
+    for place, piece in enumerate(pieces):
+        if piece:
+            found.append((piece, start, place + 1))
+            start = place + 1
+    return found
+
+
+def split(text: str) -> list[str]:
+    """A text in words, each with the space before it."""
+    return re.findall(r"\s*\S+|\s+$", text)
