@@ -120,12 +120,12 @@ def origins(found: Origins) -> alt.Chart:
         alt.Chart(pandas.DataFrame(rows))
         .mark_bar()
         .encode(
-            y=alt.Y("part:N", sort=order, title=None, axis=alt.Axis(labelOverlap=False)),
+            y=alt.Y("part:N", sort=order, title=None, axis=alt.Axis(labelOverlap=False, labelLimit=220)),
             x=alt.X("relevance:Q", title="logits"),
             color=alt.Color("speaks:N", scale=scale, legend=alt.Legend(orient="bottom", title=None)),
             tooltip=["part", "speaks", alt.Tooltip("relevance:Q", format="+.3f")],
         )
-        .properties(height=28 * len(order) + 90)
+        .properties(height=28 * len(order) + 130)  # as above
     )
 
 

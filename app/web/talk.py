@@ -31,8 +31,10 @@ def show() -> None:
         st.error(plain(str(error)))
         chat = None
     if chat is None:
-        _nothing_said()
+        with st.container():
+            _nothing_said()
         return
+    st.empty()  # in its place, as the page is not at its end before the answer is
     model()
     asked = st.session_state.pop("asked", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _marked(chat)
@@ -41,14 +43,17 @@ def show() -> None:
     _field("Write on")
     options = _tools(chat)
     if asked:
+        st.empty()  # in the place of what is below
         _answer(place, chat, options)
-    elif chat.messages[-1]["role"] != "assistant":
-        place.caption("There is no answer yet.")
-        place.button("Answer", key="ask", on_click=_ask)
-    elif span is None:
-        st.caption("Click a word of an answer to see why the model said it; with shift, or a second tap, a phrase.")
-    if span is not None and not asked:
-        why.show(chat, turn, span)
+        return
+    with st.container():
+        if chat.messages[-1]["role"] != "assistant":
+            place.caption("There is no answer yet.")
+            place.button("Answer", key="ask", on_click=_ask)
+        elif span is None:
+            st.caption("Click a word of an answer to see why the model said it; with shift, or a second tap, a phrase.")
+        if span is not None:
+            why.show(chat, turn, span)
 
 
 # --- the conversation -----------------------------------------------------------------------------------
@@ -173,18 +178,20 @@ def _box(role: str) -> DeltaGenerator:
 
 def _message(chat: Chat, turn: int, marked: tuple[int, int] | None, live: bool) -> None:
     message = chat.messages[turn]
-    if not isinstance(message["content"], str):
-        st.html(TEXT.format(escape(json.dumps(message["content"], ensure_ascii=False))))
-    elif message["role"] == "assistant":
+    content, answers = message["content"], message["role"] == "assistant"
+    if not isinstance(content, str):
+        st.html(TEXT.format(escape(json.dumps(content, ensure_ascii=False))))
+    elif not live or not (answers or why.against_wanted()):
+        st.html(TEXT.format(escape(content)))
+    elif answers:
         try:
             found = words.words_of(model().pieces(written(model(), chat, turn)))
         except InputError as error:
             st.error(plain(str(error)))
             return
-        words.draw(found, marked, live, f"turn {turn}", partial(_picked, turn))
+        words.draw(found, marked, f"turn {turn}", partial(_picked, turn))
     else:
-        found = words.words_of(words.split(message["content"]))
-        words.draw(found, None, live and why.against_wanted(), f"turn {turn}", _against)
+        words.draw(words.words_of(words.split(content)), None, f"turn {turn}", _against)
 
 
 def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -34,7 +35,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     words = "".join(answer.token_strings[start:stop])
     rather, hops = _asked()
     relevance = explained_words(model_name(), text, turn, (start, stop), _like(words, rather), hops)
-    _tokens(relevance)
+    _tokens(relevance, answer.probabilities[start:stop])
     _parts(relevance, origins_of(model_name(), text, turn, (start, stop)))
     ranked = relevance.top(10) if relevance.sites else []
     before = Chat(chat.messages[:turn])
@@ -76,22 +77,25 @@ def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> Origin
     return origins(model(), answered(name, chat, turn), span)
 
 
-def _tokens(relevance: Relevance) -> None:
+def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:
     against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
     st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
     tokens = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
     st.html(f'<div class="heat answer">{tokens}<b>&rarr; {escape(relevance.target_text)}</b></div>')
-    said = f"{relevance.account()}. Red speaks for it, blue against; dotted: sinks; grey: the template."
-    st.caption(plain(said))
+    chances = ", ".join(f"{chance:.0%}" for chance in probabilities[:12])
+    more = ", ..." if len(probabilities) > 12 else ""
+    st.caption(plain(f"Probability: {chances}{more}. {relevance.account()}."))
+    st.caption("Red speaks for it, blue against; dotted: sinks; grey: what the template wrote.")
 
 
 def _parts(relevance: Relevance, found: Origins) -> None:
     left, right = st.columns(2)
     with left:
         st.markdown("#### What each turn gave")
+        parts = sorted(units(relevance, "turn"), key=lambda part: part[0].template)  # messages first
         rows = [
-            {"turn": unit.turn, "text": "(template)" if unit.template else unit.text.strip(), "relevance": value}
-            for unit, value in units(relevance, "turn")
+            {"turn": unit.turn, "relevance": value, "text": "(template)" if unit.template else unit.text.strip()}
+            for unit, value in parts
         ]
         number = st.column_config.NumberColumn(format="%+.3f")
         st.dataframe(pandas.DataFrame(rows), hide_index=True, column_config={"relevance": number})
@@ -100,10 +104,7 @@ def _parts(relevance: Relevance, found: Origins) -> None:
         chart = charts.origins(found)
         st.altair_chart(chart)
         st.caption(
-            plain(
-                f"Of {found.text!r} alone, by CP-LRP: the bars add up to its logits, {found.target:.2f} "
-                f"(rest {found.rest:.1e})."
-            )
+            plain(f"The logits of {found.text!r} by CP-LRP: {found.target:.2f} = these bars + rest {found.rest:.1e}")
         )
         st.markdown(f"Through FFN neurons go {found.through_ffn:.0%} of it: a second account, no part of the first.")
 

@@ -26,7 +26,6 @@ export default function ({ data, parentElement, setTriggerValue }) {
     const [, start, stop] = data.words[at];
     const marked = start < to && stop > from;
     button.setAttribute("aria-pressed", String(marked));
-    button.disabled = !data.live;
     button.tabIndex = at === first ? 0 : -1;
     button.onclick = (event) => {
       const second = place.dataset.pointer === "touch" && alone && !marked;
@@ -49,26 +48,26 @@ export default function ({ data, parentElement, setTriggerValue }) {
   };
 }
 
-// A button; behind it the line breaks that it ends with, before it what holds the parts of one word together.
+// A button between the space before it and the line breaks behind; what holds the parts of one word together first.
 function drawn(text, before) {
   const breaks = /\n\s*$/.exec(text)?.[0] ?? "";
-  const head = text.slice(0, text.length - breaks.length);
+  const rest = text.slice(0, text.length - breaks.length);
+  const space = rest.trim() ? /^ */.exec(rest)[0] : "";
   const button = document.createElement("button");
   button.type = "button";
-  button.textContent = (head + breaks.replace(/[^\n]/g, "")).replaceAll("\n", "⏎");
-  button.className = head.trim() ? "" : "blank";
+  button.textContent = (rest.slice(space.length) + breaks.replace(/[^\n]/g, "")).replaceAll("\n", "⏎");
+  button.className = rest.trim() ? "" : "blank";
   const parted = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u;
   const joined = /\S$/.test(before) && /^\S/.test(text) && !parted.test(before.slice(-1) + text[0]);
-  return [...(joined ? ["\u2060"] : []), button, ...(breaks ? [breaks] : [])];
+  return [(joined ? "\u2060" : "") + space, button, breaks];
 }
 """
 STYLE = """
 .words{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.75}
 button{font:inherit;color:inherit;background:none;border:0;border-radius:.2rem;padding:0;margin:0;max-width:100%;
   text-align:start;white-space:pre-wrap;overflow-wrap:anywhere;cursor:pointer}
-button:disabled{cursor:inherit}
 .blank{white-space:pre;opacity:.45}
-button:hover:enabled{background:color-mix(in srgb,var(--st-primary-color) 15%,transparent)}
+button:hover{background:color-mix(in srgb,var(--st-primary-color) 15%,transparent)}
 button[aria-pressed=true]{background:color-mix(in srgb,var(--st-primary-color) 30%,transparent);
   box-shadow:0 2px 0 var(--st-primary-color);border-radius:0}
 button:focus-visible{outline:2px solid var(--st-primary-color)}
@@ -79,12 +78,11 @@ component = st.components.v2.component("icebear_words", html='<div class="words"
 def draw(
     words: Sequence[Word],
     marked: tuple[int, int] | None,
-    live: bool,
     key: str,
     on_picked: Callable[[int, int, str], None],
 ) -> None:
-    """The words, those of the tokens `marked` stand out; a click on others, or with shift on a span of them, calls
-    `on_picked` with tokens and text. live: whether they can be clicked."""
+    """The words, those of the tokens `marked` stand out; a click on one, or with shift (by touch a second tap) on a
+    span, calls `on_picked` with its tokens and its text."""
 
     def picked() -> None:
         found = st.session_state[key].picked
@@ -92,7 +90,7 @@ def draw(
             on_picked(*found)
 
     component(
-        data={"words": list(map(list, words)), "marked": marked and list(marked), "live": live},
+        data={"words": list(map(list, words)), "marked": marked and list(marked)},
         key=key,
         on_picked_change=picked,
     )
@@ -110,5 +108,5 @@ def words_of(pieces: Sequence[str]) -> list[Word]:
 
 
 def split(text: str) -> list[str]:
-    """A text in words, each with the space before it."""
-    return re.findall(r"\s*\S+|\s+$", text)
+    """A text in words and signs, each with the space before it."""
+    return re.findall(r"\s*(?:\w+(?:['\u2019-]\w+)*|[^\w\s]+)|\s+$", text)
