@@ -149,20 +149,24 @@ def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) ->
 
 
 def kept(key: str) -> str | None:
-    """A part of the URL that no widget shows; kept while other views are shown."""
+    """A part of the URL that no widget shows; kept while other views are shown, or where it is too long for a URL."""
+    value = st.session_state.get(key)
     if key in st.query_params:
-        st.session_state[key] = st.query_params[key]
-    else:
-        keep(key, st.session_state.get(key))
-    return st.session_state[key]
+        value = st.query_params[key]
+    elif not st.session_state["came"] and len(value or "") <= LINK:
+        value = None  # as by the button that goes back
+    keep(**{key: value})
+    return value
 
 
-def keep(key: str, value: str | None) -> None:
-    st.session_state[key] = value
-    if value and len(value) <= LINK:
-        st.query_params[key] = value
-    else:
-        st.query_params.pop(key, None)
+def keep(**values: str | None) -> None:
+    """Put parts of the URL, all in one step."""
+    st.session_state.update(values)
+    short = {key: value for key, value in values.items() if value and len(value) <= LINK}
+    for key in values:
+        if key not in short:
+            st.query_params.pop(key, None)
+    st.query_params.update(short)
 
 
 def read_prompt(text: str) -> str | Chat:

@@ -66,7 +66,7 @@ def _conversation() -> Chat | None:
 
 
 def _go_on(chat: Chat) -> None:
-    keep("chat", chat.to_json(None))
+    keep(chat=chat.to_json(None))
 
 
 def _keep_what_was_said() -> None:
@@ -97,8 +97,9 @@ def _say() -> None:
 
 
 def _forget() -> None:
-    for key in ("chat", "writing", "earlier"):
-        keep(key, None)
+    for key in ("writing", "earlier"):
+        st.session_state.pop(key, None)
+    keep(chat=None)
     _unmark()
 
 
@@ -235,9 +236,8 @@ def _picked(turn: int, first: int, stop: int, text: str) -> None:
     if why.against_wanted():
         _against(first, stop, text)
         return
-    _unmark()
-    keep("turn", str(turn))
-    keep("span", f"{first}-{stop}")
+    keep(turn=str(turn), span=f"{first}-{stop}")
+    st.session_state["rather"] = ""
 
 
 def _against(first: int, stop: int, text: str) -> None:
@@ -246,6 +246,5 @@ def _against(first: int, stop: int, text: str) -> None:
 
 
 def _unmark() -> None:
-    for key in ("turn", "span"):
-        keep(key, None)
+    keep(turn=None, span=None)
     st.session_state["rather"] = ""
