@@ -15,8 +15,13 @@ from steering import Recipe
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
+TALK = [
+    {"role": "user", "content": "What is the capital of France? " + "wide" * 30},
+    {"role": "assistant", "content": "The capital of France is Paris.\n\n" + "=" * 200 + "\nsupercalifragilistic " * 9},
+]
 VIEWS = (
     "",
+    f"?turn=1&span=5-6&rather=London&chat={quote(json.dumps(TALK))}",
     "explain",
     "circuit?nodes=20",
     "neuron?polarity=-",
