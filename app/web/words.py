@@ -16,7 +16,9 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const said = JSON.stringify(data.words);
   if (place.dataset.said !== said) {
     place.dataset.said = said;
-    place.replaceChildren(...data.words.flatMap(([text], at) => drawn(text, data.words[at - 1]?.[0] ?? " ")));
+    const texts = data.words.map(([text]) => text);
+    place.dir = /^\P{L}*[\u0590-\u08ff]/u.test(texts.join("")) ? "rtl" : "ltr";
+    place.replaceChildren(...drawn(texts));
   }
   const buttons = [...place.querySelectorAll("button")];
   const [from, to] = data.marked ?? [0, 0];
@@ -48,22 +50,40 @@ export default function ({ data, parentElement, setTriggerValue }) {
   };
 }
 
-// A button between the space before it and the line breaks behind; what holds the parts of one word together first.
-function drawn(text, before) {
-  const breaks = /\n\s*$/.exec(text)?.[0] ?? "";
-  const rest = text.slice(0, text.length - breaks.length);
-  const space = rest.trim() ? /^ */.exec(rest)[0] : "";
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = (rest.slice(space.length) + breaks.replace(/[^\n]/g, "")).replaceAll("\n", "⏎");
-  button.className = rest.trim() ? "" : "blank";
+// Buttons; those of one word in a group, which is not broken where it fits a line. A box has no direction for the text
+// around it, so marks stand beside those of scripts from right to left. Spaces and line breaks are outside.
+function drawn(texts) {
+  const nodes = [];
+  let before = "";
+  for (const text of texts) {
+    const breaks = /\n\s*$/.exec(text)?.[0] ?? "";
+    const rest = text.slice(0, text.length - breaks.length);
+    const space = rest.trim() ? /^ */.exec(rest)[0] : "";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = (rest.slice(space.length) + breaks.replace(/[^\n]/g, "")).replaceAll("\n", "⏎");
+    button.className = rest.trim() ? "" : "blank";
+    if (!joined(before, text)) {
+      const group = document.createElement("span");
+      const mark = /[\u0590-\u08ff]/.test(text) ? "\u200f" : "";
+      group.dir = "auto";
+      nodes.push(space, mark, group, mark);
+    }
+    nodes.findLast((node) => node.nodeType).append(button);
+    nodes.push(breaks);
+    before = text;
+  }
+  return nodes;
+}
+
+function joined(before, text) {
   const parted = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u;
-  const joined = /\S$/.test(before) && /^\S/.test(text) && !parted.test(before.slice(-1) + text[0]);
-  return [(joined ? "\u2060" : "") + space, button, breaks];
+  return /\S$/.test(before) && /^\S/.test(text) && !parted.test(before.slice(-1) + text[0]);
 }
 """
 STYLE = """
 .words{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.75}
+span{display:inline-block;max-width:100%}
 button{font:inherit;color:inherit;background:none;border:0;border-radius:.2rem;padding:0;margin:0;max-width:100%;
   text-align:start;white-space:pre-wrap;overflow-wrap:anywhere;cursor:pointer}
 .blank{white-space:pre;opacity:.45}
@@ -72,7 +92,7 @@ button[aria-pressed=true]{background:color-mix(in srgb,var(--st-primary-color) 3
   box-shadow:0 2px 0 var(--st-primary-color);border-radius:0}
 button:focus-visible{outline:2px solid var(--st-primary-color)}
 """
-component = st.components.v2.component("icebear_words", html='<div class="words" dir="auto"></div>', css=STYLE, js=SHOW)
+component = st.components.v2.component("icebear_words", html='<div class="words"></div>', css=STYLE, js=SHOW)
 
 
 def draw(
