@@ -28,6 +28,7 @@ def main() -> None:
     st.set_page_config("icebear", ":material/search_insights:", layout="wide", initial_sidebar_state="collapsed")
     st.html(STYLE)
     view = st.navigation([page(name) for name in VIEWS], position="top")
+    st.session_state["came"] = st.session_state.get("view") != view.title
     st.session_state["view"] = view.title
     trouble = st.session_state.pop("trouble", None)
     try:

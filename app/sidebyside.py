@@ -1,4 +1,4 @@
-"""Plain and steered generation of one prompt, as data."""
+"""Plain and steered generation of one prompt or chat, as data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from concepts.models.model import Model
-from concepts.models.prompts import Prompt, PromptLike
+from concepts.models.prompts import PromptLike
 from concepts.models.provenance import provenance
 from icebear.recipe import Recipe
 from steering.apply import Statistic, steer
-from steering.phrases import said
+from steering.phrases import kept
 
 
 def compare(
@@ -47,7 +47,7 @@ def compare(
     plain["next"] = [vars(token) for token in model.predict(prompt, 5, [token["id"] for token in steered["next"]])]
     return {
         **provenance(model),
-        "prompt": said(prompt) + "\n" * (Prompt.of(prompt).messages is not None),
+        "prompt": kept(prompt),
         "task": model.task.name,
         "recipe": edits.name if isinstance(edits, Recipe) else None,
         "edits": [str(edit) for edit in edits],

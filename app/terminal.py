@@ -19,6 +19,7 @@ from concepts.circuits.drawing import sources, summary
 from concepts.render import color, hexadecimal, ink, shares, visible
 from concepts.versus.ablation import Ablation
 from icebear.errors import RecipeError
+from steering.phrases import said
 from steering.price import PLACES
 
 if TYPE_CHECKING:
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
 
 
 def heatmap(relevance: Relevance) -> Text:
-    """The prompt, each token on its relevance's colour; what a template wrote is grey."""
-    text = Text()
-    template = set(relevance.template)
-    values = [0.0 if place in template else value for place, value in enumerate(relevance.tokens.tolist())]
-    for place, (token, share) in enumerate(zip(relevance.token_strings, shares(values), strict=True)):
+    """The prompt, each token on its relevance's colour; what a chat's template wrote is grey."""
+    text, template = Text(), set(relevance.template)
+    values = relevance.tokens.tolist()
+    for place, (token, share) in enumerate(zip(relevance.token_strings, shares(values, template), strict=True)):
         rgb = color(share)
-        colours = Style(dim=True) if place in template else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
-        text.append(visible(token), colours)
+        look = Style(dim=True) if place in template else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
+        text.append(visible(token), look)
     return text
 
 
@@ -270,7 +270,8 @@ def projection(result: Projection) -> Table:
 def side_by_side(found: dict[str, Any]) -> Group:
     """Two generations and their first-token probabilities, as `app.sidebyside.compare` gives them."""
     plain, steered = found["plain"], found["steered"]
-    begin = found["prompt"] + ("" if found["task"] == "causal" else " → ")
+    own = isinstance(found["prompt"], str)
+    begin = said(found["prompt"]) + ("\n" if not own else "" if found["task"] == "causal" else " → ")
     table = Table(box=box.ROUNDED, expand=True)
     for name in ("plain", "steered"):
         table.add_column(name, ratio=1, overflow="fold")
@@ -382,7 +383,7 @@ def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
         for row in [row for row in line["runs"] if row["chosen_by"] == "relevance"] or [{"flipped": False}]:
             numbers = [line["before"], row["after"], row["kl"]] if row["flipped"] else []
             table.add_row(
-                Text(line["prompt"]),
+                Text(said(line["prompt"])),
                 Text(repr(line["to"])),
                 row.get("reach", ""),
                 "already" if line.get("already") else "yes" if row["flipped"] else "no",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,9 @@ def style(share: float) -> str:
     return f"background:rgba({red},{green},{blue},{min(1.0, abs(share)):.2f}){text}"
 
 
-def shares(values: list[float]) -> list[float]:
-    """Values divided by the largest magnitude."""
-    largest = max(map(abs, values), default=0) or 1.0
+def shares(values: list[float], apart: Collection[int] = ()) -> list[float]:
+    """Values divided by the largest magnitude of those that are not apart."""
+    largest = max((abs(value) for place, value in enumerate(values) if place not in apart), default=0) or 1.0
     return [value / largest for value in values]
 
 
@@ -51,14 +51,15 @@ def visible(token: str) -> str:
     return token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
 
 
-def heatmap(tokens: list[str], values: list[float], sinks: tuple[int, ...] = ()) -> str:
-    """Tokens on their relevance's colour, the value on hover; sinks are dotted."""
+def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> str:
+    """Tokens on their relevance's colour, the value on hover; sinks are dotted, a chat's template is grey."""
     spans = []
-    for place, (token, value, share) in enumerate(zip(tokens, values, shares(values), strict=True)):
+    for place, (token, value, share) in enumerate(zip(tokens, values, shares(values, set(template)), strict=True)):
         sink = ";outline:1px dotted #888" if place in sinks else ""
-        title = f"{place}: {value:+.4f}" + (" (sink)" if place in sinks else "")
+        what = " (template)" if place in template else " (sink)" if place in sinks else ""
+        look = "color:#888" if place in template else style(share)
         spans.append(
-            f'<span title="{escape(title)}" style="{style(share)}{sink};'
+            f'<span title="{escape(f"{place}: {value:+.4f}{what}")}" style="{look}{sink};'
             f'padding:.15em 0;white-space:pre-wrap">{escape(visible(token))}</span>'
         )
     return f'<div style="line-height:2;font-family:ui-monospace,monospace">{"".join(spans)}</div>'
@@ -66,7 +67,7 @@ def heatmap(tokens: list[str], values: list[float], sinks: tuple[int, ...] = ())
 
 def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
     """The heatmap, what is explained, conservation and the top k neurons, for a notebook."""
-    against = f" against {escape(repr(relevance.contrast.text))}" if relevance.contrast else ""
+    against = f" against {escape(repr(relevance.contrast_text))}" if relevance.contrast_text else ""
     rows = "".join(
         f"<tr><td><code>{ranked.neuron}</code></td><td>{ranked.activation:+.3f}</td>"
         f"<td>{ranked.relevance:+.4f}</td></tr>"
@@ -99,10 +100,10 @@ def _where(relevance: Relevance) -> str:
             f'<img alt="The image, red where it speaks for the label, blue against" src="data:image/png;base64,{data}">'
         )
     names = list(relevance.token_strings)
-    found = heatmap(names, relevance.tokens.tolist(), relevance.sinks)
+    found = heatmap(names, relevance.tokens.tolist(), relevance.sinks, relevance.template)
     if relevance.positions is not None:
         found += "<p><small>Their positions, all layers together:</small></p>"
-        found += heatmap(names, relevance.positions.sum(0).tolist(), relevance.sinks)
+        found += heatmap(names, relevance.positions.sum(0).tolist(), relevance.sinks, relevance.template)
     return found
 
 

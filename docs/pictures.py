@@ -18,6 +18,7 @@ from icebear.cache import cache_folder  # noqa: E402
 
 VIEWS = {
     "start": "",
+    "talk": "",
     "explain": "explain?contrast=+desert&versus=The+wild+camel+lives+in+the",
     "view-circuit": "circuit?contrast=+desert&versus=The+wild+camel+lives+in+the",
     "neuron": "neuron?neuron=L29.ffn.860&polarity=-",
@@ -47,6 +48,12 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     for name, query in VIEWS.items():
         open_view(page, address, query)
+        if name == "talk":
+            box = page.get_by_test_id("stChatInputTextArea")
+            box.fill("What is the capital of France? Answer in one sentence.")
+            box.press("Enter")
+            page.get_by_role("button", name="Paris").click(timeout=120_000)
+            settled(page)
         if name == "neuron" and page.get_by_text("Which tokens caused it?").count():
             page.get_by_text("Which tokens caused it?").click()
             settled(page)

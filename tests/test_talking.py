@@ -73,7 +73,7 @@ def test_steering_and_flipping_a_chat(few_held_out, tmp_path):
     edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@turn:last-user")
     steered = told("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]
-    assert steered["prompt"] == f"{QUESTION}\n"
+    assert steered["prompt"] == [{"role": "user", "content": QUESTION}]
     file = tmp_path / "flip.json"
     found = told("flip", "--chat", QUESTION, "--to", "The bear", "--save", str(file))
     assert found["provenance"]["prompt"] == [{"role": "user", "content": QUESTION}]

@@ -12,8 +12,10 @@ import pandas
 from concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
 
 if TYPE_CHECKING:
+    from concepts.answers.origins import Origins
     from concepts.relevance import Relevance
 
+FOR, AGAINST = "for it", "against it"
 BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 
 
@@ -101,6 +103,29 @@ def shared(table: pandas.DataFrame) -> alt.Chart:
             tooltip=["neuron", alt.Tooltip("A:Q", format="+.4f"), alt.Tooltip("B:Q", format="+.4f")],
         )
         .properties(height=330)
+    )
+
+
+def origins(found: Origins) -> alt.Chart:
+    """What each part gave, for it and against it; biases are a bar of their own."""
+    rows: list[dict[str, Any]] = [
+        {"part": part.name, "relevance": value, "speaks": speaks}
+        for part in found.parts
+        for value, speaks in ((part.positive, FOR), (part.negative, AGAINST))
+    ]
+    rows.append({"part": "biases", "relevance": found.biases, "speaks": FOR if found.biases > 0 else AGAINST})
+    order = list(dict.fromkeys(row["part"] for row in rows))
+    scale = alt.Scale(domain=[FOR, AGAINST], range=[RED, BLUE])
+    return (
+        alt.Chart(pandas.DataFrame(rows))
+        .mark_bar()
+        .encode(
+            y=alt.Y("part:N", sort=order, title=None, axis=alt.Axis(labelOverlap=False, labelLimit=220)),
+            x=alt.X("relevance:Q", title="logits"),
+            color=alt.Color("speaks:N", scale=scale, legend=alt.Legend(orient="bottom", title=None)),
+            tooltip=["part", "speaks", alt.Tooltip("relevance:Q", format="+.3f")],
+        )
+        .properties(height=28 * len(order) + 130)  # as above
     )
 
 

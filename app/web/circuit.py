@@ -20,6 +20,7 @@ from app.web.state import (
     neuron_pills,
     other_prompt,
     plain,
+    read_prompt,
     token_label,
     typed,
 )
@@ -111,7 +112,8 @@ def _begun(
             if job in _stopped:
                 raise IcebearError("Stopped. Change what you asked for, or ask again.")
 
-        return circuit(loaded, prompt, target, contrast, versus=versus, nodes=nodes, heads=heads, on_progress=told)
+        here, there = read_prompt(prompt), read_prompt(versus)
+        return circuit(loaded, here, target, contrast, versus=there, nodes=nodes, heads=heads, on_progress=told)
 
     return Job("Finding the circuit", find)
 

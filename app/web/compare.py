@@ -23,7 +23,9 @@ def show() -> None:
             target = typed(st.text_input, f"Target {name} (empty: the most probable)", f"target_{name.lower()}")
             relevance = explained(model_name(), prompt, target or None, None, "attnlrp", None)
             st.markdown(f"Why {token_label(relevance.target_text)}?")
-            tokens = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
+            tokens = heatmap(
+                list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template
+            )
             st.html(f'<div class="heat">{tokens}</div>')
             st.caption(plain(f"Conservation: {relevance.conserved}"))
             sides[name] = relevance

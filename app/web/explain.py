@@ -18,13 +18,17 @@ from app.web.state import (
     neuron_table,
     other_prompt,
     plain,
+    read_prompt,
     to_steer,
     token_label,
     typed,
     vocabularies,
 )
+from concepts.answers.again import answer_of
 from concepts.attribution import attribute
 from concepts.lrp.method import METHODS, PAIRED
+from concepts.models.answer import Answer
+from concepts.models.chat import Chat
 from concepts.relevance import Relevance
 from concepts.render import heatmap
 from icebear.records import TokenScore
@@ -33,7 +37,7 @@ USUAL = "as usual"
 """AttnLRP, or compared with another prompt difference rules."""
 ROOM = 1 << 30
 """Bytes of explanations that are kept, but always the last one; one of 4,096 tokens has 2 GB."""
-_sizes: dict[tuple, int] = {}  # of those that are kept, oldest first
+_sizes: dict[tuple, int] = {}  # of those that are kept, oldest first; by the function and what it was asked
 _counting = threading.Lock()
 
 
@@ -43,27 +47,44 @@ def explained(
 ) -> Relevance:
     """Shared by all visitors; a result is never changed."""
     known: dict[str, Any] = {**METHODS, **PAIRED}
-    found = attribute(model(), prompt, target, contrast, versus=versus, method=known.get(method))
-    size = sum(part.nbytes for site in found.sites.values() for part in site)
-    size += sum(part.nbytes for part in found.versus.activation.values()) if found.versus else 0
-    _make_room((name, prompt, target, contrast, method, versus), size)
+    other = read_prompt(versus) if versus else None
+    found = attribute(model(), read_prompt(prompt), target, contrast, versus=other, method=known.get(method))
+    _make_room(explained, (name, prompt, target, contrast, method, versus), found)
     return found
 
 
-def _make_room(asked: tuple, size: int) -> None:
+@st.cache_resource(max_entries=64, show_spinner=False)
+def answered(name: str, chat: str, turn: int) -> Answer:
+    return answer_of(model(), Chat.from_json(chat), turn)
+
+
+@st.cache_resource(show_spinner="Explaining ...")
+def explained_words(
+    name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None, hops: int
+) -> Relevance:
+    """The same of words of an answer; neurons where they were said."""
+    answer = answered(name, chat, turn)
+    found = attribute(model(), answer, contrast=contrast, span=span, hops=hops, record="last")
+    _make_room(explained_words, (name, chat, turn, span, contrast, hops), found)
+    return found
+
+
+def _make_room(cached: Any, asked: tuple, found: Relevance) -> None:
     """Forget the oldest explanations until the others and the one `asked` for have room."""
+    size = sum(part.nbytes for site in found.sites.values() for part in site)
+    size += sum(part.nbytes for part in found.versus.activation.values()) if found.versus else 0
     with _counting:
-        _sizes.pop(asked, None)
-        _sizes[asked] = size
+        _sizes.pop((cached, asked), None)
+        _sizes[cached, asked] = size
         while len(_sizes) > 1 and sum(_sizes.values()) > ROOM:
-            oldest = next(iter(_sizes))
-            del _sizes[oldest]
-            explained.clear(*oldest)
+            function, oldest = next(iter(_sizes))
+            del _sizes[function, oldest]
+            function.clear(*oldest)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def predicted(name: str, prompt: str) -> list[TokenScore]:
-    return model().predict(prompt, 10)
+    return model().predict(read_prompt(prompt), 10)
 
 
 def show() -> None:
@@ -80,9 +101,9 @@ def show() -> None:
         method = typed(right.selectbox, "Method", "method", [USUAL, *METHODS, *(PAIRED if versus else ())])
     method = "attnlrp" if method == USUAL and not versus else method
     relevance = explained(model_name(), prompt, target or None, contrast or None, method, versus)
-    against = f" rather than {token_label(relevance.contrast.text)}" if relevance.contrast else ""
+    against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
     st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
-    tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks)
+    tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
     st.html(f'<div class="heat">{tokens_html}</div>')
     st.caption(plain(f"{relevance.account()}. Red speaks for the token, blue against; dotted: sinks."))
     st.caption(plain(relevance.meaning()))

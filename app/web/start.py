@@ -1,4 +1,4 @@
-"""The first page: a prompt of one's own, what to do with it, and what is here."""
+"""Before a conversation begins: a prompt of one's own, what to do with it, and what is here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def show() -> None:
         strongest = ranked[0].neuron
         buttons[2].button(f"Switch {strongest} off", key="try_steer", on_click=to_steer, args=(strongest,))
         with neurons:
-            _neurons(relevance, ranked)
+            neurons_of(relevance, ranked)
 
 
 def _things() -> list[DeltaGenerator]:
@@ -88,14 +88,15 @@ def _explained(prompt: str, versus: str | None) -> Relevance | None:
     except IcebearError as error:  # such as of a prompt without a mask
         st.info(plain(str(error)))
         return None
-    tokens = heatmap(list(found.token_strings), found.tokens.tolist(), found.sinks)
+    tokens = heatmap(list(found.token_strings), found.tokens.tolist(), found.sinks, found.template)
     st.html(f'<div class="heat answer">{tokens}<b>&rarr; {escape(found.target_text)}</b></div>')
     st.caption(plain(found.meaning()))
     return found
 
 
-def _neurons(relevance: Relevance, ranked: list[Ranked]) -> None:
-    against = f" rather than {token_label(relevance.contrast.text)}" if relevance.contrast else ""
+def neurons_of(relevance: Relevance, ranked: list[Ranked]) -> None:
+    """Those of a ranking, with what they write."""
+    against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
     st.markdown(f"#### The neurons that spoke most for {token_label(relevance.target_text)}{against}")
     words = vocabularies([row.neuron for row in ranked], 5)
     table = pandas.DataFrame(

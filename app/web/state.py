@@ -15,6 +15,7 @@ import streamlit as st
 
 from app.demo import OTHER
 from app.web import background
+from concepts.models.chat import Chat
 from concepts.render import visible
 from db.store import Store, open_store
 from icebear.errors import IcebearError
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
     from concepts.models.model import Model
 
-VIEWS = ("start", "explain", "circuit", "neuron", "search", "steer", "compare", "report")
+VIEWS = ("talk", "explain", "circuit", "neuron", "search", "steer", "compare", "report")
+LINK = 6000
+"""Characters of a conversation that a link has room for."""
 
 
 def page(view: str) -> Page:
@@ -145,6 +148,32 @@ def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) ->
     return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
 
 
+def kept(key: str) -> str | None:
+    """A part of the URL that no widget shows; kept while other views are shown, or where it is too long for a URL."""
+    value = st.session_state.get(key)
+    if key in st.query_params:
+        value = st.query_params[key]
+    elif not st.session_state["came"] and len(value or "") <= LINK:
+        value = None  # as by the button that goes back
+    keep(**{key: value})
+    return value
+
+
+def keep(**values: str | None) -> None:
+    """Put parts of the URL, all in one step."""
+    st.session_state.update(values)
+    short = {key: value for key, value in values.items() if value and len(value) <= LINK}
+    for key in values:
+        if key not in short:
+            st.query_params.pop(key, None)
+    st.query_params.update(short)
+
+
+def read_prompt(text: str) -> str | Chat:
+    """What stands in a field for a prompt: a text, or the messages of a chat as JSON. Raises `InputError`."""
+    return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
+
+
 def other_prompt(default: str = "") -> str | None:
     """The field for a prompt to compare with."""
     label = "Compared with another prompt (optional; auto: one that the model finds likely)"
@@ -165,10 +194,10 @@ def go(view: str, **values: str) -> None:
         st.switch_page(page(view), query_params=values)
 
 
-def to_steer(neuron: Neuron | str) -> None:
-    """For callbacks: add an edit that switches the neuron off, and show the steering view."""
+def to_steer(neuron: Neuron | str, **values: str) -> None:
+    """For callbacks: add an edit that switches the neuron off, and show the steering view with these values."""
     lines = st.session_state.get("edits", "")
-    go("steer", edits=f"{lines.rstrip()}\n{neuron}*0".strip())
+    go("steer", edits=f"{lines.rstrip()}\n{neuron}*0".strip(), **values)
 
 
 def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> None:

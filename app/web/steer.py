@@ -17,7 +17,8 @@ from app.demo import PROMPT
 from app.recipes import EXAMPLE_RECIPE
 from app.sidebyside import compare
 from app.web import charts
-from app.web.state import downloads, fitting, has_store, model, model_name, plain, store, store_path, typed
+from app.web.state import downloads, fitting, has_store, model, model_name, plain, read_prompt, store, store_path, typed
+from concepts.models.chat import Chat
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.recipe import Recipe
 
@@ -122,7 +123,7 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
             opened = stack.enter_context(store())
             fitting(opened)
             statistic = opened.statistic
-        result = compare(loaded, prompt, edits, count, statistic, temperature, seed, step)
+        result = compare(loaded, read_prompt(prompt), edits, count, statistic, temperature, seed, step)
     bar.empty()
     stop.empty()
     return result
@@ -133,7 +134,7 @@ def _result(result: dict[str, Any]) -> None:
     for column, name, html in zip(st.columns(2), ("plain", "steered"), differences(plain_text, steered), strict=True):
         with column.container(border=True):
             st.caption(name)
-            prompt = f'<span style="opacity:.6">{escape(result["prompt"])}</span>'
+            prompt = f'<span style="opacity:.6">{escape(_told(result["prompt"]))}</span>'
             st.html(f'<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{prompt}{html}</div>')
     chart = charts.paired_bars(result["plain"]["next"], result["steered"]["next"])
     st.altair_chart(chart)
@@ -144,6 +145,13 @@ def _result(result: dict[str, Any]) -> None:
             **charts.files(chart),
         },
     )
+
+
+def _told(prompt: str | list[dict[str, Any]]) -> str:
+    """A prompt, or the messages before an answer."""
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
 
 
 def differences(plain_text: str, steered: str) -> tuple[str, str]:
@@ -173,13 +181,16 @@ def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, see
         named = f" --model {shlex.quote(model_name())}"
         options = "".join(f" --edit {shlex.quote(str(edit))}" for edit in edits)
         rest = f" --max-new-tokens {count}{sampling}{units}{named}"
-        st.code(f"icebear steer {shlex.quote(prompt)}{options}{rest}", "bash", wrap_lines=True)
+        asked = read_prompt(prompt)
+        if isinstance(asked, str):
+            st.code(f"icebear steer {shlex.quote(prompt)}{options}{rest}", "bash", wrap_lines=True)
         drawn = f", temperature={temperature:g}, seed={seed}" if temperature else ""
+        chat = "Chat, " if isinstance(asked, Chat) else ""
         lines = [
-            "from concepts import load_model\nfrom steering import steer\n",
+            f"from concepts import {chat}load_model\nfrom steering import steer\n",
             f"model = load_model({model_name()!r})",
             f"with steer(model, {[str(edit) for edit in edits]!r}):",
-            f"    print(model.generate({prompt!r}, max_new_tokens={count}{drawn}))",
+            f"    print(model.generate({asked!r}, max_new_tokens={count}{drawn}))",
         ]
         if units:
             lines.insert(1, "from db import open_store\n")

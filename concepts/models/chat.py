@@ -53,16 +53,27 @@ class Chat:
     def read(cls, path: str | Path) -> Chat:
         """Of a JSON file: a list of messages, or an object that has one. Raises `InputError`."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise InputError(f"{path} cannot be read as JSON ({error}); check the file.") from None
+        return cls.from_json(text, str(path))
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "The chat") -> Chat:
+        """Of a list of messages, or an object that has one. Raises `InputError`."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name} cannot be read as JSON ({error}); check it.") from None
         messages = found.get("messages") if isinstance(found, dict) else found
         if not isinstance(messages, list):
-            raise InputError(f"{path} must be a JSON list of messages, each with role and content.")
+            raise InputError(f"{name} must be a JSON list of messages, each with role and content.")
         return cls(messages)
 
-    def to_json(self) -> str:
-        return json.dumps([dict(message) for message in self.messages], ensure_ascii=False, indent=1)
+    def to_json(self, indent: int | None = 1) -> str:
+        """indent: None for one short line."""
+        separators = None if indent else (",", ":")
+        return json.dumps(self.messages, ensure_ascii=False, indent=indent, separators=separators)
 
 
 def _message(given: Any) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Below a conversation: why the model said the words that are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import pandas
+import streamlit as st
+
+from app.web import charts
+from app.web.explain import answered, explained_words
+from app.web.start import neurons_of
+from app.web.state import downloads, go, model, model_name, plain, to_steer, token_label, typed
+from concepts.answers.origins import Origins, origins
+from concepts.answers.units import units
+from concepts.models.answer import Answer
+from concepts.models.chat import Chat
+from concepts.relevance import Relevance
+from concepts.render import heatmap
+
+EXPLAINED, AGAINST = "what is explained", "what it is explained against"
+
+
+def against_wanted() -> bool:
+    """Whether a click names the other phrase."""
+    return st.session_state.get("clicks") == AGAINST
+
+
+def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
+    text = Chat(chat.messages[: turn + 1]).to_json(None)
+    answer = answered(model_name(), text, turn)
+    start, stop = answer.places(span)
+    words = "".join(answer.token_strings[start:stop])
+    rather, hops = _asked()
+    relevance = explained_words(model_name(), text, turn, (start, stop), _like(words, rather), hops)
+    _tokens(relevance, answer.probabilities[start:stop])
+    _parts(relevance, origins_of(model_name(), text, turn, (start, stop)))
+    ranked = relevance.top(10) if relevance.sites else []
+    before = Chat(chat.messages[:turn])
+    if ranked:
+        neurons_of(relevance, ranked)
+        with st.container(horizontal=True):
+            best = ranked[0].neuron
+            values = {"prompt": before.to_json(None)}
+            st.button(f"Send {best} to Steer", key="talk_steer", on_click=to_steer, args=(best,), kwargs=values)
+            downloads("why", {"html": relevance.to_html, "json": relevance.to_json})
+    _circuit(before, answer, start, relevance)
+
+
+def _asked() -> tuple[str, int]:
+    """The other phrase, and hops."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.segmented_control("A click marks", [EXPLAINED, AGAINST], default=EXPLAINED, required=True, key="clicks")
+        rather = typed(st.text_input, "Rather than (another phrase, optional)", "rather", width=260)
+        hops = typed(
+            st.number_input,
+            "Hops",
+            "hops",
+            0,
+            3,
+            0,
+            width=120,
+            help="How often what rests on the answer's own words is handed on to what these rest on.",
+        )
+    return rather, hops
+
+
+def _like(words: str, rather: str) -> str | None:
+    """The other phrase with as much space before it as the marked words have."""
+    return words[: len(words) - len(words.lstrip())] + rather.strip() if rather.strip() else None
+
+
+@st.cache_data(max_entries=64, show_spinner="Explaining ...")
+def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> Origins:
+    return origins(model(), answered(name, chat, turn), span)
+
+
+def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:
+    against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
+    st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
+    tokens = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
+    st.html(f'<div class="heat answer">{tokens}<b>&rarr; {escape(relevance.target_text)}</b></div>')
+    chances = ", ".join(f"{chance:.0%}" for chance in probabilities[:12])
+    more = ", ..." if len(probabilities) > 12 else ""
+    st.caption(plain(f"Probability: {chances}{more}. {relevance.account()}."))
+    st.caption("Red speaks for it, blue against; dotted: sinks; grey: what the template wrote.")
+
+
+def _parts(relevance: Relevance, found: Origins) -> None:
+    left, right = st.columns(2)
+    with left:
+        st.markdown("#### What each turn gave")
+        parts = sorted(units(relevance, "turn"), key=lambda part: part[0].template)  # messages first
+        rows = [
+            {"turn": unit.turn, "relevance": value, "text": "(template)" if unit.template else unit.text.strip()}
+            for unit, value in parts
+        ]
+        number = st.column_config.NumberColumn(format="%+.3f")
+        st.dataframe(pandas.DataFrame(rows), hide_index=True, column_config={"relevance": number})
+    with right:
+        st.markdown("#### Where it came from")
+        chart = charts.origins(found)
+        st.altair_chart(chart)
+        st.caption(
+            plain(f"The logits of {found.text!r} by CP-LRP: {found.target:.2f} = these bars + rest {found.rest:.1e}")
+        )
+        st.markdown(f"Through FFN neurons go {found.through_ffn:.0%} of it: a second account, no part of the first.")
+
+
+def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> None:
+    """The circuit is of a difference to the same conversation with another last message of the user."""
+    asked = [place for place, message in enumerate(before.messages) if message["role"] == "user"]
+    if not asked or relevance.target is None:
+        return
+    with st.expander("The circuit behind it"):
+        said = before.messages[asked[-1]]["content"]
+        other = st.text_input("Compared with another message, of as many tokens", said, key=f"other {said}")
+        changed = [*before.messages]
+        changed[asked[-1]] = {"role": "user", "content": other}
+        begun = "".join(answer.token_strings[:start])
+        values = {
+            "prompt": _up_to(before.messages, begun),
+            "versus": _up_to(changed, begun),
+            "target": relevance.target.text,
+            "contrast": relevance.contrast_text,
+        }
+        st.button(
+            "Open its circuit",
+            key="open_circuit",
+            on_click=go,
+            args=("circuit",),
+            kwargs=values,
+            disabled=other == said,
+        )
+
+
+def _up_to(messages: Any, begun: str) -> str:
+    """As it stands in a field for a prompt."""
+    chat = Chat(messages)
+    return (chat.then("assistant", begun) if begun else chat).to_json(None)

@@ -1,0 +1,39 @@
+"""An answer as it stands in a chat that was kept."""
+
+from __future__ import annotations
+
+import torch
+
+from concepts.models.answer import Answer
+from concepts.models.chat import Chat
+from concepts.models.model import Model
+from icebear.errors import InputError
+
+
+def written(model: Model, chat: Chat, turn: int) -> list[int]:
+    """The tokens of a message that the model wrote; of one without ids its text is tokenised. Raises `InputError`."""
+    content, ids = chat.messages[turn]["content"], chat.messages[turn].get("ids")
+    if not isinstance(content, str) or not content:
+        raise InputError(f"Message {turn} of the chat has no text; give it some.")
+    if not ids:
+        return model.tokens_of(content)
+    if "".join(model.pieces(model.ids(ids))) != content:
+        raise InputError(f"The tokens of message {turn} are another text; were they written by {model.name}?")
+    return ids
+
+
+def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
+    """A message of a chat as the answer to those before it, with the probability of each of its tokens.
+
+    Raises `InputError` for what is no answer of this model.
+    """
+    if not 0 < turn < len(chat.messages) or chat.messages[turn]["role"] != "assistant":
+        raise InputError(f"Message {turn} of the chat is no answer; name one that the model wrote behind another one.")
+    asked = Chat(chat.messages[:turn])
+    read, ids = model.ids(asked), written(model, chat, turn)
+    whole = model.ids([*read, *ids])
+    needed = list(range(len(read) - 1, len(whole) - 1))
+    with model.lock, torch.no_grad():
+        logits = model.logits(model.read_ids([whole]), needed)[0].float()  # (S, V)
+    probabilities = logits.softmax(-1)[range(len(ids)), ids].tolist()
+    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, asked)
