@@ -138,6 +138,11 @@ def test_no_hops_are_the_plain_scores_and_only_the_context_counts(model):
     for method in ("attnlrp", "gxi"):
         plain = attribute(model, ids, span=one.span, method=method, sites=()).tokens
         assert found["methods"][method]["scores"] == pytest.approx(plain[context].tolist())
+    begins = len(ids.prompt_ids)
+    positive = attribute(model, ids, span=one.span, sites=()).tokens.clamp(min=0)
+    counting = [token for token in range(len(positive)) if token not in one.sinks]
+    share = positive[begins:].sum() / positive[counting].sum()
+    assert found["methods"]["attnlrp"]["own"] == pytest.approx(share.item())
     assert found["methods"]["attnlrp"]["scores"] != found["methods"]["attnlrp, 1 hop"]["scores"]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

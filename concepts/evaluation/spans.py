@@ -33,7 +33,8 @@ COLUMNS = {
     "part": "the fact, line or document with the largest sum is evidence, higher is better",
 }
 FIRST = {"first": "the share of positive relevance of the first fact, behind the step, higher is better"}
-"""Of ``two-hop`` as well."""
+OWN = {"own": "of all positive relevance the share of the answer's own words, sinks left out"}
+"""Of ``two-hop`` as well; the second has no control."""
 HOPS = 2
 DRAWS = 20
 """Random spans that are the control."""
@@ -49,24 +50,28 @@ SWIFT = (AttnLRP, Gradient, GradientTimesInput, IntegratedGradients, Random)
 
 def columns(task: str) -> dict[str, str]:
     """Each with its control."""
-    own = COLUMNS | (FIRST if task == "two-hop" else {})
-    return {
+    hop = task == "two-hop"
+    measured = {
         name: text
-        for column, about in own.items()
+        for column, about in (COLUMNS | (FIRST if hop else {})).items()
         for name, text in ((column, about), (f"{column}_random", f"{column} with {_CONTROL.get(column, _SPANS)}"))
     }
+    return measured | (OWN if hop else {})
 
 
 def told(found: report.Table, task: str) -> dict[str, list[str]]:
     """Method -> of each column its mean, standard error, and in brackets its control."""
     names = [name for name in columns(task) if not name.endswith("_random")]
-    return {method: [_told(cells[name], cells[f"{name}_random"]) for name in names] for method, cells in found.items()}
+    return {
+        method: [_told(cells[name], cells.get(f"{name}_random")) for name in names] for method, cells in found.items()
+    }
 
 
 def _told(cell: report.Cell | None, control: report.Cell | None) -> str:
-    if cell is None or control is None:
+    if cell is None:
         return "—"
-    return f"{cell.mean:.2f}{'' if cell.error is None else f' ± {cell.error:.2f}'} ({control.mean:.2f})"
+    error = "" if cell.error is None else f" ± {cell.error:.2f}"
+    return f"{cell.mean:.2f}{error}" + (f" ({control.mean:.2f})" if control else "")
 
 
 _SPANS = f"random spans of the context as evidence, as long and as many, mean of {DRAWS}"
@@ -160,7 +165,8 @@ def sample(model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline], 
     for name, method in methods.items():
         for reading, scores in readings(model, one, method).items():
             counted = scores[context].tolist()
-            rows[f"{name}{reading}"] = {**numbers(counted, parts, item.evidence, drawn), "scores": counted}
+            found = numbers(counted, parts, item.evidence, drawn)
+            rows[f"{name}{reading}"] = {**found, "own": _own(scores, one), "scores": counted}
     return {
         "prompt": item.prompt,
         "answer": one.answer.text,
@@ -209,6 +215,14 @@ def numbers(
         found[f"{name}_random"] = fmean(one[name] for one in by_chance)
     sums = [sum(scores[token] for token in part) for part in parts]
     return {**found, "part": metrics.pointing(sums, evidence), "part_random": len(evidence) / len(parts)}
+
+
+def _own(scores: Tensor, one: Asked) -> float:
+    """The answer's words' share of positive relevance."""
+    positive = scores.clamp(min=0)
+    positive[list(one.sinks)] = 0
+    whole = positive.sum().item()
+    return positive[len(one.answer.prompt_ids) :].sum().item() / whole if whole else 0.0
 
 
 def _by_token(scores: Sequence[float], spans: Sequence[Sequence[int]]) -> dict[str, float]:
