@@ -3,7 +3,7 @@
     python benchmarks/answers.py [--rounds 3] [--lengths 128,512,1024] [--peaks 1024,2048,4096] [--model smollm2-135m]
 
 Every figure of a line comes from the same rounds, A B C A B C ...; read the ratios, not the seconds. Peak memory is
-that of a fresh process for each figure, less what the loaded model takes. Hops are timed up to 1,024 tokens.
+that of a fresh process for each figure, less what the loaded model takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from concepts.models.answer import Answer
 from concepts.passes.inputs import Inputs
 
 ANSWER = 16
-HOPS_UP_TO = 1024
 
 
 def answer(model, count: int) -> Answer:
@@ -58,11 +57,11 @@ CASES = {
 }
 
 
-def times(model, rounds: int, counts: list[int]) -> None:
+def times(model, rounds: int, counts: list[int], hops_up_to: int) -> None:
     print("| tokens before | " + " | ".join(CASES) + " |\n|" + " --- |" * (len(CASES) + 1))
     for count in counts:
         said = answer(model, count)
-        timed = {name: case for name, case in CASES.items() if "hop" not in name or count <= HOPS_UP_TO}
+        timed = {name: case for name, case in CASES.items() if "hop" not in name or count <= hops_up_to}
         seconds: dict[str, list[float]] = {name: [] for name in timed}
         for _ in range(rounds):
             for name, case in timed.items():
@@ -107,7 +106,8 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lengths", type=numbers, default=[128, 512, 1024, 2048])
     parser.add_argument("--peaks", type=numbers, default=[512, 1024, 2048, 4096])
-    parser.add_argument("--hops", action="store_true", help="Peaks of hops too, which take a pass for each token.")
+    parser.add_argument("--hops-up-to", type=int, default=512, help="They take a backward pass for each token.")
+    parser.add_argument("--cases", default=";".join(CASES), help="Of which peaks are measured, with semicolons.")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
@@ -117,5 +117,5 @@ if __name__ == "__main__":
         peak(loaded, options.peak, options.tokens)
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-        times(loaded, options.rounds, options.lengths)
-        memory(options.model, options.peaks, [name for name in CASES if options.hops or "hop" not in name])
+        times(loaded, options.rounds, options.lengths, options.hops_up_to)
+        memory(options.model, options.peaks, options.cases.split(";"))
