@@ -138,6 +138,8 @@ def test_no_hops_are_the_plain_scores_and_only_the_context_counts(model):
     for method in ("attnlrp", "gxi"):
         plain = attribute(model, ids, span=one.span, method=method, sites=()).tokens
         assert found["methods"][method]["scores"] == pytest.approx(plain[context].tolist())
+    assert model.tokenizer.decode(ids.ids[slice(*one.spans[0])]) == item.said[1]
+    assert "attnlrp, of the step" in found["methods"]
     begins = len(ids.prompt_ids)
     positive = attribute(model, ids, span=one.span, sites=()).tokens.clamp(min=0)
     counting = [token for token in range(len(positive)) if token not in one.sinks]

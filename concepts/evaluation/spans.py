@@ -86,21 +86,27 @@ class Asked:
 
     item: Item
     answer: Answer
-    span: tuple[int, int]
+    spans: tuple[tuple[int, int], ...]
+    """The tokens of the answer that have to be the model's own words: of two hops the step, and what is explained."""
     sinks: tuple[int, ...]
     right: bool
-    """Whether greedy decoding writes what has to be the model's own words."""
+    """Whether greedy decoding writes these words."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """What is explained."""
+        return self.spans[-1]
 
 
 def asked(model: Model, item: Item) -> Asked:
     """One forward pass, the answer written."""
     prompt = model.ids(item.prompt)
-    ids, text, span = list(prompt), item.prompt, (0, 0)
-    own: list[int] = []
+    ids, text = list(prompt), item.prompt
+    own: list[tuple[int, int]] = []
     for number, part in enumerate(item.said):
         new = model.continuation(part, text) if part else []
-        span = len(ids) - len(prompt), len(ids) - len(prompt) + len(new)
-        own += range(*span) if number % 2 else ()
+        begin = len(ids) - len(prompt)
+        own += [(begin, begin + len(new))] if number % 2 else []
         ids, text = ids + new, text + part
     batch = model.read_ids([ids[:-1]])
     stream = Stream(model, batch)
@@ -109,8 +115,8 @@ def asked(model: Model, item: Item) -> Asked:
     written = ids[len(prompt) :]
     probabilities = logits.softmax(-1)[range(len(written)), written].tolist()
     answer = Answer(tuple(prompt), tuple(written), model.pieces(written), tuple(probabilities), ended=False)
-    right = all(_predicted(logits[place], written[place]) for place in own)
-    return Asked(item, answer, span, stream.sinks(0), right)
+    right = all(_predicted(logits[place], written[place]) for span in own for place in range(*span))
+    return Asked(item, answer, tuple(own), stream.sinks(0), right)
 
 
 def _predicted(logits: Tensor, token: int) -> bool:
@@ -179,18 +185,20 @@ def sample(model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline], 
 
 
 def readings(model: Model, one: Asked, method: AttnLRP | Baseline) -> dict[str, Tensor]:
-    """(T,) the tokens' scores: plain, and if a method hops after hops, of centred logits, and against the contrast."""
+    """(T,) the tokens' scores: plain, and if a method hops after hops, of centred logits, against the contrast, and for
+    the step of two hops."""
     explain = partial(attribute, model, one.answer, span=one.span, method=method, sites=())
     if not isinstance(method, AttnLRP) or method.positions:
         found = explain()
         return {"": found.tokens if found.positions is None else found.combined()}
     plain, against = explain(hops=HOPS), explain(contrast=one.item.contrast, hops=HOPS)
     hops = ["", ", 1 hop", *(f", {number} hops" for number in range(2, HOPS + 1))]
-    return {
+    rows = {
         **dict(zip(hops, plain.hops, strict=True)),
         ", centred": explain(centred=True).tokens,
         **{f", against{name}": tokens for name, tokens in zip(hops, against.hops, strict=True)},
     }
+    return rows | ({", of the step": explain(span=one.spans[0]).tokens} if len(one.spans) > 1 else {})
 
 
 Drawn = Sequence[Sequence[Sequence[int]]]
