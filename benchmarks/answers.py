@@ -117,5 +117,7 @@ if __name__ == "__main__":
         peak(loaded, options.peak, options.tokens)
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-        times(loaded, options.rounds, options.lengths, options.hops_up_to)
-        memory(options.model, options.peaks, options.cases.split(";"))
+        if options.lengths:
+            times(loaded, options.rounds, options.lengths, options.hops_up_to)
+        if options.peaks:
+            memory(options.model, options.peaks, options.cases.split(";"))
