@@ -178,6 +178,66 @@ def _accuracy(lines: list[dict[str, Any]]) -> list[str]:
 
 @evaluate.command()
 @options(*MEASURED)
+@options("--task", type=click.Choice(["facts", "needle", "two-hop", "documents"]), default="needle")
+@click.option("--sizes", help="Facts, tokens, pairs of facts or documents, with commas.  [default: the task's own]")
+@options("--json", *MODEL)
+def spans(
+    methods: str, samples: int, out: str, seed: int, task: str, sizes: str | None, as_json: bool, **given: Any
+) -> None:
+    """Whether the relevance of a phrase of an answer lies where its evidence is, in contexts of growing length.
+
+    Methods that hop are measured after 0, 1 and 2 hops, of centred logits, and against another phrase. Only what the
+    model answers rightly counts. Each size has a folder of its own in --out.
+
+    \b
+    Example:
+      icebear evaluate spans --task needle --sizes 10,50 --samples 4 --methods attnlrp,gxi,random --out needle
+    """
+    from app.terminal import evaluation_table
+    from concepts.baselines.methods import listed
+    from concepts.evaluation import contexts, report, runner
+    from concepts.evaluation import spans as evaluation
+
+    need("evaluate")
+    wanted, columns = listed(methods), evaluation.columns(task)
+    made = {size: contexts.items(task, size, seed) for size in _sizes(sizes) or contexts.TASKS[task].sizes}
+    model = load(**given)
+    told: dict[int, Any] = {}
+    for size, items in made.items():
+        with bar(f"{task} {size}: what the model answers", samples) as advance:
+            usable, tried = evaluation.usable(model, items, samples, advance)
+        note = f"{task} {size}: the model is right on {len(usable)} of {tried}"
+        if not usable:
+            click.echo(note, err=True)
+            continue
+        able, unable = evaluation.able(model, usable[0], wanted)
+        facts = runner.facts(model, "spans", wanted, task=task, size=size, samples=samples, seed=seed)
+        measure = partial(evaluation.sample, model, methods=able, seed=seed)
+        with bar(f"{task} {size}", len(usable)) as advance:
+            lines = runner.run(f"{out}/{size}", facts, usable, measure, advance)
+        of = {**facts, "methods": {name: name for name in (*lines[0]["methods"], *unable)}}
+        notes = [f"{note}; {evaluation.length(lines)}"]
+        found = report.write(f"{out}/{size}", lines, columns, of, unable, notes)
+        told[size] = {"notes": notes, "unable": unable, "table": report.rows(found)}
+        if not as_json:
+            shown = [name for name in columns if not name.endswith("_random")]
+            stdout().print(evaluation_table(evaluation.told(found, task), shown, f"{task} {size}"))
+            stdout().print(f"{note}; in brackets with random evidence", style="dim", markup=False)
+    if as_json:
+        print_json({**runner.facts(model, "spans", wanted, task=task, samples=samples, seed=seed), "sizes": told})
+    elif told:
+        click.echo(f"Wrote {', '.join(f'{out}/{size}/index.html' for size in told)}", err=True)
+
+
+def _sizes(text: str | None) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise click.UsageError(f"{text!r} is not a list of numbers, as 32,128.") from None
+
+
+@evaluate.command()
+@options(*MEASURED)
 @options("--site", type=click.Choice(["ffn", "head"]), default="ffn")
 @options("--corpus")
 @options("--max-tokens", default=64, type=click.IntRange(min=17))
@@ -460,10 +520,7 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **given: Any) 
     from concepts.models.provenance import provenance
 
     wanted = listed(methods)
-    try:
-        sizes = [int(part) for part in lengths.split(",")]
-    except ValueError:
-        raise click.UsageError(f"--lengths {lengths!r} is not a list of numbers, as 32,128.") from None
+    sizes = _sizes(lengths)
     model = load(**given)
     able, unable = _able(model, list(range(10, 20)), wanted)
     with bar("cost", len(sizes) * len(able)) as advance:

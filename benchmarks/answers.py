@@ -1,0 +1,123 @@
+"""Time and memory of explaining a 16-token answer by the length of what it answers, against gradient x input.
+
+    python benchmarks/answers.py [--rounds 3] [--lengths 128,512,1024] [--peaks 1024,2048,4096] [--model smollm2-135m]
+
+Every figure of a line comes from the same rounds, A B C A B C ...; read the ratios, not the seconds. Peak memory is
+that of a fresh process for each figure, less what the loaded model takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from attribution import resident, tokens
+
+from concepts import attribute, load_model
+from concepts.models.answer import Answer
+from concepts.passes.inputs import Inputs
+
+ANSWER = 16
+
+
+def answer(model, count: int) -> Answer:
+    """Random tokens behind `count` others."""
+    ids = tokens(model, count + ANSWER)
+    said = tuple(ids[count:])
+    return Answer(tuple(ids[:count]), said, model.pieces(said), (0.0,) * ANSWER, ended=False)
+
+
+def gradient_x_input(model, said):
+    ids = torch.tensor([said.before(ANSWER - 1)])
+    inputs = Inputs()
+    with torch.enable_grad(), inputs.reading(model):
+        logits = model.net(ids, use_cache=False, logits_to_keep=ANSWER).logits[0]
+        (gradient,) = torch.autograd.grad(logits[range(ANSWER), list(said.ids)].sum(), inputs.leaves)
+    return (gradient * inputs.leaves[0]).sum(-1)
+
+
+def explaining(**options):
+    return lambda model, said: attribute(model, said, **options)
+
+
+CASES = {
+    "gradient x input": gradient_x_input,
+    "tokens": explaining(sites=()),
+    "all neurons (the default)": explaining(),
+    'record="last"': explaining(record="last"),
+    "checkpoint": explaining(checkpoint=True),
+    'record="last", checkpoint': explaining(record="last", checkpoint=True),
+    "tokens, 1 hop": explaining(sites=(), hops=1),
+    "tokens, 1 hop, checkpoint": explaining(sites=(), hops=1, checkpoint=True),
+}
+
+
+def times(model, rounds: int, counts: list[int], hops_up_to: int) -> None:
+    print("| tokens before | " + " | ".join(CASES) + " |\n|" + " --- |" * (len(CASES) + 1))
+    for count in counts:
+        said = answer(model, count)
+        timed = {name: case for name, case in CASES.items() if "hop" not in name or count <= hops_up_to}
+        seconds: dict[str, list[float]] = {name: [] for name in timed}
+        for _ in range(rounds):
+            for name, case in timed.items():
+                start = time.perf_counter()
+                case(model, said)
+                seconds[name].append(time.perf_counter() - start)
+        cells = []
+        for name in CASES:
+            pairs = [a / b for a, b in zip(seconds.get(name, ()), seconds["gradient x input"], strict=False)]
+            cells.append(f"{statistics.median(seconds[name]):.2f} s ({statistics.median(pairs):.2f})" if pairs else "-")
+        print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
+    print("\nIn brackets: the median over rounds of the ratio to gradient x input.\n")
+
+
+def memory(model_name: str, counts: list[int], names: list[str]) -> None:
+    print("| tokens before | " + " | ".join(f"{name}, peak MB" for name in names) + " |")
+    print("|" + " --- |" * (len(names) + 1))
+    for count in counts:
+        cells = []
+        for name in names:
+            command = [sys.executable, __file__, "--model", model_name, "--peak", name, "--tokens", str(count)]
+            cells.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+            print(f"{count}, {name}: {cells[-1]}", file=sys.stderr, flush=True)
+        print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
+
+
+def peak(model, name: str, count: int) -> None:
+    attribute(model, answer(model, 8))
+    said = answer(model, count)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (Linux)
+    before = resident("VmRSS")
+    CASES[name](model, said)
+    print(round(resident("VmHWM") - before))
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lengths", type=numbers, default=[128, 512, 1024, 2048])
+    parser.add_argument("--peaks", type=numbers, default=[512, 1024, 2048, 4096])
+    parser.add_argument("--hops-up-to", type=int, default=512, help="They take a backward pass for each token.")
+    parser.add_argument("--cases", default=";".join(CASES), help="Of which peaks are measured, with semicolons.")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    loaded = load_model(options.model)
+    if options.peak:
+        peak(loaded, options.peak, options.tokens)
+    else:
+        print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+        if options.lengths:
+            times(loaded, options.rounds, options.lengths, options.hops_up_to)
+        if options.peaks:
+            memory(options.model, options.peaks, options.cases.split(";"))

@@ -1,0 +1,243 @@
+"""Does the relevance of a phrase of an answer lie where its evidence is, in contexts of which we know what answers?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concepts.attribution import attribute
+from concepts.baselines.methods import Baseline, Gradient, GradientTimesInput, IntegratedGradients, Random
+from concepts.evaluation import metrics, report
+from concepts.evaluation.contexts import Item
+from concepts.evaluation.groundtruth import tokens_between
+from concepts.evaluation.methods import why_not
+from concepts.evaluation.runner import OnProgress
+from concepts.lrp.method import AttnLRP
+from concepts.models.answer import Answer
+from concepts.models.model import Model
+from concepts.models.plan import plan
+from concepts.passes.stream import Stream
+
+COLUMNS = {
+    "pointing": "the largest score of the context is evidence, higher is better",
+    "mass": "the evidence's share of the context's positive relevance, higher is better",
+    "recall": "of as many largest scores as evidence, the share that is evidence, higher is better",
+    "part": "the fact, line or document with the largest sum is evidence, higher is better",
+}
+FIRST = {"first": "the share of positive relevance of the first fact, behind the step, higher is better"}
+OWN = {"own": "of all positive relevance the share of the answer's own words, sinks left out"}
+"""Of ``two-hop`` as well; the second has no control."""
+HOPS = 2
+DRAWS = 20
+"""Random spans that are the control."""
+TRIES = 10
+"""Prompts that are tried for each sample that is wanted."""
+TRIED_ON = 16
+"""Tokens of the prompt that say whether a method runs on a model."""
+LONG = 400
+"""Tokens of a prompt up to which methods run that take a pass a token, or keep attention weights or many copies."""
+SWIFT = (AttnLRP, Gradient, GradientTimesInput, IntegratedGradients, Random)
+"""Those that run on longer ones."""
+
+
+def columns(task: str) -> dict[str, str]:
+    """Each with its control."""
+    hop = task == "two-hop"
+    measured = {
+        name: text
+        for column, about in (COLUMNS | (FIRST if hop else {})).items()
+        for name, text in ((column, about), (f"{column}_random", f"{column} with {_CONTROL.get(column, _SPANS)}"))
+    }
+    return measured | (OWN if hop else {})
+
+
+def told(found: report.Table, task: str) -> dict[str, list[str]]:
+    """Method -> of each column its mean, standard error, and in brackets its control."""
+    names = [name for name in columns(task) if not name.endswith("_random")]
+    return {
+        method: [_told(cells[name], cells.get(f"{name}_random")) for name in names] for method, cells in found.items()
+    }
+
+
+def _told(cell: report.Cell | None, control: report.Cell | None) -> str:
+    if cell is None:
+        return "—"
+    error = "" if cell.error is None else f" ± {cell.error:.2f}"
+    return f"{cell.mean:.2f}{error}" + (f" ({control.mean:.2f})" if control else "")
+
+
+_SPANS = f"random spans of the context as evidence, as long and as many, mean of {DRAWS}"
+_CONTROL = {"part": "as many random parts as evidence"}
+
+# --- asked ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An item as a model reads it."""
+
+    item: Item
+    answer: Answer
+    spans: tuple[tuple[int, int], ...]
+    """The tokens of the answer that have to be the model's own words: of two hops the step, and what is explained."""
+    sinks: tuple[int, ...]
+    right: bool
+    """Whether greedy decoding writes these words."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """What is explained."""
+        return self.spans[-1]
+
+
+def asked(model: Model, item: Item) -> Asked:
+    """One forward pass, the answer written."""
+    prompt = model.ids(item.prompt)
+    ids, text = list(prompt), item.prompt
+    own: list[tuple[int, int]] = []
+    for number, part in enumerate(item.said):
+        new = model.continuation(part, text) if part else []
+        begin = len(ids) - len(prompt)
+        own += [(begin, begin + len(new))] if number % 2 else []
+        ids, text = ids + new, text + part
+    batch = model.read_ids([ids[:-1]])
+    stream = Stream(model, batch)
+    with model.lock, torch.no_grad(), stream.reading(model):
+        logits = model.logits(batch, list(range(len(prompt) - 1, len(ids) - 1)))[0].float()  # (P, V)
+    written = ids[len(prompt) :]
+    probabilities = logits.softmax(-1)[range(len(written)), written].tolist()
+    answer = Answer(tuple(prompt), tuple(written), model.pieces(written), tuple(probabilities), ended=False)
+    right = all(_predicted(logits[place], written[place]) for span in own for place in range(*span))
+    return Asked(item, answer, tuple(own), stream.sinks(0), right)
+
+
+def _predicted(logits: Tensor, token: int) -> bool:
+    return int(logits.argmax()) == token
+
+
+def usable(
+    model: Model, items: Iterator[Item], count: int, on_progress: OnProgress | None = None
+) -> tuple[list[Asked], int]:
+    """The first `count` that the model answers rightly, and how many were tried (at most `TRIES` times as many)."""
+    found: list[Asked] = []
+    for tried, item in enumerate(islice(items, TRIES * count), start=1):
+        found += [one for one in [asked(model, item)] if one.right]
+        if on_progress:
+            on_progress(len(found), count)
+        if len(found) == count:
+            return found, tried
+    return found, TRIES * count
+
+
+def able(
+    model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline]
+) -> tuple[dict[str, AttnLRP | Baseline], dict[str, str]]:
+    """Methods that can run on prompts as long as this one, and why others are left out."""
+    ids = one.answer.prompt_ids
+    unable = {}
+    for name, method in methods.items():
+        if len(ids) > LONG and not isinstance(method, SWIFT):
+            unable[name] = f"beyond {LONG} tokens it is left out, as it takes a pass a token or much memory"
+        elif why := why_not(model, plan(model, [list(ids[-TRIED_ON:])]), method):
+            unable[name] = why
+    return {name: method for name, method in methods.items() if name not in unable}, unable
+
+
+def length(lines: Sequence[dict[str, Any]]) -> str:
+    """Of the contexts of `sample`."""
+    return f"the context has {fmean(line['tokens'] for line in lines):.0f} tokens on average"
+
+
+# --- measured -------------------------------------------------------------------------------------------
+
+
+def sample(model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline], seed: int = 0) -> dict[str, Any]:
+    """Each method's numbers on an item; only tokens of the context count, sinks left out. JSON-ready."""
+    item = one.item
+    parts = [tokens_between(model, item.prompt, *place) for place in item.places]
+    context = sorted({token for part in parts for token in part} - set(one.sinks))
+    at = {token: number for number, token in enumerate(context)}
+    parts = [[at[token] for token in part if token in at] for part in parts]
+    drawn = draws(parts, item.evidence, random.Random(f"{seed} {item.prompt}"))
+    rows = {}
+    for name, method in methods.items():
+        for reading, scores in readings(model, one, method).items():
+            counted = scores[context].tolist()
+            found = numbers(counted, parts, item.evidence, drawn)
+            rows[f"{name}{reading}"] = {**found, "own": _own(scores, one), "scores": counted}
+    return {
+        "prompt": item.prompt,
+        "answer": one.answer.text,
+        "span": list(one.span),
+        "parts": parts,
+        "evidence": list(item.evidence),
+        "tokens": len(context),
+        "methods": rows,
+    }
+
+
+def readings(model: Model, one: Asked, method: AttnLRP | Baseline) -> dict[str, Tensor]:
+    """(T,) the tokens' scores: plain, and if a method hops after hops, of centred logits, against the contrast, and for
+    the step of two hops."""
+    explain = partial(attribute, model, one.answer, span=one.span, method=method, sites=())
+    if not isinstance(method, AttnLRP) or method.positions:
+        found = explain()
+        return {"": found.tokens if found.positions is None else found.combined()}
+    plain, against = explain(hops=HOPS), explain(contrast=one.item.contrast, hops=HOPS)
+    hops = ["", ", 1 hop", *(f", {number} hops" for number in range(2, HOPS + 1))]
+    rows = {
+        **dict(zip(hops, plain.hops, strict=True)),
+        ", centred": explain(centred=True).tokens,
+        **{f", against{name}": tokens for name, tokens in zip(hops, against.hops, strict=True)},
+    }
+    return rows | ({", of the step": explain(span=one.spans[0]).tokens} if len(one.spans) > 1 else {})
+
+
+Drawn = Sequence[Sequence[Sequence[int]]]
+"""Random spans: draw, span, token."""
+
+
+def draws(parts: Sequence[Sequence[int]], evidence: Sequence[int], generator: random.Random) -> Drawn:
+    """Spans of the context as long as those of the evidence."""
+    count = sum(map(len, parts))
+    lengths = [len(parts[number]) for number in evidence]
+    begins = [[generator.randrange(count - length + 1) for length in lengths] for _ in range(DRAWS)]
+    return [[range(begin, begin + own) for begin, own in zip(row, lengths, strict=True)] for row in begins]
+
+
+def numbers(
+    scores: Sequence[float], parts: Sequence[Sequence[int]], evidence: Sequence[int], drawn: Drawn
+) -> dict[str, float]:
+    """The `columns`."""
+    found = _by_token(scores, [parts[number] for number in evidence])
+    by_chance = [_by_token(scores, spans) for spans in drawn]
+    for name in list(found):
+        found[f"{name}_random"] = fmean(one[name] for one in by_chance)
+    sums = [sum(scores[token] for token in part) for part in parts]
+    return {**found, "part": metrics.pointing(sums, evidence), "part_random": len(evidence) / len(parts)}
+
+
+def _own(scores: Tensor, one: Asked) -> float:
+    """The answer's words' share of positive relevance."""
+    positive = scores.clamp(min=0)
+    positive[list(one.sinks)] = 0
+    whole = positive.sum().item()
+    return positive[len(one.answer.prompt_ids) :].sum().item() / whole if whole else 0.0
+
+
+def _by_token(scores: Sequence[float], spans: Sequence[Sequence[int]]) -> dict[str, float]:
+    tokens = sorted({token for span in spans for token in span})
+    return {
+        "pointing": metrics.pointing(scores, tokens),
+        "mass": metrics.mass_accuracy(scores, tokens),
+        "recall": metrics.token_accuracy(scores, tokens),
+        "first": metrics.mass_accuracy(scores, spans[0]),
+    }

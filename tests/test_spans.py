@@ -1,0 +1,221 @@
+"""Ground truth for spans: evidence by its text, measures by hand, the control, folders that go on."""
+
+import json
+import random
+from itertools import accumulate, islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from app.cli import main
+from concepts import attribute, load_model
+from concepts.baselines.methods import listed
+from concepts.evaluation import contexts, spans
+from icebear.errors import InputError
+
+METHODS = "attnlrp,gxi,random"
+
+
+@pytest.fixture
+def model(tiny_folder):
+    return load_model(tiny_folder, device="cpu", dtype="float32")
+
+
+def some(task, size, count=3, seed=0):
+    return list(islice(contexts.items(task, size, seed), count))
+
+
+# --- templates ---
+
+
+@pytest.mark.parametrize("task", contexts.TASKS)
+def test_the_evidence_is_where_it_says_and_nowhere_else(task):
+    own = contexts.TASKS[task]
+    for size in {*own.sizes, own.least, own.most}:
+        for item in some(task, size):
+            texts = [item.prompt[start:end] for start, end in item.places]
+            assert texts == list(item.parts)
+            evidence = [texts[number] for number in item.evidence]
+            *_, answer = item.said
+            assert answer.strip() in evidence[-1]
+            assert item.contrast != answer
+            others = [text for number, text in enumerate(texts) if number not in item.evidence]
+            assert not any(answer.strip() in text for text in others)
+            assert answer.strip() not in item.question
+            assert item.prompt.endswith(item.question)
+
+
+def test_two_hops_are_by_way_of_the_models_own_step():
+    for item in some("two-hop", 4, 20):
+        lead, step, second, city = item.said
+        first, last = (item.parts[number] for number in item.evidence)
+        assert first == f"{lead.strip()}{step}."
+        assert last == f"{second.removeprefix('. ')}{city}."
+        assert step.strip() not in item.question
+
+
+def test_a_needle_is_in_about_as_many_tokens_at_any_depth():
+    for size in (10, 200, 2000):
+        found = some("needle", size, 12)
+        for item in found:
+            (at,) = item.evidence
+            words = [part.split() for number, part in enumerate(item.parts) if number != at]
+            assert sum(map(len, words)) == round(0.75 * size)
+        if size > 10:
+            assert len({item.evidence for item in found}) > 3
+
+
+def test_a_seed_gives_the_same_items_and_another_one_others():
+    assert some("facts", 4) == some("facts", 4)
+    assert some("facts", 4) != some("facts", 4, seed=1)
+    with pytest.raises(InputError, match="A size of two-hop is 2 to 8, not 9"):
+        contexts.items("two-hop", 9)
+
+
+# --- measures ---
+
+SCORES = [0.0, 5.0, -1.0, 2.0, 0.0, 3.0]
+PARTS = [[0, 1], [2, 3], [4, 5]]
+
+
+def test_numbers_by_hand():
+    found = spans.numbers(SCORES, PARTS, (1, 2), drawn=[[[0, 1], [0, 1]], [[1, 2], [4, 5]]])
+    assert found == pytest.approx(
+        {
+            "pointing": 0,  # 5 is the largest
+            "pointing_random": 1,
+            "mass": 0.5,
+            "mass_random": (0.5 + 0.8) / 2,
+            "recall": 0.5,  # of 1, 5, 3 and the first 0 two are evidence
+            "recall_random": (0.5 + 0.5) / 2,  # 1 of the two largest; of 1, 5, 3, 0 two
+            "first": 0.2,
+            "first_random": 0.5,
+            "part": 0,
+            "part_random": 2 / 3,
+        }
+    )
+    assert spans.numbers(SCORES, PARTS, (0,), drawn=[[[0, 1]]])["part"] == 1
+
+
+def test_the_control_is_as_long_as_the_evidence_and_random_scores_do_no_better():
+    generator, scores = random.Random(0), np.random.default_rng(0)
+    parts = [list(range(start, start + 5)) for start in range(0, 50, 5)]
+    rows = []
+    for _ in range(600):
+        evidence = (generator.randrange(10),)
+        drawn = spans.draws(parts, evidence, generator)
+        assert len(drawn) == spans.DRAWS
+        assert all(len(span) == 5 and span[0] >= 0 and span[-1] < 50 for row in drawn for span in row)
+        rows.append(spans.numbers(scores.random(50).tolist(), parts, evidence, drawn))
+    for name in ("pointing", "mass", "recall", "part"):
+        own, control = (np.mean([row[key] for row in rows]) for key in (name, f"{name}_random"))
+        assert own == pytest.approx(0.1, abs=0.03)
+        assert control == pytest.approx(0.1, abs=0.01)
+
+
+# --- a model ---
+
+
+def test_no_hops_are_the_plain_scores_and_only_the_context_counts(model):
+    (item,) = some("two-hop", 2, 1)
+    one = spans.asked(model, item)
+    ids = one.answer
+    assert model.tokenizer.decode([*ids.prompt_ids, *ids.ids]) == item.prompt + "".join(item.said)
+    assert model.tokenizer.decode(ids.ids[slice(*one.span)]) == item.said[-1]
+    found = spans.sample(model, one, listed(METHODS))
+    assert [name for name in found["methods"] if "lrp" not in name] == ["gxi", "random"]
+    pieces = model.pieces(ids.prompt_ids)
+    last = [end - 1 for end in accumulate(map(len, pieces))]  # letter of each token
+    inside = [
+        [token for token, piece in enumerate(pieces) if last[token] in range(*place) and piece.strip()]
+        for place in item.places
+    ]
+    context = [token for part in inside for token in part if token not in one.sinks]
+    assert [len(set(part) - set(one.sinks)) for part in inside] == [len(part) for part in found["parts"]]
+    for method in ("attnlrp", "gxi"):
+        plain = attribute(model, ids, span=one.span, method=method, sites=()).tokens
+        assert found["methods"][method]["scores"] == pytest.approx(plain[context].tolist())
+    assert model.tokenizer.decode(ids.ids[slice(*one.spans[0])]) == item.said[1]
+    assert "attnlrp, of the step" in found["methods"]
+    begins = len(ids.prompt_ids)
+    positive = attribute(model, ids, span=one.span, sites=()).tokens.clamp(min=0)
+    counting = [token for token in range(len(positive)) if token not in one.sinks]
+    share = positive[begins:].sum() / positive[counting].sum()
+    assert found["methods"]["attnlrp"]["own"] == pytest.approx(share.item())
+    assert found["methods"]["attnlrp"]["scores"] != found["methods"]["attnlrp, 1 hop"]["scores"]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_what_counts_is_what_greedy_decoding_writes(model):
+    (item,) = some("facts", 2, 1)
+    assert not spans.asked(model, item).right
+    said = model.generate(item.prompt, max_new_tokens=3)
+    one = spans.asked(model, contexts.Item(item.parts, item.evidence, item.question, ("", said), item.contrast))
+    answer = model.answer(item.prompt, max_new_tokens=3)
+    if one.answer.ids == answer.ids:  # a text may have other tokens than those that it was written in
+        assert one.right
+        assert one.answer.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
+    assert spans.usable(model, iter([item] * 50), 2) == ([], 2 * spans.TRIES)
+
+
+def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
+    one = spans.asked(model, some("facts", 2, 1)[0])
+    wanted = listed("occlusion,attnlrp,alti")
+    able, unable = spans.able(model, one, wanted)
+    assert (list(able), list(unable)) == (["occlusion", "attnlrp"], ["alti"])
+    monkeypatch.setattr(spans, "LONG", 10)
+    able, unable = spans.able(model, one, wanted)
+    assert (list(able), list(unable)) == (["attnlrp"], ["occlusion", "alti"])
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def evaluate(tiny_folder, tmp_path, monkeypatch):
+    """`icebear evaluate spans ...` of a tiny model that is said to be right."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, right=True):
+        if right:
+            monkeypatch.setattr(spans, "_predicted", lambda logits, token: True)
+        given = ("--methods", METHODS, "--samples", "3", "--model", tiny_folder, "--device", "cpu")
+        return CliRunner().invoke(main, ["evaluate", "spans", "--task", "facts", "--sizes", "2,3", *given, *words])
+
+    return run
+
+
+def test_an_evaluation_goes_on_and_has_a_folder_for_each_size(evaluate, monkeypatch):
+    sample, measured = spans.sample, []
+
+    def counting(model, one, methods, seed=0):
+        measured.append(one.item)
+        if len(measured) == 5:
+            raise KeyboardInterrupt
+        return sample(model, one, methods, seed)
+
+    monkeypatch.setattr(spans, "sample", counting)
+    assert evaluate("--out", "broken").exit_code == 1
+    done = evaluate("--out", "broken")
+    assert (done.exit_code, len(measured)) == (0, 7)  # the fifth again
+    found = json.loads(evaluate("--out", "whole", "--json").stdout)
+    for size in ("2", "3"):
+        assert Path(f"broken/{size}/table.csv").read_text() == Path(f"whole/{size}/table.csv").read_text()
+        assert found["sizes"][size]["notes"][0].startswith(f"facts {size}: the model is right on 3 of 3; ")
+        rows = {row["method"]: row for row in found["sizes"][size]["table"]}
+        assert {"attnlrp", "attnlrp, 2 hops", "attnlrp, centred", "attnlrp, against, 1 hop", "gxi"} < set(rows)
+    assert "facts 3: the model is right on 3 of 3; in brackets with random evidence" in done.stdout
+    other = evaluate("--out", "whole", "--seed", "1")
+    assert "holds an evaluation with other settings" in other.output
+
+
+def test_a_model_that_answers_nothing_is_told(evaluate):
+    done = evaluate("--out", "none", "--json", right=False)
+    assert done.exit_code == 0
+    assert "facts 2: the model is right on 0 of 30" in done.stderr
+    assert json.loads(done.stdout)["sizes"] == {}
+    assert not Path("none").exists()
+    assert torch.is_grad_enabled()
