@@ -80,7 +80,7 @@ def attribute(
     if png and not image:
         raise click.UsageError("--png goes with --image.")
     asked = _asked(given, prompt)
-    relevance = _explained(load(**given), image, **asked)
+    relevance = _explained(load(**given), image, record="last", **asked)
     parts = summed(relevance, units) if units else []
     if html:
         write_page(html, relevance.to_html())
