@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -149,7 +150,7 @@ def likewise(asked: Any, other: str) -> Any:
     """Another prompt, of a chat with another message of the user at its end."""
     from concepts.models.chat import Chat
 
-    return asked.asking(other) if isinstance(asked, Chat) and not other.startswith("auto") else other
+    return asked.asking(other) if isinstance(asked, Chat) and not re.fullmatch(r"auto(:\d+)?", other) else other
 
 
 def load(model_name: str, **options: Any) -> Model:

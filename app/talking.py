@@ -34,7 +34,8 @@ def stream(console: Console, model: Model, prompt: Any, **options: Any) -> Answe
         nonlocal shown
         text = "".join(model.pieces(ids))
         if not text.endswith("\ufffd"):  # a character that the next token completes
-            console.print(text[len(shown) :], end="", markup=False, soft_wrap=True)
+            new = "".join(sign for sign in text[len(shown) :] if sign.isprintable() or sign in "\n\t")
+            console.print(Text(new), end="", soft_wrap=True)
             shown = text
 
     answer = model.answer(prompt, on_token=show, **options)
@@ -88,10 +89,9 @@ def why(model: Model, answer: Answer, words: str, rather: str, hops: int) -> Gro
     """Which words and neurons made an answer say so."""
     from concepts.answers.units import units
     from concepts.attribution import attribute
-    from concepts.models.answer import read_span
     from concepts.vocabulary import project_many
 
-    found = attribute(model, answer, contrast=rather or None, span=read_span(words), hops=hops)
+    found = attribute(model, answer, contrast=rather or None, span=words, hops=hops)
     ranked = found.top(8, "ffn")
     said = {one.neuron: one for one in project_many(model, [row.neuron for row in ranked], 5)}
     table = ranking(ranked, found, said, "FFN neurons where it was said")

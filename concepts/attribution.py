@@ -112,7 +112,8 @@ def attribute(
         words: where coefficients are taken, ``prompt`` or ``midpoint``.
     span: of an answer the tokens (i, j), half open, or a phrase of it; default all of it.
     hops: how often the relevance of an answer's own tokens is handed on to what they rest on (`concepts.answers.hops`).
-    centred: explain logits less their mean over the vocabulary, which a softmax does not see.
+    centred: explain logits less their mean over the vocabulary, which a softmax does not see. By default the logits
+        themselves, so that a span of one token is that token's attribution (docs/results.md compares both).
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
         whole prompt of 2,000 tokens takes gigabytes in a large model.
     checkpoint: keep one residual stream a layer and recompute the rest, for long prompts.
@@ -137,17 +138,19 @@ def attribute(
     elif span is not None:
         raise InputError("A span is of an answer; let the model answer first (model.answer).")
     explain = partial(_explained, model, how=How(method, place, tuple(sites), record, checkpoint, strict))
-    number: Number = "centred" if centred else "logits"
+    numbers: list[Number] = ["centred" if centred else "logits"] * len(prompts)
     if any(one["target_text"] is not None and one["contrast"] is not None for one in asked):
-        number, here, there = _phrases(model, prompts, asked)
-        found = (explain(prompts, ask, others, number=number) for ask in (here, there))
-        results = [one.less(rather) for one, rather in zip(*found, strict=True)]
+        phrases = [_phrases(model, *pair) for pair in zip(prompts, asked, strict=True)]
+        numbers = [number for number, *_ in phrases]
+        apart: Sequence[list[Prompt] | None] = others or [None] * len(prompts)
+        results = [_less(explain, *row) for row in zip(prompts, phrases, apart, strict=True)]
     else:
-        results = explain(prompts, asked, others, number=number)
+        results = explain(prompts, asked, others, number=numbers[0])
     if first is not None or target_text is not None:
         results = [replace(one, answer_from=one.predicted_at + 1 if first is None else first) for one in results]
     if hops:
-        results = [hopped(model, found, hops, number, strict, checkpoint) for found in results]
+        pairs = zip(results, numbers, strict=True)
+        results = [hopped(model, found, hops, number, strict, checkpoint) for found, number in pairs]
     return results[0] if single else results
 
 
@@ -213,28 +216,29 @@ def _of_answer(
     return [read], [asked], others, len(answer.prompt_ids)
 
 
-def _phrases(
-    model: Model, prompts: Sequence[Prompt], asked: Sequence[dict[str, Any]]
-) -> tuple[Number, list[dict[str, Any]], list[dict[str, Any]]]:
-    """What is asked of phrases and of those that they are explained against, and the number that compares them."""
-    both: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
-    for prompt, wanted in zip(prompts, asked, strict=True):
-        if wanted["target_text"] is None or wanted["contrast"] is None:
-            raise InputError("Give each prompt a target text and a contrast, or none a contrast.")
-        phrases = [phrase_ids(model, wanted[name], prompt) for name in ("target_text", "contrast")]
-        if phrases[0] == phrases[1]:
-            raise InputError("The contrast is the explained phrase itself, which explains nothing; name another one.")
-        for row, ids in zip(both, phrases, strict=True):
-            row.append({**wanted, "contrast": None, "target_text": ids})
-    even = all(len(here["target_text"]) == len(there["target_text"]) for here, there in zip(*both, strict=True))
-    return "centred" if even else "mean", *both
+def _phrases(model: Model, prompt: Prompt, asked: dict[str, Any]) -> tuple[Number, dict[str, Any], dict[str, Any]]:
+    """What is asked of a phrase and of the one that it is explained against, after the number that compares them."""
+    if asked["target_text"] is None or asked["contrast"] is None:
+        raise InputError("Give each prompt a target text and a contrast, or none a contrast.")
+    phrase, other = (phrase_ids(model, asked[name], prompt) for name in ("target_text", "contrast"))
+    if not other or phrase == other:
+        raise InputError("The contrast is empty, or the explained phrase itself; name another one.")
+    here, there = ({**asked, "contrast": None, "target_text": ids} for ids in (phrase, other))
+    return "centred" if len(phrase) == len(other) else "mean", here, there
+
+
+def _less(explain: Any, prompt: Prompt, phrases: Any, others: Any) -> Relevance:
+    """Of one phrase rather than another one: a pass of each."""
+    number, *both = phrases
+    found, rather = (explain([prompt], [ask], others and [others], number=number)[0] for ask in both)
+    return found.less(rather)
 
 
 def _others(model: Model, versus: Any, prompts: Sequence[Prompt], single: bool) -> list[list[Prompt]]:
     """What each prompt is compared with."""
     if isinstance(versus, str) and (asked := re.fullmatch(r"auto(?::([1-9]\d*))?", versus)):
         return [[Prompt(ids=proposed(model, prompt, int(asked[1] or 1)).ids)] for prompt in prompts]
-    others, alone = prompts_of(versus)
+    others, alone = prompts_of(list(versus.prompt_ids) if isinstance(versus, Answer) else versus)
     if single or alone:
         return [others] * len(prompts)
     if len(others) != len(prompts):

@@ -173,7 +173,9 @@ class Relevance:
 
     def less(self, other: Relevance) -> Relevance:
         """Of this answer rather than another one behind the same prompt; their tokens before it have the difference."""
-        common = self.predicted_at + 1
+        if self.positions is not None:
+            raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
+        common, versus = self.predicted_at + 1, self.versus
         sites = {}
         for site, (values, activation) in self.sites.items():
             shared = [place for place in self.recorded if place < common and place in other.recorded]
@@ -185,7 +187,10 @@ class Relevance:
         tokens[:common] -= other.tokens[:common]
         own = Rather(other.target_text, other.token_strings[common:], other.tokens[common:])
         conserved = self.conserved.less(other.conserved)
-        return replace(self, tokens=tokens, sites=sites, rather=own, conserved=conserved)
+        if versus and other.versus:
+            numbers = zip(versus.numbers, other.versus.numbers, strict=True)
+            versus = replace(versus, numbers=tuple(here - there for here, there in numbers))
+        return replace(self, tokens=tokens, sites=sites, rather=own, conserved=conserved, versus=versus)
 
     def combined(self, reading: Reading = "relu") -> Tensor:
         """(T,) the tokens' relevance and their positions', all layers together; see `summed_positions`."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from concepts.models import images
+from concepts.models.chat import Turn
 from concepts.models.model import Model
 from concepts.passes.sites import visiting
 from icebear.edits import Edit, acts_at
@@ -140,6 +141,7 @@ class _Positions:
         self.given_columns = self.prompt_columns = prompt_columns
         self.read = [torch.zeros(1, 0, dtype=torch.long)] * stacks  # (B, past + T) ids up to the running pass
         self.cache: list[Any] = [None] * stacks
+        self.turns: dict[tuple[int, ...], list[Turn]] = {}  # of the running pass
         self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
         self.prompt_mask: Tensor | None = None  # (B, T) of its prompts
 
@@ -199,6 +201,7 @@ class _Positions:
         self.position[stack] = position[:, past : past + new]
         self.read[stack] = self._read(stack, tokens, past, mask, cache)
         self.cache[stack] = cache
+        self.turns = {}
 
     def _mask(self, given: Tensor | None, batch: int, columns: int, writes: bool) -> Tensor:
         """(B, past + T) 1 for tokens; where a pass has only a mask of pairs (static caches), that of the prompt."""
@@ -266,11 +269,19 @@ class _Positions:
         acts = torch.zeros(read.shape, dtype=torch.bool)
         for row, ids in enumerate(read.tolist()):
             columns = [column for column, token in enumerate(ids) if token != PADDING]
-            turns = self.model.turns([ids[column] for column in columns])
-            named = turns[number : number + 1] if number is not None else [one for one in turns if one.role == role]
+            said = self._messages(tuple(ids[column] for column in columns))
+            named = said[number : number + 1] if number is not None else [one for one in said if one.role == role]
+            if not named:
+                raise InputError(f"{edit} names a message that the prompt does not have; name one of a chat's.")
             for turn in named[-1:] if last else named:
                 acts[row, columns[turn.first : turn.last]] = True
         return acts[:, -self.position[stack].shape[1] :]
+
+    def _messages(self, ids: tuple[int, ...]) -> list[Turn]:
+        """Without the system message that a template puts in where none was given; once a pass."""
+        if ids not in self.turns:
+            self.turns[ids] = [one for one in self.model.turns(ids) if one.role != "system" or one.first < one.last]
+        return self.turns[ids]
 
     def _known(self, edit: Edit, stack: int) -> Tensor:
         """(B, past + T) ids up to the running pass. Raises `InputError` where the model was not given all of them."""

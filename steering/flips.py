@@ -18,7 +18,7 @@ from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.recipe import Recipe
 from steering.apply import steer
 from steering.flipping import CHOOSERS, flip
-from steering.phrases import comes, probability, wanted_ids
+from steering.phrases import asked_ids, comes, probability, wanted_ids
 from steering.price import Neutral
 
 REACHES = ("seen", "beyond")
@@ -106,6 +106,7 @@ def _run(
     place = path.with_name(f"{path.name}-{reach}-{choose.replace(' ', '-')}.json")
     found.noting(price={"kl": kl}).save(place)
     recipe = Recipe.load(place)
+    rounds = recipe.provenance["rounds"]
     after = probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
     return {
         **said,
@@ -113,7 +114,7 @@ def _run(
         "neurons": len(recipe),
         "after": after,
         "kl": kl,
-        "rows": next(rows for rows, margin in recipe.provenance["rounds"] if margin > 0),
+        "rows": next((rows for rows, margin in rounds if margin > 0), rounds[-1][0]),
         "edits": [str(edit) for edit in recipe],
     }
 
@@ -133,7 +134,7 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
         isinstance(prompt, str | list) and isinstance(asked, str) and type(top_k) is int and 0 < top_k < model.answers
     ):
         raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
-    phrase = wanted_ids(model, asked, prompt)
+    phrase = asked_ids(model, recipe)
     with steer(model, recipe):
         found = model.predict(prompt, top_k)
     holds = comes(model, recipe, prompt, phrase, None if away is None else top_k)

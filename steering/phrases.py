@@ -26,6 +26,17 @@ def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int
     return ids
 
 
+def asked_ids(model: Model, recipe: Recipe) -> tuple[int, ...]:
+    """What a flip was asked for, as its provenance says; empty for another recipe. Raises `InputError`."""
+    told = recipe.provenance
+    prompt, wanted, ids = told.get("prompt"), told.get("to", told.get("away")), told.get("phrase")
+    if not isinstance(prompt, str | list) or not isinstance(wanted, str):
+        return ()
+    if isinstance(ids, list) and ids and all(type(token) is int and 0 <= token < model.answers for token in ids):
+        return tuple(ids)  # a text may be read as other tokens
+    return wanted_ids(model, wanted, prompt)
+
+
 @torch.no_grad()
 def predicted(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> Tensor:
     """(S, V) logits of the next token behind a prompt, and behind each token of the phrase but the last, with edits."""

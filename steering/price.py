@@ -18,7 +18,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from steering.apply import Statistic, steer
-from steering.phrases import predicted, wanted_ids
+from steering.phrases import asked_ids, predicted
 
 NEUTRAL = (
     "The committee will meet again on Thursday to discuss the budget for the coming year.",
@@ -119,8 +119,8 @@ def price(
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, held_out or neutral)
     usual, changed = (_perplexity(model, chosen, held) for chosen in ([], everywhere))
-    prompt, wanted = recipe.provenance.get("prompt"), recipe.provenance.get("to")
-    phrase = wanted_ids(model, wanted, prompt) if prompt and wanted else ()
+    prompt = recipe.provenance.get("prompt")
+    phrase = asked_ids(model, recipe) if "to" in recipe.provenance else ()
     old = new = repetition = repetition_plain = None
     if prompt:
         before, after = (predicted(model, chosen, prompt, phrase or (0,)).softmax(-1).cpu() for chosen in ([], edits))

@@ -92,6 +92,28 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
     assert close(found.ffn, neurons)
 
 
+def test_phrases_of_a_batch_are_explained_as_alone(model):
+    """Also where some are compared by means, since they have other lengths."""
+    phrases, others = [(4, 8), (4, 8)], [(7, 9), (7, 9, 1)]
+    both = attribute(model, [IDS, IDS], target_text=phrases, contrast=others)
+    for found, phrase, other in zip(both, phrases, others, strict=True):
+        alone = attribute(model, IDS, target_text=[phrase], contrast=[other])
+        assert found.conserved.target == alone.conserved.target
+        assert torch.equal(found.tokens, alone.tokens)
+    with pytest.raises(InputError, match="positions is not compared"):
+        attribute(model, IDS, target_text=[(4, 8)], contrast=[(7, 9)], method="pa-lrp")
+
+
+def test_a_phrase_against_another_one_and_another_prompt(model, answer):
+    found = attribute(model, answer, contrast=[(4, 8)], span=(1, 3), versus=OTHER)
+    told = found.account()
+    numbers = [
+        attribute(model, [*ids, WRITTEN[0]], target_text=[WRITTEN[1:3]], contrast=[(4, 8)]) for ids in (IDS, OTHER)
+    ]
+    here, there = (one.conserved.target for one in numbers)
+    assert f"{here - there:.3f} = {here:.3f} here less {there:.3f} there" in told
+
+
 def test_compared_with_another_prompt_both_go_on_alike(model, answer):
     found = attribute(model, answer, contrast=8, span=(2, 3), versus=OTHER)
     plain = attribute(model, [*IDS, *WRITTEN[:2]], WRITTEN[2], 8, versus=[*OTHER, *WRITTEN[:2]])
@@ -129,8 +151,14 @@ def test_phrases_are_found_by_their_text():
     assert own.places("In") == (0, 1)
     assert own.places("tic") == (3, 4)
     assert own.places() == (0, 4)
+    assert own.places("1:3") == (1, 3)
+    character = Answer((1,), (5, 6, 7, 8), ("the", "", "", "😀 he 3:5"), (1.0,) * 4, True)
+    assert character.places("😀") == (1, 4)
+    assert character.places("he") == (1, 4)  # not inside of "the"
+    assert character.places("3:5") == (1, 4)  # a phrase before tokens
     assert read_span("3:5") == read_span("3-5") == (3, 5)
-    assert read_span("a 3:5") == "a 3:5"
+    for phrase in ("a 3:5", "²-3", "9" * 5000 + ":3"):
+        assert read_span(phrase) == phrase
 
 
 # --- answers --------------------------------------------------------------------------------------------
@@ -188,7 +216,7 @@ def test_hops_against_a_slow_twin(model, answer, hops):
         found = attribute(model, answer, span=(4, 6), hops=hops, sites=())
         plain = attribute(model, answer, span=(4, 6), sites=())
         twin = by_hand(model, [*IDS, *WRITTEN], len(IDS), plain.tokens, hops)
-    assert torch.equal(found.tokens, plain.tokens) or hops
+    assert torch.equal(found.tokens, found.hops[-1] if hops else plain.tokens)
     assert len(found.hops) == (hops + 1 if hops else 0)
     for mine, theirs in zip(found.hops, twin, strict=False):
         assert close(mine, torch.tensor(theirs, dtype=mine.dtype))
@@ -268,11 +296,41 @@ def test_origins_add_up(smol):
 
 
 def test_origins_with_biases_and_another_prompt():
+    """Through FFN neurons goes what is missing where no relevance passes them; the drop is that of the same number."""
     made = Model(random_model(LLAMA_BIASES).net, Letters(), "letters")
     answer = Answer(tuple(IDS), WRITTEN, made.pieces(WRITTEN), (0.5,) * 6, True)
-    with Double():
-        found = origins(made, answer, (0, 2), versus=OTHER)
-    assert abs(found.rest) < 1e-6
-    assert abs(found.biases) > 1e-3
-    assert found.drop is not None
-    assert found.to_dict()["rest"] == found.rest
+    for span in ((0, 2), (3, 4)):
+        with Double():
+            found = origins(made, answer, span, versus=OTHER)
+            plain = attribute(made, answer, span=span, method=CP_LRP, sites=()).tokens.sum()
+            hooks = [
+                layer.mlp.down_proj.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
+                for layer in made.net.model.layers
+            ]
+            past = attribute(made, answer, span=span, method=CP_LRP, sites=()).tokens.sum()
+            for hook in hooks:
+                hook.remove()
+        assert abs(found.rest) < 1e-6
+        assert abs(found.biases) > 1e-3
+        assert found.through_ffn == pytest.approx(((plain - past) / found.target).item(), abs=1e-9)
+        assert found.drop == pytest.approx(1 - without_ffn(made, answer, span) / found.target, abs=1e-4)
+
+
+def without_ffn(model, answer, span):
+    """The sum of logits with every FFN neuron as it is behind the other prompt."""
+    seen = {}
+    modules = [layer.mlp.down_proj for layer in model.net.model.layers]
+    rows = [[*prompt, *answer.ids[: span[1] - 1]] for prompt in (OTHER, answer.prompt_ids)]
+    for ids, change in ((rows[0], False), (rows[1], True)):
+        hooks = [
+            module.register_forward_pre_hook(
+                lambda module, args, change=change: (seen[module],) if change else seen.update({module: args[0]})
+            )
+            for module in modules
+        ]
+        with torch.no_grad():
+            logits = model.net(torch.tensor([ids])).logits[0]
+        for hook in hooks:
+            hook.remove()
+    begin = len(answer.prompt_ids) - 1
+    return sum(logits[begin + place, answer.ids[place]].item() for place in range(*span))

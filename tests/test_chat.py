@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from templates import MARKS, TEMPLATES
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from concepts import Chat, Model, attribute
+from concepts import Chat, Model, attribute, matrix, units
 from icebear.errors import InputError
 
 ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
@@ -112,6 +112,28 @@ def test_what_a_model_wrote_is_never_tokenised_again():
     assert any(read[place : place + len(ids)] == ids for place in range(len(read)))
     plain = model.ids([*TALK[:1], {**TALK[1], "ids": ids[::-1]}, TALK[2]])
     assert plain == model.ids(TALK)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_goes_on_from_what_was_read(name):
+    """The tokens of the first answer's conversation are the beginning of the second one's; and of one that was ended
+    early and is gone on with."""
+    model = MODELS[name]
+    answer = model.answer(Chat(ASKED), max_new_tokens=6)
+    read = answer.before(6)
+    assert model.ids(answer.chat.then("user", "And camels?"))[: len(read)] == read
+    assert model.ids(answer.chat) == read
+    further = model.answer(answer.chat, max_new_tokens=3)
+    assert further.chat.messages[-1]["ids"] == [*answer.ids, *further.ids]
+    assert model.ids(further.chat) == further.before(3)
+
+
+def test_text_behind_a_chat_is_a_unit_too():
+    model = MODELS["qwen"]
+    answer = model.answer("<|im_start|>user\nHi<|im_end|>\nThe bear.", max_new_tokens=4)
+    found = attribute(model, answer, sites=())
+    assert sum(value for _, value in units(found, "turn")) == pytest.approx(found.tokens.sum().item(), abs=1e-5)
+    assert matrix(model, answer).rows[-1].turn == "answer"
 
 
 def test_a_message_cannot_stand_for_what_the_model_wrote():

@@ -195,7 +195,7 @@ def places(model, messages, where, **options):
 
 @pytest.mark.parametrize(
     ("where", "named"),
-    [("turn:last-user", [2]), ("turn:user", [0, 2]), ("turn:1", [1]), ("turn:system", []), ("turn:7", [])],
+    [("turn:last-user", [2]), ("turn:user", [0, 2]), ("turn:1", [1]), ("turn:0", [0])],
 )
 def test_edits_in_messages_of_a_chat(where, named):
     """At the tokens of messages, not at the template's; the message that is being written grows."""
@@ -203,6 +203,17 @@ def test_edits_in_messages_of_a_chat(where, named):
     assert found == {place for turn in named for place in range(turns[turn].first, turns[turn].last)}
     grows, turns = places(MODELS["qwen"], TALK, "turn:last-assistant")
     assert grows >= set(range(turns[-1].first, turns[-1].last))
+
+
+def test_messages_are_numbered_without_the_templates_own():
+    model = MODELS["llama 3"]
+    with steer(model, ["L1.ffn.3=2@turn:0"], trace=True) as acts:
+        model.next_logits(ASKED)
+    turn = next(turn for turn in model.turns(model.ids(ASKED)) if turn.role == "user")
+    assert {act.position for act in acts} == set(range(turn.first, turn.last))
+    for where in ("turn:system", "turn:7", "turn:last-system"):
+        with steer(model, [f"L1.ffn.3=2@{where}"]), pytest.raises(InputError, match="names a message that the prompt"):
+            model.next_logits(ASKED)
 
 
 def test_edits_in_messages_of_a_padded_batch():

@@ -127,11 +127,9 @@ def _explained(model: Model, image: str | None, **asked: Any) -> Relevance:
 
 def answered(model: Model, prompt: Any, span: str, count: int) -> dict[str, Any]:
     """The model's answer, and the span of it that is asked for."""
-    from concepts.models.answer import read_span
-
     room = model.context_length - len(model.ids(prompt))
     answer = model.answer(prompt, min(count, room))
-    return {"prompt": answer, "span": None if span == "all" else read_span(span)}
+    return {"prompt": answer, "span": None if span == "all" else span}
 
 
 @click.command()

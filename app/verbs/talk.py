@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import CHAT, MODEL, conversation, load, options, print_json, stdout, write_page
+from app.options import CHAT, MODEL, conversation, likewise, load, options, print_json, stdout, write_page
 from icebear.errors import IcebearError, InputError
 
 if TYPE_CHECKING:
@@ -20,13 +20,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt", required=False)
-@options(*CHAT, "--span", "--max-new-tokens", "--checkpoint", "--json", *MODEL)
+@options(*CHAT, "--span", "--versus", "--max-new-tokens", "--checkpoint", "--json", *MODEL)
 def answer(
-    prompt: str | None, span: str | None, max_new_tokens: int, checkpoint: bool, as_json: bool, **given: Any
+    prompt: str | None,
+    span: str | None,
+    versus: tuple[str, ...],
+    max_new_tokens: int,
+    checkpoint: bool,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """What the model answers to PROMPT, and where that came from: the context, the question, what it had said before.
 
-    Then, for each of its sentences, the sentences that it rests on.
+    Then, for each of its sentences, the sentences that it rests on. With --versus also what is lost when all FFN
+    neurons are what they are there.
 
     \b
     Example:
@@ -35,16 +42,17 @@ def answer(
     from app.talking import matrix_table, origins_table, probabilities
     from concepts.answers.matrix import matrix
     from concepts.answers.origins import origins
-    from concepts.models.answer import read_span
     from concepts.models.provenance import provenance
 
     asked = conversation(prompt, given)
     if asked is None:
         raise click.UsageError("Give either a PROMPT or --messages.")
+    if len(versus) > 1:
+        raise click.UsageError("An answer is compared with one other prompt; give --versus once.")
     model = load(**given)
     said = model.answer(asked, max_new_tokens)
-    where = None if span in (None, "all") else read_span(str(span))
-    parts = origins(model, said, where, checkpoint=checkpoint)
+    other = likewise(asked, versus[0]) if versus else None
+    parts = origins(model, said, None if span == "all" else span, other, checkpoint)
     sentences = matrix(model, said, checkpoint=checkpoint)
     if as_json:
         tokens = zip(said.ids, said.token_strings, said.probabilities, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from functools import partial
 from html import escape
@@ -76,7 +77,7 @@ def _keep_what_was_said() -> None:
     if not chat or chat.messages[-1]["role"] == "assistant":
         return
     loaded = model()
-    ids = ids[:-1] if ids[-1] in loaded.special_ids() else ids
+    ids = ids[:-1] if ids[-1] in loaded.ends else ids
     if ids:
         _go_on(chat.then("assistant", "".join(loaded.pieces(ids)), ids))
 
@@ -210,10 +211,15 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
         shown.html(TEXT.format(escape(text)))
 
     try:
-        loaded.answer(chat, on_token=told, **options)
+        answer = loaded.answer(chat, on_token=told, **options)
     except IcebearError as error:
         shown.error(plain(str(error)))
         return
+    st.session_state.pop("writing", None)
+    if not answer.ids:
+        shown.info("The model ended its answer before its first word.")
+        return
+    _go_on(answer.chat)
     st.rerun()
 
 
@@ -226,7 +232,7 @@ def _marked(chat: Chat) -> tuple[int, tuple[int, int] | None]:
     if not turn or not span:
         return 0, None
     found = read_span(span)
-    if turn.isdecimal() and int(turn) < len(chat.messages) and isinstance(found, tuple):
+    if re.fullmatch("[0-9]{1,6}", turn) and int(turn) < len(chat.messages) and isinstance(found, tuple):
         return int(turn), found
     st.error(plain(f"This link marks {span!r} of message {turn!r}, which are no tokens of a message here."))
     return 0, None

@@ -32,9 +32,8 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     text = Chat(chat.messages[: turn + 1]).to_json(None)
     answer = answered(model_name(), text, turn)
     start, stop = answer.places(span)
-    words = "".join(answer.token_strings[start:stop])
     rather, hops = _asked()
-    relevance = explained_words(model_name(), text, turn, (start, stop), _like(words, rather), hops)
+    relevance = explained_words(model_name(), text, turn, (start, stop), rather.strip() or None, hops)
     _tokens(relevance, answer.probabilities[start:stop])
     _parts(relevance, origins_of(model_name(), text, turn, (start, stop)))
     ranked = relevance.top(10) if relevance.sites else []
@@ -65,11 +64,6 @@ def _asked() -> tuple[str, int]:
             help="How often what rests on the answer's own words is handed on to what these rest on.",
         )
     return rather, hops
-
-
-def _like(words: str, rather: str) -> str | None:
-    """The other phrase with as much space before it as the marked words have."""
-    return words[: len(words) - len(words.lstrip())] + rather.strip() if rather.strip() else None
 
 
 @st.cache_data(max_entries=64, show_spinner="Explaining ...")
@@ -120,10 +114,9 @@ def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> 
         other = st.text_input("Compared with another message, of as many tokens", said, key=f"other {said}")
         changed = [*before.messages]
         changed[asked[-1]] = {"role": "user", "content": other}
-        begun = "".join(answer.token_strings[:start])
         values = {
-            "prompt": _up_to(before.messages, begun),
-            "versus": _up_to(changed, begun),
+            "prompt": _up_to(before.messages, answer, start),
+            "versus": _up_to(changed, answer, start),
             "target": relevance.target.text,
             "contrast": relevance.contrast_text,
         }
@@ -137,7 +130,7 @@ def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> 
         )
 
 
-def _up_to(messages: Any, begun: str) -> str:
-    """As it stands in a field for a prompt."""
-    chat = Chat(messages)
-    return (chat.then("assistant", begun) if begun else chat).to_json(None)
+def _up_to(messages: Any, answer: Answer, start: int) -> str:
+    """The messages and the beginning of the answer, as they stand in a field for a prompt."""
+    chat, begun = Chat(messages), "".join(answer.token_strings[:start])
+    return (chat.then("assistant", begun, answer.ids[:start]) if start else chat).to_json(None)

@@ -31,7 +31,7 @@ def hopped(
     method, first = relevance.method, relevance.answer_from
     if hops < 0:
         raise InputError(f"The number of hops is 0 or more, not {hops}.")
-    if not isinstance(method, AttnLRP) or relevance.versus or first is None:
+    if not isinstance(method, AttnLRP) or relevance.versus or first is None or not model.task.looks_back:
         raise InputError(
             "Hops are for the tokens of an answer, by attnlrp or cp-lrp, and without another prompt to compare with."
         )

@@ -51,5 +51,7 @@ def matrix(
     ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)
     parts = units_of(model.pieces(ids), model.turns(ids), begins, by)
     rows = [part for part in parts if part.start >= begins and not part.template]
+    if not rows:
+        raise InputError("The answer has no words of its own, only marks of the chat's template.")
     values = several(model, ids, [range(row.start, row.stop) for row in rows], method, checkpoint=checkpoint)
     return Matrix(tuple(rows), tuple(parts), summed(values, parts), method)

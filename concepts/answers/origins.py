@@ -80,11 +80,12 @@ def origins(
         parts.append(Origin(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
     drop = None
     if versus is not None:
-        compared = attribute(model, answer, span=(start, stop), versus=versus, sites=("ffn",), centred=False)
+        other = Prompt(ids=(*model.ids(versus), *answer.ids[:start]))
+        compared = attribute(model, answer.before(start), target_text=[explained], versus=other, sites=("ffn",))  # type: ignore[list-item]
         whole, without = Nodes.of(model, compared).ends()
         drop = (whole - without) / whole
     through = (tokens.sum() - past.sum()).item() / target
-    return Origins(model.tokenizer.decode(explained), target, tuple(parts), biases, through, drop)
+    return Origins("".join(model.pieces(explained)), target, tuple(parts), biases, through, drop)
 
 
 class _Blocked:

@@ -74,6 +74,8 @@ def _regions(count: int, turns: Sequence[Turn], answer_from: int | None) -> Iter
         yield name, turn.first, min(turn.last, max(begins, turn.first)), False
         yield "answer", max(turn.first, min(begins, turn.last)), turn.last, False
         yield name, turn.last, turn.stop, True
+    behind = turns[-1].stop
+    yield from (("prompt", behind, max(behind, begins), False), ("answer", max(behind, begins), count, False))
 
 
 def _cuts(pieces: Sequence[str], split: Callable[[str], list[str]], start: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -11,7 +11,7 @@ from concepts.models.chat import Chat
 from icebear.errors import InputError
 
 Span = tuple[int, int] | str
-"""Tokens of an answer, half open, or a phrase of it."""
+"""Tokens of an answer, half open, or a phrase of it; ``3:5`` are tokens where it is no phrase."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,21 @@ class Answer:
         if self.asked is None:
             raise InputError("This answers a plain prompt, not a chat; ask with a Chat to go on.")
         *before, last = self.asked.messages
-        if last["role"] == "assistant":  # whose beginning was given
-            return Chat([*before, {"role": "assistant", "content": last["content"] + self.text}])
-        return self.asked.then("assistant", self.text, self.ids)
+        if last["role"] != "assistant":
+            return self.asked.then("assistant", self.text, self.ids)
+        if not isinstance(last["content"], str):
+            raise InputError("An answer that was begun in parts does not go on; give its beginning as one text.")
+        ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
+        return Chat([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
 
     def places(self, span: Span | None = None) -> tuple[int, int]:
         """The tokens (i, j), half open, of a span; of None all. Raises `InputError` where there are none."""
         count = len(self.ids)
         if isinstance(span, str):
-            return self._phrase(span)
+            named = read_span(span)
+            if isinstance(named, str) or span.strip() in self.text:
+                return self._phrase(span)
+            span = named
         start, stop = (0, count) if span is None else span
         if not 0 <= start < stop <= count:
             raise InputError(f"The answer has tokens 0 to {count} (half open), so there is no span {start} to {stop}.")
@@ -55,13 +61,15 @@ class Answer:
 
     def _phrase(self, phrase: str) -> tuple[int, int]:
         words = phrase.strip()
-        at = self.text.find(words) if words else -1
+        whole = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", self.text)  # else inside of words
+        at = (whole.start() if whole else self.text.find(words)) if words else -1
         if at < 0:
             raise InputError(f"{phrase!r} is no part of the answer {self.text!r}; name one of its phrases, or tokens.")
         ends = list(accumulate(map(len, self.token_strings)))
-        inside = [place for place, end in enumerate(ends) if end > at]
-        last = next(place for place, end in enumerate(ends) if end >= at + len(words))
-        return inside[0], last + 1
+        first = next(place for place, end in enumerate(ends) if end > at)
+        while first and not self.token_strings[first - 1]:  # the first bytes of a character
+            first -= 1
+        return first, 1 + next(place for place, end in enumerate(ends) if end >= at + len(words))
 
     def before(self, place: int) -> list[int]:
         """All that was read when a token was its turn."""
@@ -70,7 +78,5 @@ class Answer:
 
 def read_span(text: str) -> Span:
     """``3:5`` or ``3-5`` as tokens, anything else as a phrase."""
-    numbers: Sequence[str] = text.replace("-", ":").split(":")
-    if len(numbers) == 2 and all(part.strip().isdigit() for part in numbers):
-        return int(numbers[0]), int(numbers[1])
-    return text
+    numbers = re.fullmatch(r"([0-9]{1,6})[:-]([0-9]{1,6})", text.strip())
+    return (int(numbers[1]), int(numbers[2])) if numbers else text

@@ -35,7 +35,7 @@ class Chat:
         return isinstance(other, Chat) and self.messages == other.messages
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(json.dumps(self.messages, sort_keys=True))
 
     def then(self, role: str, content: str, ids: Sequence[int] | None = None) -> Chat:
         """With a message more. ids: its tokens, if a model wrote it."""
@@ -82,7 +82,17 @@ def _message(given: Any) -> dict[str, Any]:
     written = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
     if not named or not isinstance(given.get("content"), str | list) or not written:
         raise InputError("A message has a role and a content, and if a model wrote it ids, a list of its tokens.")
+    readable(json.dumps(given, ensure_ascii=False, default=str))
     return dict(given)
+
+
+def readable(text: str) -> str:
+    """The text itself. Raises `InputError` for one that a tokenizer cannot read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Character {error.start} of the text is a stray byte; give the text in UTF-8.") from None
+    return text
 
 
 # --- messages as tokens ---------------------------------------------------------------------------------
@@ -95,22 +105,31 @@ def rendered(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """
     given = [_message(one) for one in messages]
     texts = [{key: value for key, value in one.items() if key != "ids"} for one in given]
-    kept = {place: one["ids"] for place, one in enumerate(given) if one.get("ids") and place < len(given) - 1}
+    kept = {place: one["ids"] for place, one in enumerate(given) if one.get("ids")}
     if not kept:
         return _templated(model, texts, tokenize=True)
     written = "".join(str(one["content"]) for one in given)
     sign = next(sign for sign in map(chr, range(0xE000, 0xF900)) if sign not in written)  # private use: in no template
-    marks = {place: f"{sign}{place}{sign}" for place in kept}
-    for place, mark in marks.items():
-        texts[place] = {**texts[place], "content": mark}
-    rest, ids = _templated(model, texts, tokenize=False), []
-    for place, mark in marks.items():
-        before, found, rest = rest.partition(mark)
-        if found:  # a template may leave out old messages
-            ids += [*model.tokens_of(before), *kept[place]]
-        else:
-            rest = before
-    return ids + model.tokens_of(rest)
+    for place in kept:
+        texts[place] = {**texts[place], "content": f"{sign}{place}{sign}"}
+    parts = re.split(f"{sign}(\\d+){sign}", _templated(model, texts, tokenize=False))
+    ids: list[int] = []
+    read = ""
+    for text, place in zip(parts[:-1:2], map(int, parts[1::2]), strict=True):
+        read += text
+        new = text.removesuffix(_unread(model, texts[:place], read))
+        ids += [*(model.continuation(new) if ids else model.tokens_of(new)), *kept[place]]
+        read += texts[place]["content"]
+    return ids + model.continuation(parts[-1])
+
+
+def _unread(model: Model, before: Sequence[Mapping[str, Any]], read: str) -> str:
+    """The spaces that a template writes before an answer which it is given, but not where the model shall answer."""
+    if not before or before[-1]["role"] == "assistant":
+        return ""
+    prompted = _templated(model, before, tokenize=False)
+    extra = read.removeprefix(prompted) if read.startswith(prompted) else ""
+    return extra if extra.isspace() else ""
 
 
 def _templated(model: Model, messages: Sequence[Mapping[str, Any]], tokenize: bool) -> Any:

@@ -15,9 +15,9 @@ from transformers import GenerationConfig
 from concepts.models.answer import Answer
 from concepts.models.architecture import Architecture
 from concepts.models.batch import Batch
-from concepts.models.chat import Chat, Marks, Turn, marks_of, rendered, turns
+from concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
 from concepts.models.plan import plan
-from concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of, readable
+from concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from concepts.models.provenance import provenance
 from concepts.models.turns import Turns, draws
 from icebear.errors import InputError, ModelError, UnknownName
@@ -334,19 +334,26 @@ class Model(Architecture):
         """
         if not self.task.looks_back:
             raise InputError(f"{self.name} does not go on with a prompt; look at what it predicts (`Model.predict`).")
+        if options.get("num_beams", 1) > 1:
+            raise InputError("An answer is one text, token by token; use `Model.generate` for beams.")
         messages, ids = Prompt.of(prompt).messages, self.ids(prompt)
         room = min(256, self.context_length - len(ids)) if max_new_tokens is None else max_new_tokens
         told = (lambda new: on_token(new[0].tolist())) if on_token else None
         options = {**options, "return_dict_in_generate": True, "output_logits": True}
         output = self._generated(self.read_ids([ids]), max(room, 1), temperature, seed, told, options)
         new = output.sequences[0, len(ids) :].tolist()
-        ends = self.net.generation_config.eos_token_id
-        ended = new[-1] in (ends if isinstance(ends, list) else [ends])
+        ended = new[-1] in self.ends
         new = new[:-1] if ended else new
         steps = zip(output.logits, new, strict=False)
         probabilities = tuple(scores[0].float().softmax(-1)[token].item() for scores, token in steps)
         asked = Chat(messages) if messages else None
         return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, asked)
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end a text."""
+        found = self.net.generation_config.eos_token_id
+        return found if isinstance(found, list) else [found]
 
     def _generated(
         self,

@@ -71,15 +71,6 @@ def prompts_of(given: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
     return ([Prompt.of(given)] if single else [Prompt.of(part) for part in given]), single
 
 
-def readable(text: str) -> str:
-    """The text itself. Raises `InputError` for one that a tokenizer cannot read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"Character {error.start} of the text is a stray byte; give the text in UTF-8.") from None
-    return text
-
-
 def numbers(prompt: Any) -> list[int]:
     """Token ids, whatever holds them. Raises `InputError` for anything else."""
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
