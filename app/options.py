@@ -58,7 +58,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "show_default": "attnlrp; with --versus difference",
         "help": "attnlrp, cp-lrp, pa-lrp, gxi, ... (docs/explain.md), or written out, AttnLRP(linear=Gamma(1)).",
     },
-    "--checkpoint": {"is_flag": True, "help": "Less memory for long prompts, more time."},
+    "--checkpoint": {
+        "is_flag": True,
+        "default": None,
+        "help": "Less memory, more time; so by itself from 2,048 tokens on.",
+    },
     "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
     "--file": {"type": FILE, "help": "Many prompts instead of a PROMPT: a file, a JSON object a line."},
     # what is kept and shown

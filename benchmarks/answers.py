@@ -42,13 +42,13 @@ def gradient_x_input(model, said):
 
 
 def explaining(**options):
-    return lambda model, said: attribute(model, said, **options)
+    return lambda model, said: attribute(model, said, **{"checkpoint": False, **options})
 
 
 CASES = {
     "gradient x input": gradient_x_input,
     "tokens": explaining(sites=()),
-    "all neurons (the default)": explaining(),
+    "all neurons": explaining(),
     'record="last"': explaining(record="last"),
     "checkpoint": explaining(checkpoint=True),
     'record="last", checkpoint': explaining(record="last", checkpoint=True),

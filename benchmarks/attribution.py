@@ -43,8 +43,8 @@ def gradient_x_input(model, ids):
 CASES = {
     "forward": forward,
     "gradient x input": gradient_x_input,
-    "AttnLRP, tokens": lambda model, ids: attribute(model, ids, sites=()),
-    "AttnLRP, all ffn and attn neurons": lambda model, ids: attribute(model, ids),
+    "AttnLRP, tokens": lambda model, ids: attribute(model, ids, sites=(), checkpoint=False),
+    "AttnLRP, all ffn and attn neurons": lambda model, ids: attribute(model, ids, checkpoint=False),
     "AttnLRP, all neurons, checkpointed": lambda model, ids: attribute(model, ids, checkpoint=True),
 }
 

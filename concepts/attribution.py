@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
     hops: int
     centred: bool
     record: Recorded
-    checkpoint: bool
+    checkpoint: bool | None
     strict: bool
 
 
@@ -86,7 +86,7 @@ def attribute(
     hops: int = 0,
     centred: bool = False,
     record: Recorded = "all",
-    checkpoint: bool = False,
+    checkpoint: bool | None = None,
     strict: bool = True,
 ) -> Relevance | list[Relevance]:
     """Relevance of tokens and neurons for what the model predicts after (or in, or of) `prompt`.
@@ -116,7 +116,7 @@ def attribute(
         themselves, so that a span of one token is that token's attribution (docs/results.md compares both).
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
         whole prompt of 2,000 tokens takes gigabytes in a large model.
-    checkpoint: keep one residual stream a layer and recompute the rest, for long prompts.
+    checkpoint: keep one residual stream a layer and recompute the rest; by default for 2,048 tokens and more.
     strict: raise `MissingRule` for an operation without a rule (False: warn, and list it in the result).
 
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
@@ -169,7 +169,7 @@ class How(NamedTuple):
     place: str | None
     sites: tuple[str, ...]
     record: Recorded
-    checkpoint: bool
+    checkpoint: bool | None
     strict: bool
 
 
@@ -252,7 +252,7 @@ def relevance_of(
     method: AttnLRP | Baseline,
     sites: Sequence[str] = (),
     record: Recorded = "all",
-    checkpoint: bool = False,
+    checkpoint: bool | None = None,
     strict: bool = True,
 ) -> list[Relevance]:
     """`attribute` of what a plan says."""

@@ -71,7 +71,7 @@ def behaviour(
     polarity: Literal["+", "-"] | None = None,
     *,
     method: AttnLRP | Difference | None = None,
-    checkpoint: bool = False,
+    checkpoint: bool | None = None,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Shared]:
@@ -136,7 +136,11 @@ def _order(case: Case) -> tuple[int, str]:
 
 
 def _explained(
-    model: Model, cases: Sequence[Case], names: Sequence[str], method: AttnLRP | Difference | None, checkpoint: bool
+    model: Model,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    method: AttnLRP | Difference | None,
+    checkpoint: bool | None,
 ) -> Iterator[Relevance]:
     sites = tuple("attn" if name == "head" else name for name in names)
     explain: Callable[..., Any] = partial(

@@ -92,7 +92,7 @@ def test_the_command_writes_a_picture_a_page_and_json(folder, tmp_path):
         (["--image", "none.png"], 1, "none.png is not an image that can be read"),
         (["--image", "{folder}/notes.txt"], 1, "is not an image that can be read"),
         (["a bear"], 2, "reads images: give --image"),
-        ([], 2, "either a PROMPT or --image"),
+        ([], 2, "either a PROMPT, --image or --messages"),
         (["a bear", "--png", "x.png"], 2, "--png goes with --image"),
         (["--image", "{folder}/bear.png", "--target", "beer"], 1, "Did you mean 'bear'"),
     ],

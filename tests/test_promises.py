@@ -11,8 +11,10 @@ from torch import nn
 
 from concepts import ATTNLRP, CP_LRP, Neuron, attribute
 from concepts.baselines.methods import ALL
+from concepts.lrp import context
 from concepts.lrp.context import relevance_rules
 from concepts.neuron_attribution import attribute_neurons
+from concepts.passes import run as passes
 from icebear.errors import InputError, MissingRule, NumericalError
 
 INPUT = torch.tensor([IDS])
@@ -243,3 +245,15 @@ def test_characters_of_several_tokens_are_shown_whole(smol):
     assert "".join(pieces) == text
     assert len(pieces) == len(smol.encode([text]).ids[0])
     assert attribute(smol, text).token_strings == pieces
+
+
+def test_long_prompts_are_checkpointed_by_themselves(tiny, monkeypatch):
+    """From so many tokens on, if nothing else is said."""
+    calls = []
+    own = context.checkpoint
+    monkeypatch.setattr(context, "checkpoint", lambda *args, **options: calls.append(1) or own(*args, **options))
+    for long, asked, wanted in ((len(IDS), {}, True), (len(IDS) + 1, {}, False), (2, {"checkpoint": False}, False)):
+        monkeypatch.setattr(passes, "LONG", long)
+        calls.clear()
+        attribute(tiny, IDS, **asked)
+        assert bool(calls) is wanted

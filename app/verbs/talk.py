@@ -26,7 +26,7 @@ def answer(
     span: str | None,
     versus: tuple[str, ...],
     max_new_tokens: int,
-    checkpoint: bool,
+    checkpoint: bool | None,
     as_json: bool,
     **given: Any,
 ) -> None:

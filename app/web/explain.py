@@ -35,8 +35,6 @@ from icebear.records import TokenScore
 
 USUAL = "as usual"
 """AttnLRP, or compared with another prompt difference rules."""
-LONG = 1024
-"""Tokens of a conversation beyond which a pass keeps one residual stream a layer, and recomputes the rest."""
 ROOM = 1 << 30
 """Bytes of explanations that are kept, but always the last one; one of 4,096 tokens has 2 GB."""
 _sizes: dict[tuple, int] = {}  # of those that are kept, oldest first; by the function and what it was asked
@@ -66,8 +64,7 @@ def explained_words(
 ) -> Relevance:
     """The same of words of an answer; neurons where they were said."""
     answer = answered(name, chat, turn)
-    long = len(answer.prompt_ids) > LONG
-    found = attribute(model(), answer, contrast=contrast, span=span, hops=hops, record="last", checkpoint=long)
+    found = attribute(model(), answer, contrast=contrast, span=span, hops=hops, record="last")
     _make_room(explained_words, (name, chat, turn, span, contrast, hops), found)
     return found
 

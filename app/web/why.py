@@ -10,7 +10,7 @@ import pandas
 import streamlit as st
 
 from app.web import charts
-from app.web.explain import LONG, answered, explained_words
+from app.web.explain import answered, explained_words
 from app.web.start import neurons_of
 from app.web.state import downloads, go, model, model_name, plain, to_steer, token_label, typed
 from concepts.answers.origins import Origins, origins
@@ -68,8 +68,7 @@ def _asked() -> tuple[str, int]:
 
 @st.cache_data(max_entries=64, show_spinner="Explaining ...")
 def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> Origins:
-    answer = answered(name, chat, turn)
-    return origins(model(), answer, span, checkpoint=len(answer.prompt_ids) > LONG)
+    return origins(model(), answered(name, chat, turn), span)
 
 
 def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:

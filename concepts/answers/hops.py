@@ -25,7 +25,7 @@ def hopped(
     hops: int,
     number: Number = "logits",
     strict: bool = True,
-    checkpoint: bool = False,
+    checkpoint: bool | None = None,
 ) -> Relevance:
     """With the tokens' relevance handed on; neurons, and all sums, are as they were. Raises `InputError`."""
     method, first = relevance.method, relevance.answer_from

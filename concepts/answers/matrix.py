@@ -42,7 +42,7 @@ class Matrix:
 
 
 def matrix(
-    model: Model, answer: Answer, by: str = "sentence", method: AttnLRP = ATTNLRP, checkpoint: bool = False
+    model: Model, answer: Answer, by: str = "sentence", method: AttnLRP = ATTNLRP, checkpoint: bool | None = None
 ) -> Matrix:
     """By ``sentence`` or another unit (`concepts.answers.units`): one forward pass, a backward pass for each row. A row
     adds up to what `attribute` gives for its tokens as a span. Raises `InputError` for an answer of no tokens."""

@@ -60,7 +60,11 @@ class Origins:
 
 
 def origins(
-    model: Model, answer: Answer, span: Span | None = None, versus: PromptLike | None = None, checkpoint: bool = False
+    model: Model,
+    answer: Answer,
+    span: Span | None = None,
+    versus: PromptLike | None = None,
+    checkpoint: bool | None = None,
 ) -> Origins:
     """Of tokens of an answer.
 
@@ -104,7 +108,7 @@ class _Blocked:
 
 
 def _by_cp_lrp(
-    model: Model, asked: Plan, blocked: bool, checkpoint: bool
+    model: Model, asked: Plan, blocked: bool, checkpoint: bool | None
 ) -> tuple[Tensor, tuple[int, ...], float, float]:
     """(T,) relevance of the tokens, the sinks, the number explained, and what biases keep of it."""
     inputs, stream, ledger = Inputs(), Stream(model, asked.batch), new_ledger(model, 1)

@@ -57,7 +57,7 @@ def several(
     method: AttnLRP = ATTNLRP,
     number: Number = "logits",
     strict: bool = True,
-    checkpoint: bool = False,
+    checkpoint: bool | None = None,
 ) -> Tensor:
     """(S, T) the relevance of a text's tokens for each of its parts: one forward, S backward passes.
 

@@ -51,6 +51,7 @@ def relevance_rules(
     ledger: dict[str, Tensor] | None = None,
     strict: bool = True,
     checkpoint_layers: Iterable[nn.Module] = (),
+    checkpoint_from: int = 0,
 ) -> Iterator[RelevanceMode]:
     """Inside, a call of `net` and a backward pass from its output give activation x gradient = relevance.
 
@@ -60,7 +61,8 @@ def relevance_rules(
 
     ledger: name -> zeros (B,); books relevance kept by "biases", "positions" and the "softmax" bias term.
     strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
-    checkpoint_layers: modules whose inner activations are recomputed in the backward pass instead of kept.
+    checkpoint_layers: modules whose inner activations are recomputed in the backward pass instead of kept, where
+        they read at least `checkpoint_from` tokens.
     """
     paired = isinstance(method, Difference)
     mode = RelevanceMode(net, method, ledger, strict, differences.TABLE if paired else TABLE)
@@ -74,7 +76,7 @@ def relevance_rules(
                 rule = differences.secant if paired else _identity
                 undo.enter_context(wrapped(module, functools.partial(_as_a_whole, mode, rule)))
         for layer in checkpoint_layers:
-            undo.enter_context(wrapped(layer, functools.partial(_checkpointed, mode)))
+            undo.enter_context(wrapped(layer, functools.partial(_checkpointed, mode, checkpoint_from)))
         undo.enter_context(wrapped(net, functools.partial(_with_mode, mode)))
         yield mode
 
@@ -112,9 +114,12 @@ def _identity(forward: Callable, x: Tensor) -> Tensor:
     return rules.Identity.apply(x, y)
 
 
-def _checkpointed(mode: RelevanceMode, forward: Callable) -> Callable:
+def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable) -> Callable:
     # The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        read = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))  # (B, T, D)
+        if read.shape[-2] < tokens:
+            return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs)
 
     return wrapper

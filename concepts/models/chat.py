@@ -228,10 +228,8 @@ def _shared(one: str, other: str) -> str:
     return one[:count] if count is not None else min(one, other, key=len)
 
 
-def turns(pieces: Sequence[str], marks: Marks | None) -> tuple[Turn, ...]:
+def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
     """The turns in a model's tokens, each with its text, as their template marks them; none in other texts."""
-    if marks is None:
-        return ()
     text, found = "".join(pieces), []
     role, begun, first = None, 0, 0
     for mark in re.finditer(_pattern(marks), text):

@@ -199,7 +199,7 @@ class Model(Architecture):
 
     def turns(self, ids: Sequence[int]) -> tuple[Turn, ...]:
         """The turns of a chat in its tokens, whoever made them of its messages; none of another text."""
-        return turns(self.pieces(ids), self._marks)
+        return turns(self.pieces(ids), self._marks) if self._marks else ()
 
     @cached_property
     def _marks(self) -> Marks | None:

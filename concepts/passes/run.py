@@ -40,6 +40,10 @@ class Recorder(Protocol):
         """The gradients of its leaves, None where the number does not depend on one; S times."""
 
 
+LONG = 2048
+"""Tokens from which on memory matters more than the third of a pass that it takes to compute twice."""
+
+
 def new_ledger(model: Model, count: int) -> dict[str, Tensor]:
     """Zeros (B,) for what the rules keep, by name, in float32 (float64 for a float64 model)."""
     dtype = torch.promote_types(model.dtype, torch.float32)
@@ -65,23 +69,26 @@ def run(
     *,
     ledger: dict[str, Tensor] | None = None,
     strict: bool = True,
-    checkpoint: bool = False,
+    checkpoint: bool | None = None,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """The numbers (B,) or (S, B) that were explained, and the operations without a rule (with strict=False).
 
     method: None takes the plain gradient; with a `Difference` the second half of rows are partners of the first. At
         least one recorder must make leaves (`Inputs` does).
     ledger: of `new_ledger`; books what the rules keep.
-    checkpoint: keep one residual stream a layer and recompute the rest.
+    checkpoint: keep one residual stream a layer and recompute the rest; None does so from `LONG` tokens on.
     """
     missing: tuple[str, ...] = ()
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.enable_grad())
         if method is not None:
-            layers = model.layer_modules if checkpoint else ()
+            start = 0 if checkpoint else LONG
+            layers = model.layer_modules if checkpoint is not False else ()
             mode = stack.enter_context(
-                relevance_rules(model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers)
+                relevance_rules(
+                    model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers, checkpoint_from=start
+                )
             )
             if isinstance(method, Difference) and model.family.experts:  # ours take both partners' experts for both
                 routers = [("router", layer) for layer in model.layers_with("router")]

@@ -46,7 +46,7 @@ def compared(
     at: str | None,
     sites: Sequence[str],
     record: Recorded,
-    checkpoint: bool,
+    checkpoint: bool | None,
     strict: bool,
 ) -> Relevance:
     """`attribute` with `versus`, of one prompt; asked: its target, contrast, target_text, prefix and label's place."""
@@ -216,7 +216,7 @@ def _by_difference_rules(
     method: Difference,
     sites: Sequence[str],
     record: Recorded,
-    checkpoint: bool,
+    checkpoint: bool | None,
     strict: bool,
 ) -> _Sums:
     """Both prompts of a pair go through the model as partners: one pass of two rows."""
@@ -272,7 +272,7 @@ def _by_coefficients(
     at: str,
     sites: Sequence[str],
     record: Recorded,
-    checkpoint: bool,
+    checkpoint: bool | None,
     strict: bool,
 ) -> _Sums:
     """A look at each prompt, and a pass at one or several places between them."""
@@ -338,7 +338,7 @@ def _at_places(
     there: Sequence[Tensor],
     difference: dict[str, Tensor],
     kept: Sequence[int],
-    checkpoint: bool,
+    checkpoint: bool | None,
     strict: bool,
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Relevance of what each stack reads and of the sites (L, P, N), with the mean coefficient of the places."""
