@@ -198,6 +198,22 @@ def test_as_many_prompts_as_to_compare_with(model):
 # --- proposals ---
 
 
+def test_of_a_chat_words_of_its_messages_are_exchanged(smol):
+    """Not those of its template, of which SmolLM2's has a sentence."""
+    asked = [
+        {"role": "user", "content": "Name a country in Africa that begins with the letter K"},
+        {"role": "assistant", "content": "The answer is"},
+    ]
+    ids = smol.ids(asked)
+    said = {place for turn in smol.turns(ids) for place in range(turn.first, turn.last)}
+    proposed = proposals(smol, asked)
+    assert proposed
+    for found in proposed:
+        changed = [place for place, (a, b) in enumerate(zip(ids, found.ids, strict=True)) if a != b]
+        assert changed
+        assert set(changed) <= said
+
+
 def test_a_proposal_exchanges_one_content_word_for_another_answer(smol):
     prompt = "The capital of France is"
     ids, old = smol.token_ids(prompt), smol.predict(prompt, 1)[0]

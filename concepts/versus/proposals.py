@@ -41,16 +41,21 @@ class Proposal:
 def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
     """Other prompts, the most probable with their answers first; none where no word can be exchanged.
 
-    Exchanged is one content word: neither the first nor the last token (which every answer hangs on), none of the 200
-    commonest, for a word of as many tokens. Raises `InputError` for a model that does not write the next token.
+    Exchanged is one content word, of a chat one of its messages': neither the first nor the last token (which every
+    answer hangs on), none of the 200 commonest, for a word of as many tokens. Raises `InputError` for a model that does
+    not write the next token.
     """
     if not model.task.looks_back:
         raise InputError(f"Other prompts are proposed for models that write the next token; {model.name} does not.")
     ids = list(model.encode([prompt]).row_ids(0))
     texts = [model.answer_text(token) for token in ids]
     (answer, sure, _), *_ = _answers(model, [ids])
+    turns = model.turns(ids)
+    said = {place for turn in turns for place in range(turn.first, turn.last)} if turns else set(range(len(ids)))
     found = []
     for start, end in _words(texts):
+        if not said.issuperset(range(start, end)):
+            continue
         for tokens in _likely(model, ids[:start], ids[start:end], "".join(texts[start:end]).strip()):
             found.append(([*ids[:start], *tokens, *ids[end:]], start, end))
     rows = _answers(model, [changed for changed, _, _ in found])
