@@ -44,6 +44,10 @@ def heatmap(relevance: Relevance) -> Text:
     return text
 
 
+LONG = 240
+"""Letters of a text in a table."""
+
+
 def _grid(*columns: tuple[str, Any], title: str | Text | None = None, caption: str | None = None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.caption, table.caption_justify = caption, "left"
@@ -90,7 +94,9 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     table = _grid(("whose", "left"), ("relevance", "right"), ("text", "left"))
     for unit, value in parts:
         style = "dim" if unit.template else None
-        table.add_row(unit.turn, f"{value:+.3f}", Text(visible(unit.text.strip())), style=style)
+        text = visible(unit.text.strip())
+        shown = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+        table.add_row(unit.turn, f"{value:+.3f}", Text(shown), style=style)
     return table
 
 
