@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -153,8 +152,9 @@ def conversation(prompt: str | None, given: dict[str, Any]) -> Any:
 def likewise(asked: Any, other: str) -> Any:
     """Another prompt, of a chat with another message of the user at its end."""
     from concepts.models.chat import Chat
+    from concepts.models.prompts import AUTO
 
-    return asked.asking(other) if isinstance(asked, Chat) and not re.fullmatch(r"auto(:\d+)?", other) else other
+    return asked.asking(other) if isinstance(asked, Chat) and not AUTO.fullmatch(other) else other
 
 
 def load(model_name: str, **options: Any) -> Model:

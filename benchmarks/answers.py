@@ -8,15 +8,11 @@ that of a fresh process for each figure, less what the loaded model takes.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import torch
-from attribution import resident, tokens
+from attribution import arguments, memory, peak, tokens
 
 from concepts import attribute, load_model
 from concepts.models.answer import Answer
@@ -76,48 +72,25 @@ def times(model, rounds: int, counts: list[int], hops_up_to: int) -> None:
     print("\nIn brackets: the median over rounds of the ratio to gradient x input.\n")
 
 
-def memory(model_name: str, counts: list[int], names: list[str]) -> None:
-    print("| tokens before | " + " | ".join(f"{name}, peak MB" for name in names) + " |")
-    print("|" + " --- |" * (len(names) + 1))
-    for count in counts:
-        cells = []
-        for name in names:
-            command = [sys.executable, __file__, "--model", model_name, "--peak", name, "--tokens", str(count)]
-            cells.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-            print(f"{count}, {name}: {cells[-1]}", file=sys.stderr, flush=True)
-        print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
-
-
-def peak(model, name: str, count: int) -> None:
-    attribute(model, answer(model, 8))
-    said = answer(model, count)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (Linux)
-    before = resident("VmRSS")
-    CASES[name](model, said)
-    print(round(resident("VmHWM") - before))
-
-
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = arguments(__doc__, 3)
     parser.add_argument("--lengths", type=numbers, default=[128, 512, 1024, 2048])
     parser.add_argument("--peaks", type=numbers, default=[512, 1024, 2048, 4096])
     parser.add_argument("--hops-up-to", type=int, default=512, help="They take a backward pass for each token.")
     parser.add_argument("--cases", default=";".join(CASES), help="Of which peaks are measured, with semicolons.")
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--peak", help=argparse.SUPPRESS)
-    parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     loaded = load_model(options.model)
     if options.peak:
-        peak(loaded, options.peak, options.tokens)
+        attribute(loaded, answer(loaded, 8))
+        said = answer(loaded, options.tokens)
+        peak(lambda: CASES[options.peak](loaded, said))
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
         if options.lengths:
             times(loaded, options.rounds, options.lengths, options.hops_up_to)
         if options.peaks:
-            memory(options.model, options.peaks, options.cases.split(";"))
+            memory(__file__, options.model, options.cases.split(";"), options.peaks)

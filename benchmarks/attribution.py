@@ -14,7 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -88,42 +90,47 @@ def times(model, rounds: int, cases: dict, unit: str, counts: tuple[int, ...]) -
     print(f"\nIn brackets: the median over rounds of the ratio to: {unit}.\n")
 
 
-def memory(model_name: str) -> None:
-    print("| tokens | " + " | ".join(f"{name}, peak MB" for name in list(CASES)[1:]) + " |")
-    print("|" + " --- |" * len(CASES))
-    for count in (512, 1024, 2048, 4096):
+def memory(script: str, model_name: str, names: Sequence[str], counts: Sequence[int]) -> None:
+    """A process of a script for each figure, which it prints with `--peak` NAME `--tokens` N."""
+    print("| tokens | " + " | ".join(f"{name}, peak MiB" for name in names) + " |\n|" + " --- |" * (len(names) + 1))
+    for count in counts:
         cells = []
-        for name in list(CASES)[1:]:
-            command = [sys.executable, __file__, "--model", model_name, "--peak", name, "--tokens", str(count)]
+        for name in names:
+            command = [sys.executable, script, "--model", model_name, "--peak", name, "--tokens", str(count)]
             cells.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
 
 
-def peak(model, name: str, count: int) -> None:
-    attribute(model, tokens(model, 8))
+def peak(run: Callable[[], Any]) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (Linux)
     before = resident("VmRSS")
-    CASES[name](model, tokens(model, count))
+    run()
     print(round(resident("VmHWM") - before))
 
 
 def resident(field: str) -> float:
-    """MB of VmRSS (now) or VmHWM (peak)."""
+    """MiB of VmRSS (now) or VmHWM (peak)."""
     return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+def arguments(about: str | None, rounds: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__, 7).parse_args()
     loaded = load_model(options.model)
     if options.peak:
-        peak(loaded, options.peak, options.tokens)
+        attribute(loaded, tokens(loaded, 8))
+        ids = tokens(loaded, options.tokens)
+        peak(lambda: CASES[options.peak](loaded, ids))
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
         times(loaded, options.rounds, CASES, "gradient x input", (32, 128, 512, 1024))
         times(loaded, options.rounds, COMPARED, "AttnLRP, all ffn and attn neurons", (32, 128, 512))
-        memory(options.model)
+        memory(__file__, options.model, list(CASES)[1:], (512, 1024, 2048, 4096))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from concepts.models import images
 from concepts.models.answer import Answer, Span
 from concepts.models.model import Model
 from concepts.models.plan import Number, Plan, Token, per_prompt, phrase_ids, plan
-from concepts.models.prompts import Prompt, PromptLike, Prompts, prompts_of
+from concepts.models.prompts import AUTO, Prompt, PromptLike, Prompts, prompts_of
 from concepts.passes.inputs import Inputs
 from concepts.passes.neurons import AllNeurons
 from concepts.passes.run import Recorder, new_ledger, run
@@ -185,7 +184,7 @@ def _explained(
     """Of prompts with what is asked of each, compared with others or alone."""
     if others is not None:
         each = zip(prompts, others, asked, strict=True)
-        return [compared(model, one, other, {**wanted, "number": number}, *how) for one, other, wanted in each]
+        return [compared(model, one, other, wanted, number, *how) for one, other, wanted in each]
     found = []
     for start in range(0, len(prompts), ROWS):
         wanted = asked[start : start + ROWS]
@@ -236,7 +235,7 @@ def _less(explain: Any, prompt: Prompt, phrases: Any, others: Any) -> Relevance:
 
 def _others(model: Model, versus: Any, prompts: Sequence[Prompt], single: bool) -> list[list[Prompt]]:
     """What each prompt is compared with."""
-    if isinstance(versus, str) and (asked := re.fullmatch(r"auto(?::([1-9]\d*))?", versus)):
+    if isinstance(versus, str) and (asked := AUTO.fullmatch(versus)):
         return [[Prompt(ids=proposed(model, prompt, int(asked[1] or 1)).ids)] for prompt in prompts]
     others, alone = prompts_of(list(versus.prompt_ids) if isinstance(versus, Answer) else versus)
     if single or alone:
@@ -279,14 +278,14 @@ def relevance_of(
         kept = {name: entry[row].item() for name, entry in ledger.items()}
         parts = [value[row] for value in values]
         tokens, image = token_relevance(model, plan, row, parts)
+        strings = images.names(model) if image else model.pieces(batch.row_ids(row))
         signed, positive = sinks.relevance[row][..., batch.columns(row)].cpu() if method.positions else (None, None)
         if signed is not None:
             kept["positions"] += signed.sum().item()
         found.append(
             Relevance(
-                **said(model, plan, row, target.targets[row], target.logits, method),
+                **said(model, plan, row, target.targets[row], target.logits, method, strings),
                 tokens=tokens,
-                token_strings=images.names(model) if image else model.pieces(batch.row_ids(row)),
                 positions=signed,
                 positive_positions=positive,
                 sites=neurons.row(row),
@@ -308,9 +307,8 @@ def _of_tokens_only(model: Model, plan: Plan, method: Baseline) -> list[Relevanc
     targets, numbers = plan.explained(logits)
     return [
         Relevance(
-            **said(model, plan, row, targets[row], logits, method),
+            **said(model, plan, row, targets[row], logits, method, model.pieces(plan.batch.row_ids(row))),
             tokens=tokens.float().cpu(),
-            token_strings=model.pieces(plan.batch.row_ids(row)),
             sites={},
             recorded=(),
             sinks=(0,),

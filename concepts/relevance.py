@@ -14,13 +14,13 @@ from torch import Tensor
 from concepts.baselines.methods import Baseline
 from concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
 from concepts.lrp.positions import Reading, Summed
+from concepts.models.chat import Turn, inside
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
 
 if TYPE_CHECKING:
     import pandas
 
-    from concepts.models.chat import Turn
     from concepts.models.images import ImageMap
     from concepts.models.plan import Plan
 
@@ -168,7 +168,7 @@ class Relevance:
     @property
     def template(self) -> tuple[int, ...]:
         """Positions of a chat that its template wrote, not a message."""
-        said = {place for turn in self.turns for place in range(turn.first, turn.last)}
+        said = inside(self.turns)
         return tuple(place for place in range(len(self.tokens)) if place not in said) if self.turns else ()
 
     def less(self, other: Relevance) -> Relevance:

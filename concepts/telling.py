@@ -26,14 +26,16 @@ def said(
     targets: tuple[int, ...],
     logits: Tensor,
     method: AttnLRP | Difference | Baseline,
+    strings: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Of a prompt and what is predicted; logits (B, P, V) at the plan's `needed` positions."""
+    """Of a prompt, its tokens' texts, and what is predicted; logits (B, P, V) at the plan's `needed` positions."""
     here = logits[row, plan.needed.index(plan.positions[row][0])].float()  # (V,)
     contrast = plan.contrasts[row]
     ids = plan.batch.row_ids(row)
     return {
         "token_ids": ids,
-        "turns": model.turns(ids) if model.task.looks_back else (),
+        "token_strings": strings,
+        "turns": model.turns(ids, strings) if model.task.looks_back else (),
         "explained_at": plan.explained_at(row),
         "read": plan.batch.lengths[row],
         "target": model.token_score(here, targets[0]) if len(targets) == 1 else None,

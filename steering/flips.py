@@ -125,19 +125,15 @@ def flips(model: Model, pair: Pair, edits: Sequence[Edit]) -> bool:
 
 def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     """The first tokens after a flip's prompt with its edits, and whether it holds. Raises `RecipeError` for others."""
-    told = recipe.provenance
-    prompt, to, away, top_k = (told.get(key) for key in ("prompt", "to", "away", "top_k"))
-    if away is None:
-        top_k = 1
-    asked = to if away is None else away
-    if not (
-        isinstance(prompt, str | list) and isinstance(asked, str) and type(top_k) is int and 0 < top_k < model.answers
-    ):
+    told, phrase = recipe.provenance, asked_ids(model, recipe)
+    away = told.get("away") is not None
+    prompt: Any = told.get("prompt")
+    top_k = told.get("top_k") if away else 1
+    if not phrase or type(top_k) is not int or not 0 < top_k < model.answers:
         raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
-    phrase = asked_ids(model, recipe)
     with steer(model, recipe):
         found = model.predict(prompt, top_k)
-    holds = comes(model, recipe, prompt, phrase, None if away is None else top_k)
+    holds = comes(model, recipe, prompt, phrase, top_k if away else None)
     return {"prompt": prompt, "holds": holds, "first": [vars(row) for row in found]}
 
 

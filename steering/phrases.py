@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from concepts.models.model import Model
@@ -29,7 +28,8 @@ def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int
 def asked_ids(model: Model, recipe: Recipe) -> tuple[int, ...]:
     """What a flip was asked for, as its provenance says; empty for another recipe. Raises `InputError`."""
     told = recipe.provenance
-    prompt, wanted, ids = told.get("prompt"), told.get("to", told.get("away")), told.get("phrase")
+    wanted = told.get("to") if told.get("away") is None else told["away"]
+    prompt, ids = told.get("prompt"), told.get("phrase")
     if not isinstance(prompt, str | list) or not isinstance(wanted, str):
         return ()
     if isinstance(ids, list) and ids and all(type(token) is int and 0 <= token < model.answers for token in ids):
@@ -37,13 +37,11 @@ def asked_ids(model: Model, recipe: Recipe) -> tuple[int, ...]:
     return wanted_ids(model, wanted, prompt)
 
 
-@torch.no_grad()
 def predicted(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> Tensor:
     """(S, V) logits of the next token behind a prompt, and behind each token of the phrase but the last, with edits."""
     read = model.ids(prompt)
-    ids = [*read, *phrase[:-1]]
     with steer(model, edits, prompt_tokens=len(read)):
-        return model.logits(model.read_ids([ids]), list(range(len(read) - 1, len(ids))))[0].float()
+        return model.following(read, phrase)
 
 
 def comes(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from concepts.models.answer import Answer
 from concepts.models.chat import Chat
 from concepts.models.model import Model
@@ -31,9 +29,6 @@ def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
         raise InputError(f"Message {turn} of the chat is no answer; name one that the model wrote behind another one.")
     asked = Chat(chat.messages[:turn])
     read, ids = model.ids(asked), written(model, chat, turn)
-    whole = model.ids([*read, *ids])
-    needed = list(range(len(read) - 1, len(whole) - 1))
-    with model.lock, torch.no_grad():
-        logits = model.logits(model.read_ids([whole]), needed)[0].float()  # (S, V)
-    probabilities = logits.softmax(-1)[range(len(ids)), ids].tolist()
+    model.ids([*read, *ids])  # refused where it is too long
+    probabilities = model.following(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
     return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, asked)

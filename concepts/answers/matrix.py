@@ -49,7 +49,8 @@ def matrix(
     if not answer.ids:
         raise InputError("The answer is empty, so there is nothing to explain.")
     ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)
-    parts = units_of(model.pieces(ids), model.turns(ids), begins, by)
+    pieces = model.pieces(ids)
+    parts = units_of(pieces, model.turns(ids, pieces), begins, by)
     rows = [part for part in parts if part.start >= begins and not part.template]
     if not rows:
         raise InputError("The answer has no words of its own, only marks of the chat's template.")

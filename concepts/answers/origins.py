@@ -6,25 +6,23 @@ goes through FFN neurons is a second account of the same number, not a part of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from torch import Tensor
 
 from concepts.answers.units import Unit, units_of
 from concepts.attribution import attribute
 from concepts.lrp.method import CP_LRP
 from concepts.models.answer import Answer, Span
 from concepts.models.model import Model
-from concepts.models.plan import Plan, plan
+from concepts.models.plan import plan
 from concepts.models.prompts import Prompt, PromptLike
 from concepts.passes.inputs import Inputs
-from concepts.passes.run import Recorder, new_ledger, run
+from concepts.passes.run import run
 from concepts.passes.sites import visiting
-from concepts.passes.stream import Stream
 from concepts.passes.targets import Logits
+from concepts.relevance import Relevance
 from concepts.versus.ablation import Nodes
 
 
@@ -74,13 +72,11 @@ def origins(
     """
     start, stop = answer.places(span)
     explained = answer.ids[start:stop]
-    asked = plan(model, [Prompt(ids=tuple(answer.before(start)))], target_text=[explained])
-    tokens, sinks, target, biases = _by_cp_lrp(model, asked, blocked=False, checkpoint=checkpoint)
-    past, *_ = _by_cp_lrp(model, asked, blocked=True, checkpoint=checkpoint)
-    names = _named(model, asked, len(answer.prompt_ids), sinks)
+    found = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), checkpoint=checkpoint)
+    target, names = found.conserved.target, _named(found)
     parts = []
     for name in dict.fromkeys(names):
-        values = tokens[[place for place, own in enumerate(names) if own == name]]
+        values = found.tokens[[place for place, own in enumerate(names) if own == name]]
         parts.append(Origin(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
     drop = None
     if versus is not None:
@@ -88,8 +84,10 @@ def origins(
         compared = attribute(model, answer.before(start), target_text=[explained], versus=other, sites=("ffn",))  # type: ignore[list-item]
         whole, without = Nodes.of(model, compared).ends()
         drop = (whole - without) / whole
-    through = (tokens.sum() - past.sum()).item() / target
-    return Origins("".join(model.pieces(explained)), target, tuple(parts), biases, through, drop)
+    past = _past_ffn(model, answer.before(start), explained, checkpoint)
+    through = (found.tokens.sum().item() - past) / target
+    text = "".join(answer.token_strings[start:stop])
+    return Origins(text, target, tuple(parts), found.conserved.biases, through, drop)
 
 
 class _Blocked:
@@ -107,20 +105,16 @@ class _Blocked:
         pass
 
 
-def _by_cp_lrp(
-    model: Model, asked: Plan, blocked: bool, checkpoint: bool | None
-) -> tuple[Tensor, tuple[int, ...], float, float]:
-    """(T,) relevance of the tokens, the sinks, the number explained, and what biases keep of it."""
-    inputs, stream, ledger = Inputs(), Stream(model, asked.batch), new_ledger(model, 1)
-    recorders: list[Recorder] = [inputs, stream, *([_Blocked()] if blocked else [])]
-    numbers, _ = run(model, Logits(asked), recorders, CP_LRP, ledger=ledger, checkpoint=checkpoint)
-    return inputs.relevance()[0][0].sum(-1).cpu(), stream.sinks(0), numbers[0].item(), ledger["biases"][0].item()
+def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:
+    """The tokens' relevance by CP-LRP that goes through no FFN neuron."""
+    asked, inputs = plan(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
+    run(model, Logits(asked), [inputs, _Blocked()], CP_LRP, checkpoint=checkpoint)
+    return inputs.relevance()[0].sum().item()
 
 
-def _named(model: Model, asked: Plan, answer_from: int, sinks: tuple[int, ...]) -> list[str]:
+def _named(found: Relevance) -> list[str]:
     """Which part each token is of."""
-    ids = asked.batch.row_ids(0)
-    parts = units_of(model.pieces(ids), model.turns(ids), answer_from, "sentence")
+    parts = units_of(found.token_strings, found.turns, found.answer_from, "sentence")
     users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]
     last = [part for part in users if part.turn == users[-1].turn] if users else []
 
@@ -132,4 +126,4 @@ def _named(model: Model, asked: Plan, answer_from: int, sinks: tuple[int, ...]) 
         return "the answer's own start" if part.turn == "answer" else part.turn
 
     named = [name(part) for part in parts for _ in range(part.start, part.stop)]
-    return ["sinks" if place in sinks and own != "template" else own for place, own in enumerate(named)]
+    return ["sinks" if place in found.sinks and own != "template" else own for place, own in enumerate(named)]

@@ -10,7 +10,6 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from concepts.attribution import attribute
@@ -108,11 +107,10 @@ def asked(model: Model, item: Item) -> Asked:
         begin = len(ids) - len(prompt)
         own += [(begin, begin + len(new))] if number % 2 else []
         ids, text = ids + new, text + part
-    batch = model.read_ids([ids[:-1]])
-    stream = Stream(model, batch)
-    with model.lock, torch.no_grad(), stream.reading(model):
-        logits = model.logits(batch, list(range(len(prompt) - 1, len(ids) - 1)))[0].float()  # (P, V)
     written = ids[len(prompt) :]
+    stream = Stream(model, model.read_ids([ids[:-1]]))
+    with model.lock, stream.reading(model):
+        logits = model.following(prompt, written)  # (P, V)
     probabilities = logits.softmax(-1)[range(len(written)), written].tolist()
     answer = Answer(tuple(prompt), tuple(written), model.pieces(written), tuple(probabilities), ended=False)
     right = all(_predicted(logits[place], written[place]) for span in own for place in range(*span))

@@ -171,6 +171,11 @@ class Turn:
     stop: int
 
 
+def inside(found: Sequence[Turn]) -> set[int]:
+    """The positions of messages, without what the template wrote around them."""
+    return {place for turn in found for place in range(turn.first, turn.last)}
+
+
 @dataclass(frozen=True)
 class Marks:
     """What a template writes around messages."""

@@ -197,9 +197,12 @@ class Model(Architecture):
             found = joined(ids, self._tokenizer().decode)
         return tuple(found)
 
-    def turns(self, ids: Sequence[int]) -> tuple[Turn, ...]:
-        """The turns of a chat in its tokens, whoever made them of its messages; none of another text."""
-        return turns(self.pieces(ids), self._marks) if self._marks else ()
+    def turns(self, ids: Sequence[int], pieces: Sequence[str] | None = None) -> tuple[Turn, ...]:
+        """The turns of a chat in its tokens, whoever made them of its messages; none of another text.
+
+        pieces: the text of each, where it is known.
+        """
+        return turns(pieces or self.pieces(ids), self._marks) if self._marks else ()
 
     @cached_property
     def _marks(self) -> Marks | None:
@@ -228,6 +231,13 @@ class Model(Architecture):
         asked = plan(self, [prompt])
         with self.lock:
             return self.logits(asked.batch, list(asked.positions[0][:1]))[0, 0].float()
+
+    @torch.no_grad()
+    def following(self, read: Sequence[int], written: Sequence[int]) -> Tensor:
+        """(S, V) float32 logits where each of the tokens written behind `read` is predicted."""
+        ids = [*read, *written[:-1]]
+        with self.lock:
+            return self.logits(self.read_ids([ids]), list(range(len(read) - 1, len(ids))))[0].float()
 
     def logits(self, batch: Batch, positions: list[int]) -> Tensor:
         """(B, P, V) at `positions` only (those of every token would cost a quarter of a pass), or of labels."""

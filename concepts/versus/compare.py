@@ -15,7 +15,7 @@ from concepts.lrp.differences import partner
 from concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
 from concepts.models import images
 from concepts.models.model import Model
-from concepts.models.plan import Plan, plan
+from concepts.models.plan import Number, Plan, plan
 from concepts.models.prompts import Prompt
 from concepts.passes.inputs import Inputs
 from concepts.passes.neurons import AllNeurons, Values
@@ -42,6 +42,7 @@ def compared(
     prompt: Prompt,
     others: Sequence[Prompt],
     asked: dict[str, Any],
+    number: Number,
     method: Method | None,
     at: str | None,
     sites: Sequence[str],
@@ -50,7 +51,7 @@ def compared(
     strict: bool,
 ) -> Relevance:
     """`attribute` with `versus`, of one prompt; asked: its target, contrast, target_text, prefix and label's place."""
-    pairs, own = _pairs(model, prompt, others, asked)
+    pairs, own = _pairs(model, prompt, others, asked, number)
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     method, at, note = _way(method, at, equal)
     if isinstance(method, Difference):
@@ -85,9 +86,10 @@ def _way(method: Method | None, at: str | None, equal: bool) -> tuple[Method, st
     return method, at or "midpoint", note
 
 
-def _pairs(model: Model, prompt: Prompt, others: Sequence[Prompt], asked: dict[str, Any]) -> tuple[list[Plan], bool]:
+def _pairs(
+    model: Model, prompt: Prompt, others: Sequence[Prompt], asked: dict[str, Any], number: Number
+) -> tuple[list[Plan], bool]:
     """A plan of two rows, the prompt and an other one, for each; and whether the contrasts are their own answers."""
-    number, asked = asked["number"], {name: value for name, value in asked.items() if name != "number"}
     if any((one.image is None) is not (prompt.image is None) for one in others) or not others:
         raise InputError("Compare a text with texts, and an image with images; give at least one.")
     if model.task.labels_tokens and asked["at"] is None:  # of both prompts the same token
@@ -172,10 +174,10 @@ class _Sums:
         one = replace(first, contrasts=(first.contrasts[0] if len(set(contrasts)) == 1 else None,))
         targets = first.targets[0]
         assert targets is not None
+        strings = images.names(model) if image else model.pieces(first.batch.row_ids(0))
         return Relevance(
-            **said(model, one, 0, targets, self.logits, method),
+            **said(model, one, 0, targets, self.logits, method, strings),
             tokens=tokens,
-            token_strings=images.names(model) if image else model.pieces(first.batch.row_ids(0)),
             sites={site: (self.sites[site], self.own[site]) for site in self.sites},
             recorded=self.recorded,
             sinks=self.sinks,

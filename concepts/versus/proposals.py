@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from concepts.models.chat import inside
 from concepts.models.model import Model
 from concepts.models.prompts import PromptLike
 from icebear.errors import InputError
@@ -51,7 +52,7 @@ def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
     texts = [model.answer_text(token) for token in ids]
     (answer, sure, _), *_ = _answers(model, [ids])
     turns = model.turns(ids)
-    said = {place for turn in turns for place in range(turn.first, turn.last)} if turns else set(range(len(ids)))
+    said = inside(turns) if turns else set(range(len(ids)))
     found = []
     for start, end in _words(texts):
         if not said.issuperset(range(start, end)):
