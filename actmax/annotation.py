@@ -28,7 +28,7 @@ def annotate(
     Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed. Raises
     `StoreError` for an index by relevance, whose examples are no extremes of the activation.
     """
-    store.check(model.fingerprint, model.name)
+    store.check(model.fingerprint, model.name, model.dtype_name)
     if store.by != "activation":
         raise StoreError(
             f"{store.path} is an index by {store.by}, and what is attributed are activations; annotate another --store."

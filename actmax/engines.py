@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from actmax.scan import Settings, scan_shard
+from actmax.scan import Settings, scan_shard, sums_up
 from actmax.topk import Table
 from concepts.models.model import Model
 from icebear.errors import InputError
@@ -30,7 +30,7 @@ RETRIES = 3
 def local(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
     """One shard after the other, in this process."""
     for number, shard in shards:
-        yield number, shard, *scan_shard(model, shard, settings, threshold())
+        yield number, shard, *scan_shard(model, shard, settings, threshold(), sums=sums_up(number, settings.seed))
 
 
 def on_ray(workers: int = 2, address: str | None = None) -> Engine:
@@ -85,7 +85,7 @@ def _scattered(ray: Any, actors: list[Any], shards: Shards, threshold: Callable[
         while not idle:
             yield finished()
         actor = idle.pop()
-        running[actor.scan.remote(shard, threshold())] = (number, shard, actor)
+        running[actor.scan.remote(number, shard, threshold())] = (number, shard, actor)
     while running:
         yield finished()
 
@@ -100,8 +100,8 @@ class _Worker:
         torch.set_num_threads(threads)
         self.model, self.settings = ray.get(model[0]), settings
 
-    def scan(self, shard: list[Sentence], threshold: Tensor) -> tuple[Table, Tensor]:
-        return scan_shard(self.model, shard, self.settings, threshold)
+    def scan(self, number: int, shard: list[Sentence], threshold: Tensor) -> tuple[Table, Tensor]:
+        return scan_shard(self.model, shard, self.settings, threshold, sums=sums_up(number, self.settings.seed))
 
 
 @contextmanager

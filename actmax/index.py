@@ -83,7 +83,7 @@ def _build(
     facts = {
         "model": model.name,
         "fingerprint": model.fingerprint,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.dtype_name,
         **corpus.facts,
         "claimed_limit": corpus.limit,
         "shard": SHARD,
@@ -96,7 +96,8 @@ def _build(
             "finished": True,
             "limit": corpus.limit,
             "tokens": table.token_count,
-            "counts": counts,
+            "statistics_tokens": table.counted,
+            "counts": {**counts, **{what: n for what, n in store.passed_over(settings.max_tokens).items() if n}},
             "gated": "ffn" in settings.sites and gated(model),
             "made_with": provenance(model),
         }
@@ -146,8 +147,8 @@ def _scan(
             store.commit_shards(waiting, _pack(table), facts)
             waiting, last = {}, time.monotonic()
     whole = merge(table, short)
-    if not whole.token_count:
-        raise InputError("The corpus has no sentence of at least two tokens; give another one.")
+    if not whole.counted:
+        raise InputError(f"The corpus's first {SHARD} sentences have no two tokens each; give another one.")
     store.commit_shards(waiting, _pack(table), facts)
     return whole, counts
 
@@ -183,7 +184,7 @@ def _unpack(packed: dict[str, bytes]) -> Table | None:
 
 
 def _statistics(table: Table, model: Model, sites: Sequence[str]) -> Iterator[tuple]:
-    count = table.token_count
+    count = table.counted
     mean = table.total.double() / FIXED_POINT / count
     std = (table.squares.double() / FIXED_POINT / count - mean**2).clamp(min=0).sqrt()
     columns = zip(

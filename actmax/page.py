@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from actmax.topk import HISTOGRAM_EDGES
 from concepts.render import NEGATIVE, POSITIVE, marked, page, said
-from icebear.records import Example, NeuronStatistics, Projection, Promotion
+from icebear.records import Example, Projection, Promotion
 
 if TYPE_CHECKING:
     from actmax.card import Card
@@ -48,7 +48,7 @@ def card_fragment(card: Card) -> str:
     """The card itself, for a page with `STYLE`."""
     parts = [
         f"<h2><code>{card.neuron}</code> {escape(card.label or '')}</h2>",
-        f'<p class="dim">{statistics_line(card.statistics)}</p>',
+        f'<p class="dim">{statistics_line(card)}</p>',
         histogram(card.statistics.histogram),
     ]
     if card.projection:
@@ -68,10 +68,13 @@ def card_fragment(card: Card) -> str:
     return f'<div class="card">{"".join(parts)}</div>'
 
 
-def statistics_line(statistics: NeuronStatistics) -> str:
+def statistics_line(card: Card) -> str:
+    statistics, index = card.statistics, card.made_with["index"]
+    counted, tokens = index.get("statistics_tokens"), index.get("tokens")
+    over = f" (of {counted:,} tokens)" if counted != tokens else ""
     return (
-        f"mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, least {statistics.min:+.2f}, most "
-        f"{statistics.max:+.2f}, positive on {statistics.positive:.0%} of the tokens"
+        f"mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, positive on "
+        f"{statistics.positive:.0%} of the tokens{over}; least {statistics.min:+.2f}, most {statistics.max:+.2f}"
     )
 
 

@@ -71,6 +71,7 @@ def empty_table(neurons: int, k: int) -> Table:
         positive=torch.zeros(neurons, dtype=torch.int64),
         histogram=torch.zeros(neurons, len(HISTOGRAM_EDGES) + 1, dtype=torch.int32),
         token_count=0,
+        counted=0,
         sample_keys=torch.zeros(0, dtype=torch.int64),
         sample_sentences=torch.zeros(0, dtype=torch.int64),
         sample_tokens=torch.zeros(0, dtype=torch.int16),
@@ -84,20 +85,23 @@ def scan_shard(
     settings: Settings,
     threshold: Tensor | None = None,
     batch_size: int | None = None,
+    sums: bool = True,
 ) -> tuple[Table, Tensor]:
     """The table of some sentences, each counted once a neuron, at its extreme token; and their vectors.
 
     The first token (a sink, or the tokenizer's own) and padding do not count; a sentence without further tokens is
     passed over. threshold: (2, N) values below which no example is wanted (those of a table it will be merged with).
+    sums: take means and the like of these sentences, see `sums_up`.
     The vectors (S, D) float16 are the final residual stream behind its norm, averaged over the tokens that count.
     """
     rows = [(place, model.token_ids(sentence.text, settings.max_tokens)) for place, sentence in enumerate(sentences)]
     special = model.special_ids()
+    lengths = [counted_length(ids, special) for _, ids in rows]
     rows = sorted(
-        (row for row in rows if counted_length(row[1], special) > 1),
-        key=lambda row: (len(row[1]), sentences[row[0]].id),
+        (row for row in rows if lengths[row[0]] > 1),
+        key=lambda row: (lengths[row[0]], len(row[1]), sentences[row[0]].id),
     )
-    reader = _Reader(model, settings, len(rows), threshold)
+    reader = _Reader(model, settings, len(rows), threshold, sums)
     width = getattr(model.config, "word_embed_proj_dim", model.config.hidden_size)  # OPT-350m's last map narrows it
     vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
     size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
@@ -110,8 +114,8 @@ def scan_shard(
 class _Reader:
     """Collects what the hooks see of the batches of one shard."""
 
-    def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None):
-        self.model, self.settings = model, settings
+    def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None, sums: bool):
+        self.model, self.settings, self.summing = model, settings, sums
         self.places = [(site, layer) for site in settings.sites for layer in model.layers_with(site)]
         starts, self.columns = 0, {}
         for site, layer in ((site, layer) for site in settings.sites for layer in range(model.layers)):
@@ -175,6 +179,9 @@ class _Reader:
         """Statistics of the activations x (B, T, N) of one layer, with their extremes (2, B, N)."""
         extremes = self.empty.extremes[:, columns]
         torch.maximum(extremes, best.amax(1), out=extremes)
+        self.seeded[span, columns] = x[torch.arange(len(x)), self.seeded_tokens[span].long()].cpu()  # (B, N)
+        if not self.summing:
+            return
         flat = x.flatten(0, 1)  # (B * T, N)
         counted = batch.mask.float()
         counted[:, 0] = 0
@@ -184,10 +191,6 @@ class _Reader:
         self.sums[0, columns] += (weights @ flat).cpu().double()
         self.sums[1, columns] += (weights @ torch.mul(flat, flat, out=scratch)).cpu().double()
         self.empty.positive[columns] += (weights @ torch.gt(flat, 0, out=scratch)).long().cpu()
-        seeded = x[range(len(x)), self.seeded_tokens[span].long()].cpu()  # (B, N)
-        self.seeded[span, columns] = seeded
-        bins = torch.bucketize(seeded, HISTOGRAM_EDGES, right=True).T
-        self.empty.histogram[columns].scatter_add_(1, bins, torch.ones((), dtype=torch.int32).expand_as(bins))
 
     def _enter(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
         """Note which sentences may be among the top k by x (B, T, N), whose extremes are best (2, B, N)."""
@@ -211,6 +214,9 @@ class _Reader:
         )
         chosen = keys.argsort()[:SAMPLE]
         fixed = (self.sums * FIXED_POINT).round().long()
+        if self.summing:
+            bins = torch.bucketize(self.seeded, HISTOGRAM_EDGES, right=True).T  # (N, S)
+            self.empty.histogram.scatter_add_(1, bins, torch.ones((), dtype=torch.int32).expand_as(bins))
         return Table(
             values,
             ids,
@@ -221,6 +227,7 @@ class _Reader:
             self.empty.positive,
             self.empty.histogram,
             self.token_count,
+            self.token_count if self.summing else 0,
             keys[chosen],
             self.ids[chosen],
             self.seeded_tokens[chosen],
@@ -269,13 +276,14 @@ def _counted(model: Model, batch: Batch) -> Batch:
 
 
 def _largest(x: Tensor, batch: Batch) -> Tensor:
-    """(2, B, N) the largest x and -x over the tokens that count."""
-    shortest = min(batch.lengths)  # only the tokens behind it may be padding
-    best = torch.stack((x[:, 1:shortest].amax(1), -x[:, 1:shortest].amin(1)))
-    if shortest < x.shape[1]:
-        rest, padding = x[:, shortest:], batch.mask[:, shortest:, None] == 0
-        for polarity, sign in enumerate((1, -1)):
-            torch.maximum(best[polarity], (sign * rest).masked_fill(padding, -torch.inf).amax(1), out=best[polarity])
+    """(2, B, N) the largest x and -x over the tokens that count; the batch is in order of length."""
+    best = torch.full((2, len(x), x.shape[2]), -torch.inf, device=x.device)
+    start = 1
+    for first, length in enumerate(batch.lengths):  # no token that does not count is looked at: a mask costs a copy
+        if length > start:
+            part, into = x[first:, start:length], best[:, first:]
+            torch.maximum(into, torch.stack((part.amax(1), -part.amin(1))), out=into)
+            start = length
     return best.cpu()
 
 
@@ -296,6 +304,12 @@ def _hash(seed: int, purpose: str, identity: int) -> int:
     """62 bits that depend on nothing but the arguments."""
     digest = hashlib.blake2b(f"{seed} {purpose} {identity}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
+
+
+def sums_up(number: int, seed: int) -> bool:
+    """Whether a shard is one of those that means, standard deviations, histograms and shares above zero are taken of:
+    the first, and one of each ten after it. They are known well enough by then, and cost as much as all the rest."""
+    return number == 0 or (number - 1) % 10 == _hash(seed, "sums", (number - 1) // 10) % 10
 
 
 def shards(sentences: Iterator[Sentence], size: int) -> Iterator[list[Sentence]]:

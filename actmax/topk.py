@@ -40,14 +40,16 @@ class Table:
     extremes: Tensor
     """(2, N) float32: the largest activation, and the negated smallest."""
     total: Tensor
-    """(N,) int64, fixed point: the sum over tokens."""
+    """(N,) int64, fixed point: the sum over the tokens of `counted`."""
     squares: Tensor
     """(N,) int64, fixed point."""
     positive: Tensor
-    """(N,) int64: tokens with activation > 0."""
+    """(N,) int64: those with activation > 0."""
     histogram: Tensor
-    """(N, 28) int32 over one seeded token of each sentence."""
+    """(N, 28) int32 over one seeded token of each sentence of those shards."""
     token_count: int
+    counted: int
+    """Tokens of the shards that sums are taken of (`actmax.scan.sums_up`)."""
     sample_keys: Tensor
     """(M,) int64 seeded hashes of the sampled sentences, ascending: the M smallest of all."""
     sample_sentences: Tensor
@@ -82,6 +84,7 @@ def merge(a: Table, b: Table) -> Table:
         a.positive + b.positive,
         a.histogram + b.histogram,
         a.token_count + b.token_count,
+        a.counted + b.counted,
         keys[chosen],
         *(
             torch.cat((x, y))[chosen]

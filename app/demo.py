@@ -37,7 +37,7 @@ GROUPS = 4
 
 def store_of(model: Model) -> Path:
     """Where the demo's index of a model is; `icebear app` uses it too, and builds it where it is missing."""
-    return cache_folder() / f"demo-{Path(model.name).name}-{str(model.dtype)[6:]}-{model.fingerprint[:6]}.db"
+    return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}.db"
 
 
 def run(console: Console) -> dict[str, Any]:

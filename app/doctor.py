@@ -44,7 +44,7 @@ def _model_facts(model: Model) -> dict[str, Any]:
     found = selftest(model)
     return {
         "model": repr(model),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.dtype_name,
         "fingerprint": model.fingerprint,
         "family": model.family.name if model.has_family else "unknown",
         "sites": ", ".join(f"{site} {width}" for site, width in found.sites.items()) or "none",

@@ -152,7 +152,7 @@ def _file(model: Model) -> Path | None:
     if sum(parameter.numel() for parameter in model.net.parameters()) < KEPT_FROM:
         return None
     texts = hashlib.sha256("\n".join(TEXTS).encode()).hexdigest()[:8]
-    return cache_folder() / "calibration" / f"{model.fingerprint}-{str(model.dtype)[6:]}-{texts}.safetensors"
+    return cache_folder() / "calibration" / f"{model.fingerprint}-{model.dtype_name}-{texts}.safetensors"
 
 
 def _read(file: Path) -> Calibration | None:

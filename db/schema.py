@@ -13,6 +13,9 @@
     samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
     attributions  neuron, polarity, sentence, method, token relevances as JSON
     labels      neuron, text: what people called it
+    meanings    layer, site, idx (of a neuron or a head), polarity, kind and text of the automatic label, by (token or
+                sentence), score, p, clear, record: all that was measured, JSON (see actmax/labels/)
+    controls    name, record: what chance gives, measured once, JSON
     tokens      id, text: the model's vocabulary
 
 The views neuron_names and example_texts show them with readable ids.
@@ -23,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sqlite_utils import Database
+
+EXAMPLES_BY_SENTENCE = "CREATE INDEX examples_by_sentence ON examples (sentence)"
 
 MIGRATIONS: list[Callable[[Database], None]] = []
 migration = MIGRATIONS.append
@@ -76,3 +81,19 @@ def summaries_of_neurons(database: Database) -> None:
         "CREATE TABLE classes (neuron INTEGER NOT NULL REFERENCES neurons, polarity INTEGER NOT NULL, "
         "class TEXT NOT NULL, PRIMARY KEY (neuron, polarity)) WITHOUT ROWID"
     )
+
+
+@migration
+def meanings(database: Database) -> None:
+    """What labels need, and what finds the neurons that a sentence drives."""
+    for statement in (
+        "CREATE TABLE meanings (layer INTEGER NOT NULL, site TEXT NOT NULL, idx INTEGER NOT NULL, "
+        "polarity INTEGER NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, by TEXT NOT NULL, score REAL NOT NULL, "
+        "p REAL NOT NULL, clear INTEGER NOT NULL, record TEXT NOT NULL, "
+        "PRIMARY KEY (layer, site, idx, polarity)) WITHOUT ROWID",
+        "CREATE TABLE controls (name TEXT PRIMARY KEY, record TEXT NOT NULL)",
+        EXAMPLES_BY_SENTENCE,
+        # Before, means were sums over all tokens.
+        "INSERT INTO progress SELECT 'counted', packed FROM progress WHERE part = 'token_count'",
+    ):
+        database.execute(statement)

@@ -41,9 +41,15 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
 class Store(ScanFile):
     """Readers may look on while one writer writes."""
 
-    def check(self, fingerprint: str, name: str) -> None:
-        """Raise `StoreError` if the index was made from another model."""
+    def check(self, fingerprint: str, name: str, dtype: str | None = None) -> None:
+        """Raise `StoreError` if the index was made from another model, or in another dtype (None: it may be).
+
+        What is written beside its numbers has to be of their dtype; to read them any will do.
+        """
         facts = self.facts()
+        if facts and dtype is not None and facts["dtype"] != dtype:
+            own = facts["dtype"]
+            raise StoreError(f"{self.path} is an index in {own}, not in {dtype}; use --dtype {own}.")
         if facts and not fits(facts["fingerprint"], fingerprint, f"The store {self.path}"):
             raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
 
@@ -61,7 +67,7 @@ class Store(ScanFile):
         """What decides the numbers: model, versions, corpus, settings; JSON-ready."""
         facts = self.facts()
         given = facts.get("made_with") or {"model": {key: facts.get(key) for key in ("fingerprint", "dtype")}}
-        asked = ("corpus", "language", "limit", "content", "k", "by", "max_tokens", "seed", "tokens")
+        asked = "corpus language limit content k by max_tokens seed tokens statistics_tokens".split()
         model = {"name": facts.get("model"), **given["model"]}
         return {**given, "model": model, "index": {key: facts[key] for key in asked if key in facts}}
 

@@ -16,7 +16,7 @@ from actmax import annotate, build_index, describe, index, read_corpus
 from actmax.classes import classify
 from actmax.corpus import sentence_id
 from actmax.engines import local
-from actmax.scan import Settings, _hash, scan_shard
+from actmax.scan import Settings, _hash, scan_shard, sums_up
 from actmax.topk import HISTOGRAM_EDGES, merge
 from concepts import ATTNLRP, CP_LRP, Model, attribute
 from concepts.neuron_attribution import attribute_neurons
@@ -44,7 +44,9 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
     seen = everything(model, sentences)
     with open_store(tmp_path / "i.db") as store:
         build_index(model, corpus, store, k=K)
-        stacked = torch.cat(list(seen.values()))
+        summed = {s.id for place, s in enumerate(sentences) if sums_up(place // index.SHARD, 0)} & set(seen)
+        assert 0 < len(summed) < len(seen)
+        assert store.made_with()["index"]["statistics_tokens"] == sum(len(seen[i]) for i in summed)
         for number in range(0, 60, 7):
             neuron = Neuron(number // 20, "ffn", number % 20)
             for polarity, sign in (("+", 1), ("-", -1)):
@@ -59,22 +61,21 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
                     assert example.sentence.id == identity or near_tie
                     course = sign * seen[example.sentence.id][:, number]
                     assert course[example.token - 1].item() == pytest.approx(course.max().item(), rel=1e-4)
-            column = stacked[:, number].double()
+            column = torch.cat([x[:, number] for i, x in seen.items() if i in summed]).double()
             statistics = store.statistics(neuron)
             assert statistics.mean == pytest.approx(column.mean().item(), abs=1e-5)
             assert statistics.std == pytest.approx(column.std(correction=0).item(), rel=1e-3)
-            assert (statistics.min, statistics.max) == pytest.approx(
-                (column.min().item(), column.max().item()), rel=1e-4
-            )
+            every = torch.cat([x[:, number] for x in seen.values()])
+            assert (statistics.min, statistics.max) == pytest.approx((every.min().item(), every.max().item()), rel=1e-4)
             zero = 1e-5 * column.abs().max()  # what rounds to one side alone may round to the other in a batch
             low, high = ((column > bound).double().mean().item() for bound in (zero, -zero))
             assert low - 1e-6 <= statistics.positive <= high + 1e-6
-            sampled = [x[_hash(0, "token", i) % len(x), number].item() for i, x in seen.items()]
-            bins = torch.bucketize(torch.tensor(sampled), HISTOGRAM_EDGES, right=True)
+            seeded = {i: x[_hash(0, "token", i) % len(x), number].item() for i, x in seen.items()}
+            bins = torch.bucketize(torch.tensor([seeded[i] for i in summed]), HISTOGRAM_EDGES, right=True)
             assert list(statistics.histogram) == torch.bincount(bins, minlength=len(HISTOGRAM_EDGES) + 1).tolist()
             low, *_, high = store.samples(neuron)
-            assert low.activation == pytest.approx(min(sampled), rel=1e-3)
-            assert high.activation == pytest.approx(max(sampled), rel=1e-3)
+            assert low.activation == pytest.approx(min(seeded.values()), rel=1e-3)
+            assert high.activation == pytest.approx(max(seeded.values()), rel=1e-3)
 
 
 def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeypatch):
@@ -177,7 +178,7 @@ def test_a_first_scan_that_fails_claims_nothing(model, corpus, tmp_path, monkeyp
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
     (tmp_path / "empty.txt").write_text(text)
     with open_store(tmp_path / "i.db") as store, open_store(tmp_path / "one.db") as one:
-        with pytest.raises(InputError, match="no sentence of at least two tokens"):
+        with pytest.raises(InputError, match="sentences have no two tokens each"):
             build_index(model, read_corpus(str(tmp_path / "empty.txt")), store, k=3)
         assert store.facts() == {}
         for ask in (lambda: store.search("bear"), store.table, lambda: store.similar(Neuron(0, "ffn", 1))):

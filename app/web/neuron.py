@@ -85,7 +85,7 @@ def _styled(html: str) -> str:
 
 def _head(card: Card) -> None:
     st.markdown(f"#### {card.neuron} {plain(card.label or '')}")
-    st.caption(page.statistics_line(card.statistics))
+    st.caption(page.statistics_line(card))
     st.html(_styled(page.histogram(card.statistics.histogram)))
 
 

@@ -43,6 +43,11 @@ class Architecture:
         return self.net.dtype
 
     @property
+    def dtype_name(self) -> str:
+        """Such as ``float32``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def config(self) -> Any:
         """The configuration of what reads text, also of a model that looks at images besides."""
         return self.net.config.get_text_config()

@@ -46,7 +46,7 @@ class Model(Architecture):
         self.__dict__.update(state, lock=Turns())
 
     def __repr__(self) -> str:
-        return f"Model({self.name!r}, {self.layers} layers, {str(self.dtype)[6:]} on {self.device})"
+        return f"Model({self.name!r}, {self.layers} layers, {self.dtype_name} on {self.device})"
 
     @property
     def made_with(self) -> dict[str, Any]:

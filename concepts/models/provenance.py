@@ -19,7 +19,7 @@ def provenance(model: Model, **more: Any) -> dict[str, Any]:
         "model": {
             "name": model.name,
             "fingerprint": model.fingerprint,
-            "dtype": str(model.dtype).removeprefix("torch."),
+            "dtype": model.dtype_name,
             "weights": model.weights,
         },
         "versions": versions(),
