@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +9,7 @@ from actmax.page import STYLE, card_fragment, card_page
 from concepts.models.model import Model
 from concepts.vocabulary import project
 from db.store import Store
-from icebear.records import Example, Hit, Neuron, NeuronStatistics, Projection
+from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection
 
 SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
 """What neurons can have in common -> the sites without it."""
@@ -32,14 +28,24 @@ class Card:
     statistics: NeuronStatistics
     kind: dict[str, str]
     """polarity -> class, see actmax/classes.py."""
-    words: dict[str, list[str]]
-    """polarity -> an automatic label, see `distinctive_words`."""
+    meanings: dict[str, Meaning]
+    """polarity -> what it means, with a score; empty before `icebear label --auto`, see actmax/labels."""
+    held_out: dict[str, dict[str, list[Example]]]
+    """polarity -> of `actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made from."""
     label: str | None
-    """What somebody called it."""
+    """What somebody called it, and"""
+    label_scores: dict[str, dict[str, Any]]
+    """polarity -> how well that holds, if it was measured."""
     nearest: dict[str, list[Hit]]
     """What they have in common (``writes``, ``reads``, ``examples``) -> the neurons most like this one at ``+``."""
     made_with: dict[str, Any]
     """Model, versions, corpus and settings, see `Store.made_with`."""
+
+    @property
+    def title(self) -> str:
+        """What somebody called it, with its scores."""
+        scores = ", ".join(f"{p} {row['score']:.2f} by {row['by']}" for p, row in self.label_scores.items())
+        return f"{self.label} ({scores})" if scores else self.label or ""
 
     def to_html(self) -> str:
         """A self-contained page."""
@@ -55,7 +61,8 @@ class Card:
             "neuron": str(self.neuron),
             "by": self.by,
             "label": self.label,
-            "automatic_label": self.words,
+            "label_scores": self.label_scores,
+            "automatic_label": {polarity: found.to_dict() for polarity, found in self.meanings.items()},
             "class": self.kind,
             "nearest": {
                 by: [{"neuron": str(hit.neuron), "polarity": hit.polarity, "cosine": hit.score} for hit in hits]
@@ -83,6 +90,7 @@ def _example(example: Example) -> dict[str, Any]:
 def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 10) -> Card:
     """The card of a neuron of the store's index; a model makes its vocabulary exact, see `Store.vocabulary`."""
     statistics = store.statistics(neuron)
+    meanings = {polarity: found for (_, polarity), found in store.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
     common = [by for by, silent in SILENT.items() if neuron.site not in silent]
     return Card(
@@ -92,34 +100,25 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
         {polarity: found[:k] for polarity, found in examples.items()},
         statistics,
         store.classes(neuron),
-        {polarity: distinctive_words(store, found) for polarity, found in examples.items()},
+        meanings,
+        {polarity: _held_out(store, found) for polarity, found in meanings.items()},
         store.label(neuron),
+        store.label_scores(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
         store.made_with(),
     )
 
 
+def _held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
+    groups = meaning.record.get("examples", {})
+    sentences = store.sentences([row["sentence"] for rows in groups.values() for row in rows])
+    sign = 1 if meaning.polarity == "+" else -1
+    return {
+        name: [Example(sign * row["value"], row["token"], sentences[row["sentence"]]) for row in rows]
+        for name, rows in groups.items()
+    }
+
+
 def _vocabulary(store: Store, statistics: NeuronStatistics, model: Model | None, k: int) -> Projection:
     neuron = statistics.neuron
     return replace(project(model, neuron, k) if model else store.vocabulary(neuron, k), std=statistics.std)
-
-
-def distinctive_words(store: Store, examples: Sequence[Example], k: int = 3) -> list[str]:
-    """The words that set the examples apart from the corpus, by the z-score of the log-odds (Monroe et al. 2008).
-
-    Only words of at least two examples count.
-    """
-    counts = Counter(
-        word for example in examples for word in set(re.findall(r"[^\W\d_]{2,}", example.sentence.text.lower()))
-    )
-    common = {word: count for word, count in counts.items() if count >= 2}
-    corpus = store.sentences_with(common)
-    total = store.count("sentences")
-
-    def z(word: str) -> float:
-        here, everywhere = common[word], max(corpus[word], common[word])
-        odds = (here + 0.5) / (len(examples) - here + 0.5)
-        other = (everywhere - here + 0.5) / (total - everywhere - len(examples) + here + 0.5)
-        return math.log(odds / max(other, 1e-9)) / math.sqrt(1 / (here + 0.5) + 1 / (everywhere - here + 0.5))
-
-    return sorted((word for word in common if z(word) > 1.96), key=lambda word: (-z(word), word))[:k]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from actmax.labels.telling import HELD_OUT, measured, title
 from actmax.topk import HISTOGRAM_EDGES
 from concepts.render import NEGATIVE, POSITIVE, marked, page, said
 from icebear.records import Example, Projection, Promotion
@@ -34,7 +35,7 @@ NEAREST = {
 HEADINGS = {"activation": "What drives it to", "relevance": "Where its relevance is furthest to"}
 """What a card's examples are extremes of -> the heading of those at a polarity."""
 RELMAX = (
-    "An index by relevance: the examples, and the classes and automatic labels made of them, are of the neuron's "
+    "An index by relevance: the examples, and the classes made of them, are of the neuron's "
     "relevance for the model's own predictions (RelMax), not of its activation; so are + and -."
 )
 
@@ -47,7 +48,7 @@ def card_page(card: Card) -> str:
 def card_fragment(card: Card) -> str:
     """The card itself, for a page with `STYLE`."""
     parts = [
-        f"<h2><code>{card.neuron}</code> {escape(card.label or '')}</h2>",
+        f"<h2><code>{card.neuron}</code> {escape(card.title)}</h2>",
         f'<p class="dim">{statistics_line(card)}</p>',
         histogram(card.statistics.histogram),
     ]
@@ -56,10 +57,9 @@ def card_fragment(card: Card) -> str:
     if card.by == "relevance":
         parts.append(f'<p class="dim">{RELMAX}</p>')
     for polarity, examples in card.examples.items():
-        words = ", ".join(card.words[polarity]) or "none"
         parts.append(
-            f"<h3>{HEADINGS[card.by]} {polarity}</h3><p class='dim'>class: {card.kind[polarity]}; automatic label: "
-            f"{escape(words)}</p>{''.join(map(example_row, examples))}"
+            f"<h3>{HEADINGS[card.by]} {polarity}</h3>{meaning(card, polarity)}"
+            f"<p class='dim'>class: {card.kind[polarity]}</p>{''.join(map(example_row, examples))}"
         )
     for by, hits in card.nearest.items():
         names = ", ".join(f"<code>{hit}</code> ({hit.score:.2f})" for hit in hits)
@@ -76,6 +76,23 @@ def statistics_line(card: Card) -> str:
         f"mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, positive on "
         f"{statistics.positive:.0%} of the tokens{over}; least {statistics.min:+.2f}, most {statistics.max:+.2f}"
     )
+
+
+def meaning(card: Card, polarity: str) -> str:
+    """The label with its score; on a click what it was measured on, and sentences it was not made from."""
+    found = card.meanings.get(polarity)
+    head = f"<b>{escape(title(found))}</b>"
+    if found is None or not found.record:
+        return f"<p>{head}</p>"
+    lines = "".join(f'<p class="dim">{escape(line)}</p>' for line in measured(found))
+    shown = "".join(
+        f"<h4>{HELD_OUT[name]}</h4>{''.join(map(example_row, rows)) or NONE}"
+        for name, rows in card.held_out[polarity].items()
+    )
+    return f"<details><summary>{head}</summary>{lines}{shown}</details>"
+
+
+NONE = '<p class="dim">None.</p>'
 
 
 def example_row(example: Example) -> str:

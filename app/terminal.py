@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from actmax.labels import telling
+from actmax.labels.telling import HELD_OUT, measured
 from actmax.page import NEAREST, RELMAX
 from concepts.circuits.drawing import sources, summary
 from concepts.render import color, hexadecimal, ink, shares, visible
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from concepts.circuits.records import Without
     from concepts.relevance import Relevance
     from icebear.recipe import Recipe
-    from icebear.records import Example, Hit, Projection, Promotion, Ranked, TokenScore
+    from icebear.records import Example, Hit, Meaning, Projection, Promotion, Ranked, TokenScore
 
 
 def heatmap(relevance: Relevance) -> Text:
@@ -443,7 +445,7 @@ def card(found: Card) -> Group:
     """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
     statistics = found.statistics
     parts: list[Any] = [
-        Text.assemble((str(found.neuron), "bold"), f"  {found.label}" if found.label else ""),
+        Text.assemble((str(found.neuron), "bold"), f"  {found.title}"),
         Text(
             f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
             f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}",
@@ -456,16 +458,47 @@ def card(found: Card) -> Group:
     if found.by == "relevance":
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in found.examples.items():
-        words = ", ".join(found.words[polarity]) or "none"
-        title = f"Polarity {polarity}  ({found.kind[polarity]}; automatic label: {words})"
+        meaning = found.meanings.get(polarity)
+        parts.append(Text(f"\nPolarity {polarity}: {telling.title(meaning)}", "bold"))
+        parts += [Text(line, "dim") for line in measured(meaning)] if meaning else []
+        title = f"class: {found.kind[polarity]}"
         table = _grid((found.by, "right"), ("sentence", "left"), title=title)
         for example in examples:
             table.add_row(f"{example.value:+.2f}", _highlighted(example))
         parts.append(table)
+        if meaning and meaning.clear:
+            parts += [_held_out(name, rows[:2]) for name, rows in found.held_out[polarity].items() if rows]
     for by, nearest in found.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
         parts.append(Text(f"{NEAREST[by]}: {names}", "dim"))
     return Group(*parts)
+
+
+def _held_out(name: str, examples: Sequence[Example]) -> Table:
+    table = _grid((HELD_OUT[name], "right"), ("", "left"))
+    for example in examples:
+        table.add_row(f"{example.value:+.2f}", _highlighted(example))
+    return table
+
+
+def meanings(found: Sequence[Meaning], title: str) -> Table:
+    """Labels with their scores."""
+    table = _grid(
+        *((name, "left") for name in ("neuron", "sign", "label", "by")),
+        *((name, "right") for name in ("score", "p")),
+        title=title,
+    )
+    for meaning in found:
+        text = Text(meaning.text, "" if meaning.clear else "dim")
+        table.add_row(
+            str(meaning.neuron),
+            meaning.polarity,
+            text if meaning.clear else Text.assemble("no clear meaning; nearest: ", text),
+            meaning.by,
+            f"{meaning.score:.2f}",
+            f"{meaning.p:.3f}",
+        )
+    return table
 
 
 def evaluation_table(found: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
@@ -485,10 +518,10 @@ def cost_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
-    """What a search found, and why."""
+    """What a search found, and why; labels are somebody's, or automatic ones that hold, with their scores."""
     table = _grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))
     for hit in found:
-        table.add_row(str(hit.neuron), hit.polarity, Text("; ".join(hit.why)), Text(labels.get(hit.neuron) or ""))
+        table.add_row(str(hit.neuron), hit.polarity, Text("; ".join(hit.why)), Text(labels.get(hit) or ""))
     return table
 
 

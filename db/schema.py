@@ -12,7 +12,7 @@
     w2_norms    neuron, norm: of its W2 row, times the final norm's gain
     samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
     attributions  neuron, polarity, sentence, method, token relevances as JSON
-    labels      neuron, text: what people called it
+    labels      neuron, text: what people called it; scores: how well that holds, if it was measured, JSON
     meanings    layer, site, idx (of a neuron or a head), polarity, kind and text of the automatic label, by (token or
                 sentence), score, p, clear, record: all that was measured, JSON (see actmax/labels/)
     controls    name, record: what chance gives, measured once, JSON
@@ -92,6 +92,7 @@ def meanings(database: Database) -> None:
         "p REAL NOT NULL, clear INTEGER NOT NULL, record TEXT NOT NULL, "
         "PRIMARY KEY (layer, site, idx, polarity)) WITHOUT ROWID",
         "CREATE TABLE controls (name TEXT PRIMARY KEY, record TEXT NOT NULL)",
+        "ALTER TABLE labels ADD COLUMN scores TEXT",
         EXAMPLES_BY_SENTENCE,
         # Before, means were sums over all tokens.
         "INSERT INTO progress SELECT 'counted', packed FROM progress WHERE part = 'token_count'",

@@ -32,7 +32,8 @@ def search(store: Store, text: str, k: int = 20) -> list[Hit]:
     Two kinds of evidence count the same: what a neuron writes (the cosine between its W2 row and the unembedding of
     the words), and what drives it: how many of its examples contain the words, and the cosine between the mean vector
     of its examples and that of the sentences of the corpus that match the words best. (That mean finds neurons better
-    than the model's vector of the bare words, which is far from that of any sentence.) Fused by reciprocal rank.
+    than the model's vector of the bare words, which is far from that of any sentence.) An automatic label that holds
+    and has one of the words counts as much as either. Fused by reciprocal rank.
     In an index by relevance the polarity of examples is the sign of a relevance.
     """
     store.fact("finished")
@@ -40,7 +41,12 @@ def search(store: Store, text: str, k: int = 20) -> list[Hit]:
     if not words:
         raise InputError("The search text has no words; write some.")
     query = " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
-    rankings = ((1.0, _by_output(store, words)), (0.5, _by_examples(store, query)), (0.5, _by_vectors(store, query)))
+    rankings = (
+        (1.0, _by_output(store, words)),
+        (0.5, _by_examples(store, query)),
+        (0.5, _by_vectors(store, query)),
+        (1.0, _by_labels(store, words)),
+    )
     fused: dict[tuple[int, str], tuple[float, list[str]]] = {}
     for weight, ranking in rankings:
         for rank, (identity, polarity, why) in enumerate(ranking, 1):
@@ -84,6 +90,15 @@ def _by_vectors(store: Store, query: str) -> Found:
     found = vectors.search(vectors.load(store.vectors("examples")), query_vector, CANDIDATES)
     examples = _examples(store)
     return [(i // 2, "+-"[i % 2], f"{examples} like it ({cosine:.2f})") for i, cosine in found]
+
+
+def _by_labels(store: Store, words: list[str]) -> Found:
+    wanted = {word.lower() for word in words}
+    return [
+        (identity, polarity, f"means {text!r} ({score:.2f})")
+        for identity, polarity, text, score in store.clear_labels()
+        if wanted & set(re.findall(r"\w+", text.lower()))
+    ][:CANDIDATES]
 
 
 def _examples(store: Store) -> str:

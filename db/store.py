@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from db.scan import ScanFile
+from db.meanings import MeaningsFile
 from icebear.errors import InputError, StoreError
 from icebear.fingerprints import fits
 from icebear.paths import local
-from icebear.records import Example, Hit, Neuron, NeuronStatistics, Projection, Sentence
+from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, Sentence
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,7 +38,7 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
         store.close()
 
 
-class Store(ScanFile):
+class Store(MeaningsFile):
     """Readers may look on while one writer writes."""
 
     def check(self, fingerprint: str, name: str, dtype: str | None = None) -> None:
@@ -273,6 +273,11 @@ class Store(ScanFile):
         query = "SELECT layer, site, idx FROM neurons WHERE id = ?"
         return {identity: Neuron(*self.database.execute(query, (identity,)).fetchone()) for identity in identities}
 
+    def all_neurons(self) -> list[Neuron]:
+        """Those of the index, in order of layer."""
+        rows = self.database.execute("SELECT layer, site, idx FROM neurons ORDER BY layer, site, idx")
+        return [Neuron(*row) for row in rows]
+
     def set_tokens(self, texts: Iterable[str]) -> None:
         """The model's vocabulary, in order of token id."""
         with self.writing():
@@ -319,13 +324,20 @@ class Store(ScanFile):
         row = self.database.execute("SELECT text FROM labels WHERE neuron = ?", (identity,)).fetchone()
         return row[0] if row else None
 
-    def set_label(self, neuron: Neuron, text: str) -> None:
-        """Call the neuron `text`; an empty text removes its label."""
+    def label_scores(self, neuron: Neuron) -> dict[str, dict[str, Any]]:
+        """polarity -> how well that holds (`Meaning.to_dict`), if it was measured."""
+        identity = self.statistics(neuron).id
+        row = self.database.execute("SELECT scores FROM labels WHERE neuron = ?", (identity,)).fetchone()
+        return {found["polarity"]: found for found in json.loads(row[0] or "[]")} if row else {}
+
+    def set_label(self, neuron: Neuron, text: str, scores: Sequence[Meaning] = ()) -> None:
+        """Call the neuron `text`; an empty text removes its label. scores: how well it holds, if that was measured."""
         identity = self.statistics(neuron).id
         with self.writing():
             self.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
             if text.strip():
-                self.database.execute("INSERT INTO labels VALUES (?, ?)", (identity, text.strip()))
+                told = json.dumps([meaning.to_dict() for meaning in scores])
+                self.database.execute("INSERT INTO labels VALUES (?, ?, ?)", (identity, text.strip(), told))
 
     def count(self, table: str) -> int:
         return self.database[table].count

@@ -124,6 +124,40 @@ class NeuronStatistics:
 
 
 @dataclass(frozen=True)
+class Meaning:
+    """The automatic label of a neuron at a polarity, and how well it holds on documents it was not made from."""
+
+    neuron: Neuron
+    polarity: str
+    kind: str
+    """Of label, see actmax/labels/kinds; empty where the neuron hardly goes to this side."""
+    text: str
+    by: str
+    """What is told apart, ``token`` or ``sentence``:"""
+    score: float
+    """the AUROC of the label for those that drive the neuron furthest (chance 0.5)."""
+    p: float
+    """The share of what chance gives, through the same choice, that is as good."""
+    clear: bool
+    """Whether the score passes its bar and 95 % of what chance gives."""
+    record: dict[str, Any]
+    """All that was measured."""
+
+    @property
+    def said(self) -> str:
+        """The label, or that there is none."""
+        return self.text if self.clear else "no clear meaning"
+
+    @property
+    def badge(self) -> str:
+        """The label with its score, for a table's cell."""
+        return f"{self.text} ({self.score:.2f})" if self.clear else self.said
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "neuron": str(self.neuron)}
+
+
+@dataclass(frozen=True)
 class Hit:
     """A neuron that a search found; `why` has a sentence for each reason."""
 

@@ -503,6 +503,49 @@ def knowledge(data: str, top: int, quorum: float, as_json: bool, **given: Any) -
 
 
 @evaluate.command()
+@options("--samples", default=200, help="How many neurons of each third of the layers.")
+@options("--out", "--seed", "--store", "--json", *MODEL)
+def labels(samples: int, out: str, seed: int, store_path: str, as_json: bool, **given: Any) -> None:
+    """How many neurons have a clear meaning, and what each kind of label tells of them, beside chance.
+
+    On documents that the labels were neither made nor chosen from. Each third of the layers has a folder in --out.
+
+    \b
+    Example:
+      icebear evaluate labels --samples 10 --out labels --store wiki.db
+    """
+    from actmax.labels import evaluation
+    from actmax.labels.auto import prepared
+    from app.terminal import evaluation_table
+    from concepts.evaluation import report, runner
+    from db.store import open_store
+
+    need("evaluate")
+    need("index")
+    model = load(**given)
+    told: dict[str, Any] = {}
+    with open_store(store_path) as store:
+        store.check(model.fingerprint, model.name, model.dtype_name)
+        parts, columns = prepared(model, store, seed), evaluation.COLUMNS
+        asked = {"samples": samples, "seed": seed, "index": store.made_with()["index"]}
+        for third, neurons in evaluation.neurons(store, samples, seed).items():
+            facts = runner.facts(model, "labels", dict.fromkeys(evaluation.METHODS), part=third, **asked)
+            with bar(third, len(neurons)) as advance:
+                measure = partial(evaluation.measure, model, store, parts, seed=seed)
+                lines = runner.run_together(f"{out}/{third}", facts, neurons, measure, samples, advance)
+            rows, notes = evaluation.pairs(lines), evaluation.notes(lines)
+            found = report.write(f"{out}/{third}", rows, columns, facts, {}, notes)
+            told[third] = {"notes": notes, "table": report.rows(found)}
+            if not as_json:
+                stdout().print(evaluation_table(report.told(found, columns), columns, third))
+                stdout().print("\n".join(notes), style="dim", markup=False)
+    if as_json:
+        print_json({**runner.facts(model, "labels", dict.fromkeys(evaluation.METHODS), **asked), "thirds": told})
+    else:
+        click.echo(f"Wrote {', '.join(f'{out}/{third}/index.html' for third in told)}", err=True)
+
+
+@evaluate.command()
 @options("--methods")
 @click.option("--lengths", default="32,128", show_default=True, help="Of prompts, in tokens.")
 @click.option("--watts", default=65.0, show_default=True, help="Of the machine while busy, for the energy.")

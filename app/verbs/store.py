@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout, write_page
+from icebear.errors import StoreError
 from icebear.extras import need
+
+if TYPE_CHECKING:
+    from db.store import Store
+    from icebear.records import Meaning, Neuron
 
 WIKI = "wiki-summaries"
 
@@ -82,18 +87,27 @@ def index(
 
 
 @click.command()
-@click.argument("neuron")
+@click.argument("neuron", required=False)
+@click.option("--clear", is_flag=True, help="Instead of one: the neurons whose automatic labels hold, clearest first.")
 @options("--top")
 @click.option("--annotate", "annotated", is_flag=True, help="Attribute the shown examples first, and keep that.")
 @options("--html", "--store", "--json", *MODEL)
 def neuron(
-    neuron: str, top: int, annotated: bool, html: str | None, store_path: str, as_json: bool, **given: Any
+    neuron: str | None,
+    clear: bool,
+    top: int,
+    annotated: bool,
+    html: str | None,
+    store_path: str,
+    as_json: bool,
+    **given: Any,
 ) -> None:
-    """What NEURON means: its vocabulary and the sentences that drive it, both signs.
+    """What NEURON means: its vocabulary and the sentences that drive it, both signs; its label with its score.
 
     \b
     Example:
       icebear neuron L29.ffn.860 --store wiki.db
+      icebear neuron --clear --store wiki.db
     """
     from actmax.card import describe
     from app.progress import annotating
@@ -101,7 +115,11 @@ def neuron(
     from db.store import open_store
     from icebear.records import Neuron
 
+    if (neuron is None) != clear:
+        raise click.UsageError("Give either a NEURON or --clear.")
     need("index")
+    if neuron is None:
+        return _clearest(store_path, top, as_json)
     wanted = Neuron.parse(neuron)
     with open_store(store_path) as store:
         store.statistics(wanted)
@@ -116,6 +134,22 @@ def neuron(
         print_json(found.to_dict())
     else:
         stdout().print(card(found))
+
+
+def _clearest(store_path: str, top: int, as_json: bool) -> None:
+    from actmax.labels.lists import clearest
+    from app.terminal import meanings
+    from db.store import open_store
+
+    with open_store(store_path) as store:
+        tried, made_with = store.meanings(), store.made_with()
+    if not tried:
+        raise StoreError(f"{store_path} has no automatic labels yet; make them with icebear label --auto.")
+    found = clearest(tried.values())
+    if as_json:
+        print_json({**made_with, "tried": len(tried), "clear": [meaning.to_dict() for meaning in found[:top]]})
+    else:
+        stdout().print(meanings(found[:top], f"{len(found):,} of {len(tried):,} (neuron, sign) have a clear meaning"))
 
 
 @click.command()
@@ -133,9 +167,9 @@ def search(text: str, top: int, store_path: str, as_json: bool) -> None:
 
     with open_store(store_path) as store:
         found = store.search(text, top)
-        labels, made_with = {hit.neuron: store.label(hit.neuron) for hit in found}, store.made_with()
+        labels, made_with = {hit: store.named(hit.neuron, hit.polarity) for hit in found}, store.made_with()
     if as_json:
-        rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit.neuron]} for hit in found]
+        rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in found]
         print_json({**made_with, "hits": rows})
     else:
         stdout().print(hits(found, labels))
@@ -178,24 +212,92 @@ def annotate(
 
 
 @click.command()
-@click.argument("neuron")
-@click.argument("text")
-@options("--store", "--json")
-def label(neuron: str, text: str, store_path: str, as_json: bool) -> None:
-    """Call NEURON by a name of your own; an empty TEXT removes it.
+@click.argument("words", nargs=-1, metavar="NEURON TEXT | [NEURON ...]")
+@click.option("--auto", "automatic", is_flag=True, help="Find labels of NEURONS, and score them.")
+@click.option("--score", "scoring", is_flag=True, help="Score TEXT as what the neuron means.")
+@click.option("--prompt", help="With --auto: the neurons that matter most to what follows this prompt.")
+@click.option("--all", "everything", is_flag=True, help="With --auto: all neurons of the store; hours.")
+@options("--top", "--store", "--json", *MODEL)
+def label(
+    words: tuple[str, ...],
+    automatic: bool,
+    scoring: bool,
+    prompt: str | None,
+    everything: bool,
+    top: int,
+    store_path: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Call NEURON by a name of your own (an empty TEXT removes it); or find labels, with scores, and keep them.
+
+    Interrupt --auto, run it again: it goes on.
 
     \b
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db
+      icebear label --auto --prompt "The ice bear lives in the" --top 5 --store wiki.db
     """
     from db.store import open_store
     from icebear.records import Neuron
 
-    named = Neuron.parse(neuron)
+    if automatic:
+        if scoring or bool(words) + bool(prompt) + everything != 1:
+            raise click.UsageError("With --auto give NEURONS, --prompt or --all.")
+        return _automatic([Neuron.parse(name) for name in words], prompt, top, store_path, as_json, given)
+    if len(words) != 2 or prompt or everything:
+        raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
+    named, text = Neuron.parse(words[0]), words[1]
     with open_store(store_path) as store:
-        store.set_label(named, text)
+        store.statistics(named)
+        found = _own_score(store, named, text, given) if scoring and text.strip() else []
+        store.set_label(named, text, found)
         if as_json:
-            print_json({**store.made_with(), "neuron": str(named), "label": store.label(named)})
+            scores = {"scores": [meaning.to_dict() for meaning in found]} if scoring else {}
+            print_json({**store.made_with(), "neuron": str(named), "label": store.label(named), **scores})
+        elif found:
+            from app.terminal import meanings
+
+            stdout().print(meanings(found, f"{named} as {text!r}, by sentences it was not made from"))
+
+
+def _own_score(store: Store, named: Neuron, text: str, given: dict[str, Any]) -> list[Meaning]:
+    from actmax.labels.auto import score_label
+    from app.progress import bar
+
+    with bar("sentences") as move:
+        return score_label(load(**given), store, named, text, on_progress=move)
+
+
+def _automatic(
+    neurons: list[Neuron], prompt: str | None, top: int, store_path: str, as_json: bool, given: dict[str, Any]
+) -> None:
+    from actmax.labels.auto import label_neurons
+    from app.progress import bar
+    from app.terminal import meanings
+    from concepts.attribution import attribute as run
+    from db.store import open_store
+
+    need("index")
+    with open_store(store_path) as store:
+        sites = store.fact("sites")
+        for name in neurons:
+            store.statistics(name)
+        model = load(**given)
+        if prompt:
+            neurons = [row.neuron for row in run(model, prompt, sites=sites).top(top)]
+        elif not neurons:
+            neurons = store.all_neurons()
+        with bar("sentences and neurons") as move:
+            label_neurons(model, store, neurons, on_progress=move)
+        found, made_with = store.meanings(neurons), store.made_with()
+    rows = [found[name, polarity] for name in neurons for polarity in "+-"]
+    clear = sum(meaning.clear for meaning in rows)
+    if as_json:
+        print_json({**made_with, "meanings": [meaning.to_dict() for meaning in rows]})
+    else:
+        title = f"{clear} of {len(rows)} (neuron, sign) have a clear meaning"
+        stdout().print(meanings(rows[: max(2 * top, 40)], title))
 
 
 VERBS = (index, neuron, search, annotate, label)

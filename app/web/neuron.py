@@ -65,11 +65,11 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     _head(card)
     if card.projection:
         st.html(_styled(page.vocabulary(card.projection)))
-    words = ", ".join(card.words[polarity]) or "none"
     if card.by == "relevance":
         st.caption(plain(page.RELMAX))
     st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
-    st.caption(plain(f"class: {card.kind[polarity]}; automatic label: {words}"))
+    st.html(_styled(page.meaning(card, polarity)))
+    st.caption(plain(f"class: {card.kind[polarity]}"))
     rows = "".join(map(page.example_row, card.examples[polarity]))
     st.html(_styled(rows or '<p class="dim">No sentence does.</p>'))
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
@@ -84,7 +84,7 @@ def _styled(html: str) -> str:
 
 
 def _head(card: Card) -> None:
-    st.markdown(f"#### {card.neuron} {plain(card.label or '')}")
+    st.markdown(f"#### {card.neuron} {plain(card.title)}")
     st.caption(page.statistics_line(card))
     st.html(_styled(page.histogram(card.statistics.histogram)))
 

@@ -1,0 +1,152 @@
+"""Evaluation: how many neurons have a clear meaning, and what each kind of label tells, beside chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from actmax.labels import kinds, scores
+from actmax.labels.auto import (
+    Chosen,
+    Pair,
+    Values,
+    activations,
+    best_of,
+    both_signs,
+    by_chance,
+    choose,
+    clears,
+    fired_in,
+    judged,
+    other_label,
+    own_evidence,
+    writes,
+)
+from actmax.labels.label import Label
+from actmax.labels.sample import Sample
+from actmax.labels.scores import Fires
+from concepts.models.model import Model
+from db.store import Store
+from icebear.records import Neuron
+
+THIRDS = ("first third", "middle third", "last third")
+TABLE = "mean of each token"
+METHODS = ("label", *kinds.KINDS, "shifted", "another neuron's", TABLE)
+COLUMNS = {
+    "token": "AUROC for the 1 % of tokens that drive the neuron furthest, of the best candidate by token",
+    "sentence": "AUROC for the 5 % of sentences whose mean is largest, of the best candidate by sentence",
+    "clear": "share that passes its bar (0.85 by token, else 0.70 by sentence) and 95 % of what chance gives",
+    "0.6": "share whose score, by what it was chosen by, is 0.6 or more",
+    "0.7": "the same, 0.7",
+    "0.8": "the same, 0.8",
+    "own": "that score on the documents that the label was made from",
+}
+CHANCE = {"token": 0.5, "sentence": 0.5, "clear": 0.0, "0.6": 0.0, "0.7": 0.0, "0.8": 0.0, "own": 0.5}
+"""Of a kind that has no candidate."""
+
+
+def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
+    """Of each third of the layers, neurons drawn by chance."""
+    every = store.all_neurons()
+    last = max(neuron.layer for neuron in every) + 1
+    generator, found = np.random.default_rng(seed), {}
+    for number, name in enumerate(THIRDS):
+        able = [n for n in every if number * last <= 3 * n.layer < (number + 1) * last]
+        places = generator.permutation(len(able))[:samples]
+        found[name] = [able[place] for place in sorted(places.tolist())]
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def measure(
+    model: Model,
+    store: Store,
+    parts: dict[str, Sample],
+    group: Sequence[Neuron],
+    seed: int,
+    advance: Callable[[int], None] = lambda sentences: None,
+) -> list[dict[str, Any]]:
+    """A line a neuron: its pairs, of those polarities that it goes to."""
+    read_of, known = activations(model, store, parts, group, seed, advance)
+    lines = []
+    for row, neuron in enumerate(group):
+        promoted, classes = writes(store, neuron), store.classes(neuron)
+        pairs = []
+        for polarity, values in both_signs(read_of, row):
+            pair, fired = (neuron, polarity), fired_in(parts, values)
+            if fired is not None:
+                found = _pair(store, parts, pair, values, fired, promoted[polarity], known, seed)
+                pairs.append({"pair": f"{neuron} {polarity}", "class": classes[polarity], **found})
+        lines.append({"neuron": str(neuron), "pairs": pairs})
+    return lines
+
+
+def _pair(
+    store: Store,
+    parts: dict[str, Sample],
+    pair: Pair,
+    values: Values,
+    fired: dict[str, Fires],
+    promoted: Sequence[str],
+    known: dict[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    labels = kinds.candidates(own_evidence(store, parts["make"], pair, values["make"], promoted))
+    chosen = choose(labels, fired)
+    other = other_label(known["labels"], parts, pair, chosen)
+    null = by_chance(store, parts, pair, values, promoted, seed + 1)  # of another seed than the bars
+    bar = scores.table([(parts[part], values[part]) for part in ("make", "choose")], fired["report"])
+    methods = {"label": _of_labels(labels, fired, known)}
+    for kind in kinds.KINDS:
+        methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, known)
+    methods["shifted"] = CHANCE if null is None else {**CHANCE, **_of_chosen(null, known)}
+    methods["another neuron's"] = CHANCE
+    if other is not None:
+        judgement = judged(other, chosen.by, fired)
+        methods["another neuron's"] = {**scores.detection(other, fired["report"]), **_of_chosen(judgement, known)}
+    methods[TABLE] = {**CHANCE, "token": bar}
+    p = max(scores.p_value(chosen.margin, known[name]) for name in ("shifted", "other"))
+    return {"kind": chosen.label.kind, "by": chosen.by, "p": p, "methods": methods}
+
+
+def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], known: dict[str, Any]) -> dict[str, float]:
+    best = best_of(labels, fired["choose"])
+    if not best:
+        return CHANCE
+    found = {by: judged(candidate.label, by, fired).reported for by, candidate in best.items()}
+    return {**CHANCE, **found, **_of_chosen(choose(labels, fired), known)}
+
+
+def _of_chosen(chosen: Chosen, known: dict[str, Any]) -> dict[str, float]:
+    shares = {f"{bar}": float(chosen.reported >= bar) for bar in (0.6, 0.7, 0.8)}
+    return {chosen.by: chosen.reported, "clear": float(clears(chosen, known)), "own": chosen.made, **shares}
+
+
+def pairs(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [pair for line in lines for pair in line["pairs"]]
+
+
+def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """What the table does not say: how many hold together, by class and kind; and what own documents flatter."""
+    rows = pairs(lines)
+    clear = np.array([row["methods"]["label"]["clear"] for row in rows], dtype=bool)
+    holding = int((np.array(scores.accepted([row["p"] for row in rows])) & clear).sum())
+    return [
+        f"{len(lines)} neurons, of which {len(rows)} of {2 * len(lines)} (neuron, sign) are gone to",
+        f"clear, and accepted of all {len(rows)} together (Benjamini-Hochberg at 5 %): {holding / len(rows):.0%}",
+        f"clear by class: {_shares(rows, clear, 'class')}",
+        f"clear by the kind that was chosen: {_shares(rows, clear, 'kind')}",
+        f"on the documents that they were made from, labels score {_flattery(rows)} higher",
+    ]
+
+
+def _shares(rows: Sequence[dict[str, Any]], clear: np.ndarray, by: str) -> str:
+    names = sorted({row[by] for row in rows})
+    found = {name: clear[[row[by] == name for row in rows]] for name in names}
+    return ", ".join(f"{name} {inside.mean():.0%} of {len(inside)}" for name, inside in found.items())
+
+
+def _flattery(rows: Sequence[dict[str, Any]]) -> str:
+    gains = np.array([row["methods"]["label"]["own"] - row["methods"]["label"][row["by"]] for row in rows])
+    return f"{gains.mean():.3f} ± {gains.std(ddof=1) / len(gains) ** 0.5:.3f}"

@@ -1,0 +1,88 @@
+"""What a label is made from: a neuron's extremes in the documents to make labels on, and what it writes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actmax.labels.sample import Sample, key, words
+
+TOKENS = 0.01
+"""The share of tokens that counts as driving a neuron far, and"""
+SENTENCES = 0.05
+"""of sentences."""
+FEWEST = 8
+"""Tokens at least that drive a neuron to a side, for a label of it."""
+
+Place = tuple[Sequence[str], int]
+"""A sentence's tokens, and one of them."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of a neuron at one polarity."""
+
+    sample: Sample
+    """Of the part to make labels on."""
+    values: np.ndarray
+    """(N,) there: activations, of polarity ``-`` negated."""
+    places: tuple[Place, ...]
+    """Where it is furthest: of the sample, and the index's examples that are of that part."""
+    marked: tuple[str, ...] = ()
+    """Words that relevance found to drive it there, most often first."""
+    writes: tuple[str, ...] = ()
+    """Tokens that it promotes."""
+
+
+def evidence(
+    sample: Sample,
+    values: np.ndarray,
+    examples: Iterable[Place] = (),
+    marked: Sequence[str] = (),
+    writes: Sequence[str] = (),
+) -> Evidence:
+    own = []
+    for place in top(values, sample.counted, TOKENS):
+        number = sample.sentence[place]
+        own.append((sample.sentences[number].tokens, int(sample.position[place])))
+    return Evidence(sample, values, (*own, *examples), tuple(marked), tuple(writes))
+
+
+def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
+    """The places of the largest share of the values that count, of those above zero; largest first."""
+    wanted = max(FEWEST, math.ceil(share * counted.sum()))
+    masked = np.where(counted & (values > 0), values, -np.inf)
+    order = np.argsort(-masked, kind="stable")[:wanted]
+    return order[np.isfinite(masked[order])]
+
+
+def common(found: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
+    """The k of what was found that set it apart from the background, by the z-score of their log-odds (Monroe et al.
+    2008), and were found at least twice."""
+    counts = Counter(found)
+    n = sum(counts.values())
+
+    def z(item: Any) -> float:
+        here, there = counts[item], background[item]
+        odds = (here + 0.5) / (n - here + 0.5)
+        other = (there + 0.5) / (total - there + 0.5)
+        return math.log(odds / other) / math.sqrt(1 / (here + 0.5) + 1 / (there + 0.5))
+
+    able = [item for item, count in counts.items() if count > 1 and z(item) > 1.96]
+    return sorted(able, key=lambda item: (-z(item), str(item)))[:k]
+
+
+def keys_at(places: Iterable[Place], step: int, count: int = 1) -> list[tuple[str, ...]]:
+    """So many tokens from the one `step` behind each place on, in lower case."""
+    rows = ((pieces, place + step) for pieces, place in places)
+    return [tuple(map(key, pieces[at : at + count])) for pieces, at in rows if 0 <= at <= len(pieces) - count]
+
+
+def words_until(places: Iterable[Place]) -> list[str]:
+    """The words at each place or before it in the sentence, each once."""
+    return [w for pieces, place in places for w in {word for word, end in words(pieces) if end <= place}]

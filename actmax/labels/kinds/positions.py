@@ -1,0 +1,31 @@
+"""Where in the sentence it is, whatever is written there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actmax.labels.evidence import Evidence
+from actmax.labels.label import Label
+from actmax.labels.sample import Sample
+
+POSITIONS = {
+    "the second token": lambda sample: sample.position == 1,
+    "the third token": lambda sample: sample.position == 2,
+    "the second to fourth token": lambda sample: (sample.position >= 1) & (sample.position <= 3),
+    "the second to eighth token": lambda sample: (sample.position >= 1) & (sample.position <= 7),
+    "the last token": lambda sample: sample.left == 1,
+    "one of the last four tokens": lambda sample: (sample.left >= 1) & (sample.left <= 4),
+    "far from the beginning": lambda sample: sample.position >= 32,
+}
+
+
+def candidates(evidence: Evidence) -> list[Label]:
+    return [Label.of("position", "here", (name,)) for name in POSITIONS]
+
+
+def true(label: Label, sample: Sample) -> np.ndarray:
+    return POSITIONS[label.texts[0]](sample)
+
+
+def text(label: Label) -> str:
+    return label.texts[0]

@@ -1,0 +1,29 @@
+"""The sentence is of a topic."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actmax.labels.evidence import Evidence
+from actmax.labels.label import Label
+from actmax.labels.sample import Sample
+
+LIKE = 0.3
+"""The cosine with a topic from which on a sentence is of it."""
+
+
+def candidates(evidence: Evidence) -> list[Label]:
+    return [Label.of("topic", "sentence", words) for words in evidence.sample.topics]
+
+
+def degree(label: Label, sample: Sample) -> np.ndarray:
+    """(S,) how much a sentence is of the topic."""
+    return sample.topics[tuple(label.texts)]
+
+
+def true(label: Label, sample: Sample) -> np.ndarray:
+    return (degree(label, sample) >= LIKE)[sample.sentence]
+
+
+def text(label: Label) -> str:
+    return f"sentences about {', '.join(label.texts)}"

@@ -1,0 +1,41 @@
+"""One of a few words stands in the sentence: here or earlier, or (of a label by sentence) anywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actmax.labels.evidence import SENTENCES, Evidence, common, top, words_until
+from actmax.labels.label import Label, said
+from actmax.labels.sample import Sample
+
+SIZES = (1, 3, 5, 10)
+
+
+def candidates(evidence: Evidence) -> list[Label]:
+    sample = evidence.sample
+    background, total = sample.word_counts, sum(sample.word_counts.values())
+    furthest = top(sample.means(evidence.values), np.ones(len(sample.ids), dtype=bool), SENTENCES)
+    anywhere = [word for number in furthest for word in sample.sentence_words[number]]
+    best = {
+        "earlier": common(words_until(evidence.places), background, total, max(SIZES)),
+        "sentence": common(anywhere, background, total, max(SIZES)),
+    }
+    found = [
+        Label.of("words", where, words[:size]) for where, words in best.items() for size in SIZES if size <= len(words)
+    ]
+    if evidence.marked:
+        found.append(Label.of("words", "earlier", evidence.marked))
+    return found
+
+
+def true(label: Label, sample: Sample) -> np.ndarray:
+    here = sample.codes.chosen(sample.codes.words, label.texts)[sample.word]
+    if label.where == "earlier":
+        return sample.earlier(here)
+    return np.repeat(np.add.reduceat(here, sample.starts) > 0, sample.ends - sample.starts)
+
+
+def text(label: Label) -> str:
+    if label.where == "earlier":
+        return said(label)
+    return f"sentences with {', '.join(label.texts)}"

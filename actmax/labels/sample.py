@@ -1,0 +1,170 @@
+"""Sentences to make, choose and report labels on: seeded samples of three parts of an index's documents."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from actmax.scan import counted_length
+from concepts.models.model import Model
+from db.store import Store
+from icebear.errors import StoreError
+from icebear.records import Sentence
+
+PARTS = ("make", "choose", "report")
+SENTENCES = {"make": 300, "choose": 300, "report": 600}
+"""Of each part. A forward pass over them serves all neurons."""
+SHORTEST = 4
+"""Tokens that count in a sentence of the sample."""
+
+_WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
+
+
+def part_of(title: str) -> str:
+    """The part that a document belongs to, always."""
+    return PARTS[int.from_bytes(hashlib.blake2b(f"part {title}".encode(), digest_size=8).digest(), "big") % 3]
+
+
+@dataclass
+class Codes:
+    """Texts as small numbers: tokens in lower case with their space, and words. The parts of a sample share one."""
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    words: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def chosen(codes: dict[str, int], texts: Iterable[str]) -> np.ndarray:
+        """(C + 1,) bool: which codes are of these texts; the last, of -1, is of none."""
+        found = np.zeros(len(codes) + 1, dtype=bool)
+        found[[codes[text] for text in texts if text in codes]] = True
+        return found
+
+
+Row = tuple[Sentence, list[int], int]
+"""A sentence, the ids of its tokens, and how many of them count, with the first, which does not."""
+
+
+class Sample:
+    """Sentences as flat arrays over all their tokens (N,)."""
+
+    def __init__(self, rows: Sequence[Row], codes: Codes) -> None:
+        self.sentences, self.ids, self.codes = [row[0] for row in rows], [row[1] for row in rows], codes
+        counted, ids = [row[2] for row in rows], self.ids
+        lengths = np.array([len(row) for row in ids])
+        self.ends = lengths.cumsum()
+        self.starts = self.ends - lengths
+        self.sentence = np.repeat(np.arange(len(ids)), lengths)
+        """Which one, of each token."""
+        self.position = np.arange(len(self.sentence)) - self.starts[self.sentence]
+        self.left = np.repeat(counted, lengths) - self.position
+        """Tokens that count from this one on."""
+        self.counted = (self.position > 0) & (self.left > 0)
+        self.pieces = [piece for sentence in self.sentences for piece in sentence.tokens]
+        self.token = np.array([codes.tokens.setdefault(key(p), len(codes.tokens)) for p in self.pieces])
+        self.word = np.full(len(self.pieces), -1)
+        """The code of the word that ends with this token; -1 inside words and elsewhere."""
+        for start, sentence in zip(self.starts, self.sentences, strict=True):
+            for word, place in words(sentence.tokens):
+                self.word[start + place] = codes.words.setdefault(word, len(codes.words))
+
+        self.topics: dict[tuple[str, ...], np.ndarray] = {}
+        """A topic's words -> (S,) how much each sentence is of it."""
+        self.alike = np.zeros((0, 0))
+        """(S, S) how alike sentences are."""
+        self.true: dict[Any, np.ndarray] = {}
+        self.degree: dict[Any, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.sentence)
+
+    def beside(self, x: np.ndarray, steps: int) -> np.ndarray:
+        """Of each token what x (N,) says of the one `steps` behind it (before it, where negative); False where there
+        is none in its sentence."""
+        found = np.zeros_like(x)
+        places = np.arange(len(x)) + steps
+        inside = (places >= self.starts[self.sentence]) & (places < self.ends[self.sentence])
+        found[inside] = x[places[inside]]
+        return found
+
+    def earlier(self, x: np.ndarray) -> np.ndarray:
+        """(N,) bool: whether x (N,) holds at the token or before it in its sentence."""
+        seen = x.cumsum()
+        before = np.where(self.starts > 0, seen[self.starts - 1], 0)
+        return seen > before[self.sentence]
+
+    @cached_property
+    def sentence_words(self) -> list[set[str]]:
+        """The words of each sentence."""
+        names = list(self.codes.words)
+        rows = np.split(self.word, self.starts[1:])
+        return [{names[code] for code in row[row >= 0].tolist()} for row in rows]
+
+    @cached_property
+    def word_counts(self) -> Counter[str]:
+        """In how many sentences a word is."""
+        return Counter(word for row in self.sentence_words for word in row)
+
+    @cached_property
+    def sequences(self) -> dict[int, Counter[tuple[str, ...]]]:
+        """Length, 1 to 3 -> how often each sequence of so many tokens stands anywhere."""
+        tokens = list(map(key, self.pieces))
+        return {n: Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in (1, 2, 3)}
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        return np.bincount(self.sentence[self.counted], minlength=len(self.ids))
+
+    def means(self, x: np.ndarray) -> np.ndarray:
+        """(S,) the mean of x (N,) over the tokens of each sentence that count."""
+        chosen = self.counted
+        return np.bincount(self.sentence[chosen], x[chosen], len(self.ids)) / self._weights
+
+
+def key(piece: str) -> str:
+    """What makes two tokens the same: case does not."""
+    return piece.lower()
+
+
+def words(pieces: Sequence[str]) -> list[tuple[str, int]]:
+    """The words of a text in lower case, each with the token that it ends with."""
+    ends = np.cumsum([len(piece) for piece in pieces])
+    text = "".join(pieces)
+    return [(m[0].lower(), int(np.searchsorted(ends, m.end()))) for m in _WORD.finditer(text)]
+
+
+def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
+    """part -> its sample: sentences drawn by their ids, which are hashes, whatever neuron is asked for.
+
+    Raises `StoreError` for an index of so few documents that a part has not a quarter of its sentences.
+    """
+    limit, special = store.fact("max_tokens"), model.special_ids()
+    rows: dict[str, list[Row]] = {part: [] for part in SENTENCES}
+    for sentence in store.sentences_from(_start(seed)):
+        part = part_of(sentence.title)
+        if len(rows[part]) < SENTENCES[part]:
+            ids = model.token_ids(sentence.text, limit)
+            counted = counted_length(ids, special)
+            if counted > SHORTEST:
+                rows[part].append((sentence, ids, counted))
+        elif all(len(found) == SENTENCES[part] for part, found in rows.items()):
+            break
+    for part, found in rows.items():
+        if 4 * len(found) < SENTENCES[part]:
+            raise StoreError(
+                f"{store.path} is too small to score labels: it has {len(found)} sentences to {part} them by, of "
+                f"{SENTENCES[part]}; index more documents (--limit)."
+            )
+    codes = Codes()
+    return {part: Sample(rows[part], codes) for part in rows}
+
+
+def _start(seed: int) -> int:
+    """Where in the ring of 62-bit ids a sample begins."""
+    return int.from_bytes(hashlib.blake2b(f"sample {seed}".encode(), digest_size=8).digest(), "big") >> 2

@@ -1,0 +1,150 @@
+"""How well a label tells where a neuron fires, and the other way round (after FADE, Puri et al. 2025)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actmax.labels import kinds
+from actmax.labels.evidence import SENTENCES, TOKENS, top
+from actmax.labels.label import Label
+from actmax.labels.sample import Sample
+
+UNITS = ("token", "sentence")
+BARS = {"token": 0.85, "sentence": 0.70}
+"""Detection from which on a label may be called clear."""
+SMOOTHING = 2.0
+"""Tokens of the mean that a table of tokens begins with."""
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The chance that one of the positive has the larger score (a tie counts one half); NaN without both."""
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    hits = np.bincount(place, positive, len(count))
+    rest = count - hits
+    below = rest.cumsum() - rest
+    total = hits.sum() * rest.sum()
+    return float((hits * (below + rest / 2)).sum() / total) if total else math.nan
+
+
+def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The mean precision at each of the positive, the largest score first (ties in order of place)."""
+    hits = positive[np.argsort(-scores, kind="stable")].astype(bool)
+    ranks = np.flatnonzero(hits) + 1
+    return float((np.arange(1, len(ranks) + 1) / ranks).mean()) if len(ranks) else math.nan
+
+
+@dataclass(frozen=True)
+class Fires:
+    """Where a neuron at a polarity is furthest in a sample: the top of its tokens, and of its sentences by mean."""
+
+    sample: Sample
+    values: np.ndarray
+    """(N,), of polarity ``-`` negated."""
+    tokens: np.ndarray
+    """(C,) bool, of the tokens that count."""
+    means: np.ndarray
+    """(S,)"""
+    sentences: np.ndarray
+    """(S,) bool"""
+
+
+def fires(sample: Sample, values: np.ndarray) -> Fires | None:
+    """None where too few tokens, or sentences, have a value above zero."""
+    means = sample.means(values)
+    tokens, sentences = np.zeros(len(sample), dtype=bool), np.zeros(len(means), dtype=bool)
+    tokens[top(values, sample.counted, TOKENS)] = True
+    # A sentence's mean may be below zero wherever the neuron fires; what counts is which are furthest.
+    sentences[np.argsort(-means, kind="stable")[: math.ceil(SENTENCES * len(means))]] = True
+    if tokens.sum() < 8:
+        return None
+    return Fires(sample, values, tokens[sample.counted], means, sentences)
+
+
+def detection(label: Label, fired: Fires) -> dict[str, float]:
+    """unit -> AUROC of the label for what drives the neuron furthest."""
+    true = kinds.true(label, fired.sample)
+    inside, all_ = true[fired.sample.counted], fired.sample.counted.sum()
+    hits, positive = inside[fired.tokens].sum(), fired.tokens.sum()
+    return {
+        # Of two values: half of what it finds and half of what it leaves out.
+        "token": float(0.5 + hits / positive / 2 - (inside.sum() - hits) / (all_ - positive) / 2),
+        "sentence": auroc(kinds.degree(label, fired.sample), fired.sentences),
+    }
+
+
+def margin(unit: str, score: float) -> float:
+    """Of the way from chance to the bar of its unit."""
+    return (score - 0.5) / (BARS[unit] - 0.5)
+
+
+def responsiveness(label: Label, fired: Fires, unit: str) -> dict[str, float | None]:
+    """Of the texts where the label is true: AUROC of the activation for them, its average precision (FADE's purity),
+    and their share."""
+    true = kinds.true(label, fired.sample)
+    if unit == "token":
+        values, positive = fired.values[fired.sample.counted], true[fired.sample.counted]
+    else:
+        values, positive = fired.means, fired.sample.means(true) > 0
+    able = 0 < positive.sum() < len(positive)
+    return {
+        "responsiveness": auroc(values, positive) if able else None,
+        "purity": average_precision(values, positive) if able else None,
+        "share": float(positive.mean()),
+    }
+
+
+def table(learnt: Sequence[tuple[Sample, np.ndarray]], fired: Fires) -> float:
+    """Detection by token of the neuron's mean activation at each token, learnt on other samples: the bar to pass."""
+    tokens, values = (
+        np.concatenate([x[sample.counted] for sample, x in rows])
+        for rows in (
+            [(sample, sample.token) for sample, _ in learnt],
+            list(learnt),
+        )
+    )
+    size = len(fired.sample.codes.tokens)
+    mean = values.mean()
+    known = (np.bincount(tokens, values, size) + SMOOTHING * mean) / (np.bincount(tokens, minlength=size) + SMOOTHING)
+    return auroc(known[fired.sample.token[fired.sample.counted]], fired.tokens)
+
+
+def hard(label: Label, fired: Fires, unit: str) -> float:
+    """Detection against the sentences most like those that drive the neuron, which do not."""
+    sample = fired.sample
+    driven = np.zeros(len(fired.means), dtype=bool)
+    driven[sample.sentence[sample.counted][fired.tokens]] = True
+    driving = driven if unit == "token" else fired.sentences
+    idle = ~driven & (fired.means < np.median(fired.means)) & ~fired.sentences
+    if not idle.any() or not driving.any():
+        return math.nan
+    order = np.argsort(-sample.alike[driving][:, idle], axis=1, kind="stable")[:, :NEAREST]
+    likest = np.unique(np.flatnonzero(idle)[order])
+    if unit == "token":
+        true = kinds.true(label, sample)[sample.counted]
+        among = fired.tokens | np.isin(sample.sentence[sample.counted], likest)
+        return auroc(true[among], fired.tokens[among])
+    among = np.union1d(np.flatnonzero(driving), likest)
+    return auroc(kinds.degree(label, sample)[among], driving[among])
+
+
+NEAREST = 3
+"""Sentences taken for each that drives the neuron."""
+
+
+def p_value(score: float, null: Sequence[float]) -> float:
+    """The share of what chance gives that is as good (Phipson & Smyth 2010: never zero)."""
+    return (1 + sum(other >= score for other in null)) / (1 + len(null))
+
+
+def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:
+    """Which of many hold when at most this rate of them may be false (Benjamini & Hochberg 1995)."""
+    values = np.array(p, dtype=float)
+    order = values.argsort()
+    under = np.flatnonzero(values[order] <= rate * np.arange(1, len(values) + 1) / max(len(values), 1))
+    found = np.zeros(len(values), dtype=bool)
+    found[order[: under[-1] + 1 if len(under) else 0]] = True
+    return found.tolist()
