@@ -63,7 +63,7 @@ class Words:
 
 
 def planted() -> Model:
-    """One neuron fires on a word, one a little on each word of a topic, one at a position; the others at random."""
+    """One neuron fires on a word, one on how much of a topic stands before, one at a position; the others at random."""
     config = GPT2Config(
         vocab_size=len(WORDS),
         n_embd=32,
@@ -77,18 +77,23 @@ def planted() -> Model:
     made = random_model(config, dtype=torch.float32)
     with torch.no_grad():
         block = made.net.transformer.h[0]
-        block.attn.c_proj.weight.zero_()
-        block.attn.c_proj.bias.zero_()
+        for part in (block.attn.c_attn, block.attn.c_proj):
+            part.weight.zero_()
+            part.bias.zero_()
+        block.attn.c_attn.weight[6, 64] = 1  # attention is the mean over what stands before, of one feature
+        block.attn.c_proj.weight[0, 8] = 8
+        block.ln_1.weight.fill_(1)
+        block.ln_1.bias.zero_()
         block.ln_2.weight.fill_(1)
         block.ln_2.bias.zero_()
         tokens, positions = made.net.transformer.wte.weight, made.net.transformer.wpe.weight
         positions.zero_()
-        tokens[:, 5:8] = 0
+        tokens[:, 5:9] = 0
         tokens[CODES["zebra"], 5] = 20
         for word in TOPICS["song"]:
             tokens[CODES[word], 6] = 4
         positions[2, 7] = 20
-        for neuron, feature in ((WORD, 5), (TOPIC, 6), (POSITION, 7)):
+        for neuron, feature in ((WORD, 5), (TOPIC, 8), (POSITION, 7)):
             block.mlp.c_fc.weight[:, neuron.index] = 0
             block.mlp.c_fc.weight[feature, neuron.index] = 1
             block.mlp.c_fc.bias[neuron.index] = 0
@@ -96,10 +101,10 @@ def planted() -> Model:
 
 
 def texts(count: int) -> list[str]:
-    """Documents of a sentence, half of whose words are of its topic."""
+    """Documents of a sentence, half of whose words are of its topic, of 15 one about songs."""
     draw, found = random.Random(1), []
     for _ in range(count):
-        topic = TOPICS[draw.choice(list(TOPICS))]
+        topic = TOPICS[draw.choices(list(TOPICS), (1, 7, 7))[0]]
         row = [draw.choice(topic if draw.random() < 0.5 else COMMON) for _ in range(draw.randint(6, 14))]
         found.append(" ".join(row) + ".")
     return found
@@ -112,7 +117,7 @@ SENTENCES = {"make": 150, "choose": 150, "report": 300}
 def _small(monkeypatch):
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
     monkeypatch.setattr(auto, "CONTROLS", 50)
-    monkeypatch.setattr(topics, "COUNT", 3)
+    monkeypatch.setattr(topics, "COUNT", 6)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +142,7 @@ def test_planted_neurons_get_the_right_label(indexed):
         assert (position.kind, position.text, position.clear) == ("position", "the third token", True)
         assert min(word.score, position.score) > 0.95  # a tenth of all tokens are third ones
         assert topic.kind in ("topic", "words")
-        assert (topic.by, topic.clear) == ("sentence", True)
+        assert topic.clear
         assert topic.score > 0.9
         assert set(re.findall(r"\w+", topic.text)) & set(WORDS[2:]) <= set(TOPICS["song"]) | {"about", "with"}
         assert clearest(store.meanings().values())[0].neuron in (WORD, POSITION)
@@ -206,7 +211,7 @@ def _copy(path, to):
 
 
 def _label_alone(path, neurons, started):
-    sample.SENTENCES, auto.CONTROLS, auto.GROUP, topics.COUNT = SENTENCES, 50, 4, 3
+    sample.SENTENCES, auto.CONTROLS, auto.GROUP, topics.COUNT = SENTENCES, 50, 4, 6
     started.set()
     with open_store(path) as store:
         label_neurons(planted(), store, neurons)
