@@ -169,12 +169,12 @@ def score_label(
 
 
 def choose(labels: Sequence[Label], fired: dict[str, Fires]) -> Chosen:
-    """The label that does best on the part to choose on: by token if it passes that bar, else by sentence if it
-    passes that, else by what it comes nearest to."""
+    """The label that does best on the part to choose on: the best one by token or the best one by sentence, whichever
+    has the higher score of those that pass their bar, or comes nearest to it."""
     found = best_of(labels, fired["choose"]) or best_of(labels, fired["choose"], responding=False)
     passing = [by for by in scores.UNITS if by in found and found[by].worth >= 1]
-    by = passing[0] if passing else max(found, key=lambda unit: found[unit].worth)
-    return judged(found[by].label, by, fired)
+    able = {by: judged(found[by].label, by, fired) for by in passing or found}
+    return max(able.values(), key=lambda one: one.chosen if passing else scores.margin(one.by, one.chosen))
 
 
 @dataclass(frozen=True)
