@@ -23,13 +23,14 @@ from actmax.labels.auto import (
     both_signs,
     by_chance,
     choose,
+    clears,
     fired_in,
+    judged,
     label_neurons,
     other_label,
     own_evidence,
     prepared,
     score_label,
-    scored,
 )
 from actmax.labels.evidence import evidence
 from actmax.labels.label import Label
@@ -167,13 +168,12 @@ def test_chance_is_seldom_called_clear(indexed):
                 pair, fired = (neuron, polarity), fired_in(parts, values)
                 null = by_chance(store, parts, pair, values, (), 1)
                 if null is not None:
-                    clear["shifted"] += scored(parts, pair, null, fired, values, known).clear
+                    clear["shifted"] += clears(choose(*null), known)
                 made_of = own_evidence(store, parts["make"], pair, values["make"], ())
                 own = choose(kinds.candidates(made_of), fired)
                 other = other_label(known["labels"], parts, pair, own)
                 if other is not None:
-                    judged = auto.judged(other, own.by, fired)
-                    clear["other"] += scored(parts, pair, judged, fired, values, known).clear
+                    clear["other"] += clears(judged(other, own.by, fired), known)
         assert max(clear.values()) <= 8
 
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from actmax.labels.reading import read
 from actmax.labels.sample import PARTS, Sample, part_of, samples, words
 from actmax.labels.scores import Fires
 from actmax.labels.topics import topics
+from actmax.labels.writes import Row, tested
 from concepts.models.model import Model
 from db.store import Store
 from icebear.errors import InputError, StoreError
@@ -87,7 +88,21 @@ def label_neurons(
             for polarity, values in both_signs(read_of, row):
                 found.append(_meaning(store, parts, (neuron, polarity), values, promoted[polarity], known))
             advance(1)
-        store.set_meanings(found)
+        store.set_meanings(_with_writes(model, found, {neuron: writes(store, neuron) for neuron in group}))
+
+
+def _with_writes(
+    model: Model, found: Sequence[Meaning], promoted: dict[Neuron, dict[str, tuple[str, ...]]]
+) -> list[Meaning]:
+    """The neurons whose labels hold are driven, to see whether they write what they read."""
+    clear = [meaning for meaning in found if meaning.clear]
+    rows: list[Row] = []
+    for meaning in clear:
+        label = Label.from_dict(meaning.record["label"])
+        rows.append((meaning.neuron, meaning.polarity, {"label": label}, promoted[meaning.neuron][meaning.polarity]))
+    able = model.generates and model.task.stacks == 1
+    tested_of = dict(zip(map(id, clear), tested(model, rows) if able else [None] * len(rows), strict=True))
+    return [replace(m, record={**m.record, "writes": tested_of[id(m)]}) if id(m) in tested_of else m for m in found]
 
 
 def _counting(total: int, on_progress: Callable[[int, int], None]) -> Callable[[int], None]:
@@ -261,8 +276,8 @@ def shifted(sample: Sample, values: np.ndarray, generator: np.random.Generator) 
 
 def by_chance(
     store: Store, parts: dict[str, Sample], pair: Pair, values: Values, promoted: Sequence[str], seed: int
-) -> Chosen | None:
-    """The label that the same choice makes of shifted activations."""
+) -> tuple[list[Label], dict[str, Fires]] | None:
+    """Shifted activations, and the candidates that are made of them."""
     name = f"{pair[0]} {pair[1]} {seed}"
     generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
     moved = {part: shifted(sample, values[part], generator) for part, sample in parts.items()}
@@ -273,7 +288,7 @@ def by_chance(
     # As many examples as its own, anywhere.
     rows = generator.choice(np.flatnonzero(sample.counted), len(examples_of(store, pair)))
     places: list[Place] = [(sample.sentences[sample.sentence[row]].tokens, int(sample.position[row])) for row in rows]
-    return choose(kinds.candidates(evidence(sample, moved["make"], places, (), promoted)), fired)
+    return kinds.candidates(evidence(sample, moved["make"], places, (), promoted)), fired
 
 
 def _controls(
@@ -297,7 +312,7 @@ def _controls(
                 labels.append((pair, choose(kinds.candidates(made_of), fired)))
                 fired_of[pair] = fired
             null = by_chance(store, parts, pair, values, promoted[polarity], seed)
-            shifts += [] if null is None else [null.margin]
+            shifts += [] if null is None else [choose(*null).margin]
     kept = [{"neuron": str(pair[0]), "polarity": pair[1], **_kept(parts, chosen)} for pair, chosen in labels]
     others = []
     for pair, chosen in labels:
@@ -369,7 +384,7 @@ def scored(
         **chosen.to_dict(),
         **scores.responsiveness(label, own, by),
         "hard": _number(scores.hard(label, own, by)),
-        "table": scores.table([(parts[part], values[part]) for part in ("make", "choose")], own),
+        "table": scores.table([(parts[part], values[part]) for part in ("make", "choose")], own)["token"],
         "detection": scores.detection(label, own),
         "other": None if other is None else judged(other, by, fired).reported,
         "bars": {

@@ -97,8 +97,8 @@ def responsiveness(label: Label, fired: Fires, unit: str) -> dict[str, float | N
     }
 
 
-def table(learnt: Sequence[tuple[Sample, np.ndarray]], fired: Fires) -> float:
-    """Detection by token of the neuron's mean activation at each token, learnt on other samples: the bar to pass."""
+def table(learnt: Sequence[tuple[Sample, np.ndarray]], fired: Fires) -> dict[str, float]:
+    """unit -> detection by the neuron's mean activation at each token, learnt on other samples: the bar to pass."""
     tokens, values = (
         np.concatenate([x[sample.counted] for sample, x in rows])
         for rows in (
@@ -109,7 +109,11 @@ def table(learnt: Sequence[tuple[Sample, np.ndarray]], fired: Fires) -> float:
     size = len(fired.sample.codes.tokens)
     mean = values.mean()
     known = (np.bincount(tokens, values, size) + SMOOTHING * mean) / (np.bincount(tokens, minlength=size) + SMOOTHING)
-    return auroc(known[fired.sample.token[fired.sample.counted]], fired.tokens)
+    told = known[fired.sample.token]
+    return {
+        "token": auroc(told[fired.sample.counted], fired.tokens),
+        "sentence": auroc(fired.sample.means(told), fired.sentences),
+    }
 
 
 def hard(label: Label, fired: Fires, unit: str) -> float:
