@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from concepts.models.model import Model
     from db.store import Store
+    from icebear.records import Meaning, Neuron
 
 
 class File(click.Path):
@@ -64,6 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
     "--file": {"type": FILE, "help": "Many prompts instead of a PROMPT: a file, a JSON object a line."},
+    "--prompt": {"help": "Instead of NEURONS those that matter most to what follows this prompt."},
     # what is kept and shown
     "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
     "--top": {"default": 20, "type": AT_LEAST_1, "help": "How many rows to show or take, from the top."},
@@ -184,6 +186,19 @@ def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
                 raise
             click.echo(f"Without a store: {error}", err=True)
         yield found
+
+
+def known_of(path: str, model: Model, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
+    """The automatic labels that hold, of neurons at polarities, where there is a store that has them."""
+    wanted = dict.fromkeys(pairs)
+    with store_if_any(path, model) as store:
+        found = store.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
+    return [found[pair] for pair in wanted if pair in found and found[pair].clear]
+
+
+def told_of(known: Sequence[Meaning]) -> dict[str, Any]:
+    """For JSON."""
+    return {"meanings": [meaning.to_dict() for meaning in known]} if known else {}
 
 
 def stdout() -> Console:

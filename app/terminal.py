@@ -481,7 +481,10 @@ def _held_out(name: str, examples: Sequence[Example]) -> Table:
     return table
 
 
-def meanings(found: Sequence[Meaning], title: str) -> Table:
+KNOWN = "What they mean: labels that hold, with their AUROC (icebear neuron has what it was measured on)"
+
+
+def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
     """Labels with their scores."""
     table = _grid(
         *((name, "left") for name in ("neuron", "sign", "label", "by")),

@@ -50,15 +50,19 @@ class MeaningsFile(ScanFile):
                 "INSERT OR REPLACE INTO meanings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
-    def meanings(self, neurons: Iterable[Neuron] | None = None) -> dict[tuple[Neuron, str], Meaning]:
-        """(neuron, polarity) -> its automatic label, of all or of these neurons that have one."""
-        query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, clear, record FROM meanings"
-        if neurons is None:
-            rows = self.database.execute(f"{query} ORDER BY layer, site, idx, polarity").fetchall()
-        else:
-            one = f"{query} WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
-            rows = [row for n in neurons for row in self.database.execute(one, (n.layer, n.site, n.index))]
+    def meanings(self, neurons: Iterable[Neuron]) -> dict[tuple[Neuron, str], Meaning]:
+        """(neuron, polarity) -> its automatic label, of those that have one."""
+        query = (
+            "SELECT layer, site, idx, polarity, kind, text, by, score, p, clear, record FROM meanings "
+            "WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
+        )
+        rows = (row for n in neurons for row in self.database.execute(query, (n.layer, n.site, n.index)))
         return {(found.neuron, found.polarity): found for found in map(_meaning, rows)}
+
+    def labelled(self) -> list[Meaning]:
+        """All automatic labels, without their records."""
+        query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, clear, '{}' FROM meanings"
+        return list(map(_meaning, self.database.execute(query)))
 
     def named(self, neuron: Neuron, polarity: str) -> str | None:
         """What somebody called the neuron, or its automatic label where that holds, with its score."""

@@ -18,7 +18,7 @@ ALLOWED = {
     "icebear": set(),
     "db": {"icebear"},
     "concepts": {"db", "icebear"},
-    "actmax": {"concepts", "db", "icebear"},
+    "actmax": {"steering", "concepts", "db", "icebear"},
     "steering": {"concepts", "db", "icebear"},
     "app": {"actmax", "steering", "concepts", "db", "icebear"},
 }

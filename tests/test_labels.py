@@ -146,7 +146,7 @@ def test_planted_neurons_get_the_right_label(indexed):
         assert topic.clear
         assert topic.score > 0.9
         assert set(re.findall(r"\w+", topic.text)) & set(WORDS[2:]) <= set(TOPICS["song"]) | {"about", "with"}
-        assert clearest(store.meanings().values())[0].neuron in (WORD, POSITION)
+        assert clearest(store.labelled())[0].neuron in (WORD, POSITION)
         card = describe(store, WORD, model)
         assert [e.token_text for e in card.held_out["+"]["found"]] == [" zebra"] * 4
         assert all(part_of(e.sentence.title) == "report" for e in card.held_out["+"]["found"])
@@ -189,16 +189,16 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
     process = started_alone(_label_alone, tmp_path / "killed.db", neurons)
     deadline = time.monotonic() + 60
     with open_store(tmp_path / "killed.db") as store:
-        while time.monotonic() < deadline and not 0 < len(store.meanings()) < 24:
+        while time.monotonic() < deadline and not 0 < len(store.labelled()) < 24:
             time.sleep(0.01)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        assert 0 < len(store.meanings()) < 24
+        assert 0 < len(store.labelled()) < 24
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
             label_neurons(model, store, neurons)
-            found.append(store.meanings())
+            found.append(store.meanings(neurons))
             label_neurons(model, store, neurons)  # nothing is left to do
     assert len(found[0]) == 24
     assert found[0] == found[1]

@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import CHAT, FILE, MODEL, conversation, likewise, load, options, print_json, stdout, taken, write_page
+from app.options import (
+    CHAT,
+    FILE,
+    MODEL,
+    conversation,
+    known_of,
+    likewise,
+    load,
+    options,
+    print_json,
+    stdout,
+    taken,
+    told_of,
+    write_page,
+)
 from app.progress import bar
 from icebear.extras import need
 
@@ -25,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--heads", is_flag=True, help="Attention heads are nodes too.")
 @options("--ablate", "--html", "--png")
 @click.option("--neuronpedia", type=FILE, help="Write the graph's file for Neuronpedia and circuit-tracer.")
-@options("--json", *MODEL)
+@options("--store", "--json", *MODEL)
 def circuit(
     prompt: str | None,
     file: str | None,
@@ -36,6 +50,7 @@ def circuit(
     html: str | None,
     png: str | None,
     neuronpedia: str | None,
+    store_path: str,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -48,7 +63,7 @@ def circuit(
     Example:
       icebear circuit "The ice bear lives in the" --contrast " desert" --versus "The wild camel lives in the" --nodes 20
     """
-    from app.terminal import circuit_tables
+    from app.terminal import circuit_tables, meanings
 
     asked = taken(given, ("--target", "--contrast", "--versus", "--span", "--max-new-tokens"))
     asked["prompt"] = conversation(prompt, given)
@@ -62,6 +77,8 @@ def circuit(
         how = {"nodes": nodes, "faithfulness": faithfulness, "heads": heads, "on_progress": move}
         graph = _of_file(model, file, asked, how) if file else _of_prompt(model, asked, how)
     checked = _checked(graph) if ablate else {}
+    fires = [(node.neuron, "-" if node.activation < (node.versus or 0) else "+") for node in graph.nodes]
+    known = known_of(store_path, model, fires)
     for path, content in (
         (html, graph.to_html),
         (png, graph.to_png),
@@ -70,9 +87,9 @@ def circuit(
         if path:
             write_page(path, content())
     if as_json:
-        print_json({**graph.to_dict(), **checked})
+        print_json({**graph.to_dict(), **told_of(known), **checked})
     else:
-        stdout().print(circuit_tables(graph, **checked))
+        stdout().print(circuit_tables(graph, **checked), *([meanings(known)] if known else []))
 
 
 def _of_prompt(model: Model, asked: dict[str, Any], how: dict[str, Any]) -> Graph:

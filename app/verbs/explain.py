@@ -11,6 +11,7 @@ from app.options import (
     EXPLAIN,
     MODEL,
     conversation,
+    known_of,
     likewise,
     load,
     method_named,
@@ -18,6 +19,7 @@ from app.options import (
     print_json,
     stdout,
     taken,
+    told_of,
     write_page,
 )
 from app.progress import bar
@@ -141,7 +143,7 @@ def answered(model: Model, prompt: Any, span: str, count: int) -> dict[str, Any]
 @click.option("--position", help="last, all, or a token's position.", show_default="last; with --versus all")
 @click.option("--include-sinks", is_flag=True, help="With --position all: rank sink positions too.")
 @click.option("--include-template", is_flag=True, help="The same of what a chat's template wrote.")
-@options("--ablate", "--top", "--json", *MODEL)
+@options("--ablate", "--top", "--store", "--json", *MODEL)
 def rank(
     prompt: str | None,
     image: str | None,
@@ -153,6 +155,7 @@ def rank(
     include_template: bool,
     ablate: bool,
     top: int,
+    store_path: str,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -161,6 +164,8 @@ def rank(
     With --versus those that made the difference to another prompt. --ablate then exchanges all others (of one site) for
     what they are there, and says how much of the difference is left.
 
+    Where there is a store with labels that hold, they are told.
+
     With --file by their mean over many prompts, with a bootstrap over them; an object has a prompt and, if wanted, a
     target, a contrast and a versus, which otherwise are those of the options.
 
@@ -168,7 +173,7 @@ def rank(
     Example:
       icebear rank "The ice bear lives in the" --versus "The wild camel lives in the" --site ffn --top 5 --ablate
     """
-    from app.terminal import carried, explanation, ranking
+    from app.terminal import carried, explanation, meanings, ranking
     from concepts.relevance import ranked_dict
     from concepts.versus.ablation import ablation
 
@@ -191,6 +196,7 @@ def rank(
     where = _position(position)
     found = relevance.top(top, site, polarity, where, include_sinks, include_template=include_template)
     words = _words(model, [row.neuron for row in found])
+    known = known_of(store_path, model, [(row.neuron, row.polarity) for row in found])
     ablated = [ablation(model, relevance, k, str(site)) for k in sorted({top, *SIZES})] if ablate else []
     if as_json:
         rows = [
@@ -198,7 +204,7 @@ def rank(
             for row in found
         ]
         carry = {"ablation": [vars(row) for row in ablated]} if ablate else {}
-        print_json({**relevance.to_dict(0), "position": position, "ranking": rows, **carry})
+        print_json({**relevance.to_dict(0), "position": position, "ranking": rows, **told_of(known), **carry})
         return
     console = stdout()
     console.print(explanation(relevance))
@@ -206,6 +212,8 @@ def rank(
     apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
     apart += ", the template apart" if position == "all" and relevance.turns and not include_template else ""
     console.print(ranking(found, relevance, words, f"Most relevant neurons {title}{apart}"))
+    if known:
+        console.print(meanings(known))
     if not relevance.versus:
         console.print(relevance.meaning(), style="dim", markup=False)
     if ablated:

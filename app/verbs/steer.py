@@ -12,12 +12,14 @@ from app.options import (
     FILE,
     MODEL,
     conversation,
+    known_of,
     likewise,
     load,
     options,
     print_json,
     stdout,
     store_if_any,
+    told_of,
 )
 from app.progress import bar
 
@@ -113,7 +115,7 @@ def flip(
       icebear flip "The ice bear lives in the" --to " desert" --like "The camel lives in the"
     """
     from actmax.corpus import held_out
-    from app.terminal import recipe_table
+    from app.terminal import meanings, recipe_table
     from icebear.errors import DownloadError, InputError
     from steering.flipping import flip as run
     from steering.price import NEUTRAL, price, token_rows
@@ -134,14 +136,15 @@ def flip(
     with store_if_any(store_path, model) as store, bar("flip", max_neurons) as advance:
         source = None if like is None else likewise(asked, like)
         found = run(model, asked, to, source, max_neurons, gone, top_k or 5, store, advance, beyond)
+    known = known_of(store_path, model, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in found])
     cost = price(model, found, texts, held, budget=budget)
     found = found.noting(price=cost.to_dict())
     if not found:
         click.echo("It is so already: there is nothing to edit.", err=True)
     if as_json:
-        print_json(found.to_dict())
+        print_json({**found.to_dict(), **told_of(known)})
     else:
-        stdout().print(recipe_table(found))
+        stdout().print(recipe_table(found), *([meanings(known)] if known else []))
     if save:  # last, so that a path that cannot be written loses nothing
         found.save(save)
         click.echo(f"Wrote {save}", err=True)

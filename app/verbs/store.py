@@ -142,10 +142,10 @@ def _clearest(store_path: str, top: int, as_json: bool) -> None:
     from db.store import open_store
 
     with open_store(store_path) as store:
-        tried, made_with = store.meanings(), store.made_with()
+        tried, made_with = store.labelled(), store.made_with()
     if not tried:
         raise StoreError(f"{store_path} has no automatic labels yet; make them with icebear label --auto.")
-    found = clearest(tried.values())
+    found = clearest(tried)
     if as_json:
         print_json({**made_with, "tried": len(tried), "clear": [meaning.to_dict() for meaning in found[:top]]})
     else:
@@ -177,8 +177,7 @@ def search(text: str, top: int, store_path: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("neurons", nargs=-1)
-@click.option("--prompt", help="The neurons that matter most to what follows this prompt.")
-@options("--top", "--k", "--store", "--json", *MODEL)
+@options("--prompt", "--top", "--k", "--store", "--json", *MODEL)
 def annotate(
     neurons: tuple[str, ...], prompt: str | None, top: int, k: int, store_path: str, as_json: bool, **given: Any
 ) -> None:
@@ -215,7 +214,7 @@ def annotate(
 @click.argument("words", nargs=-1, metavar="NEURON TEXT | [NEURON ...]")
 @click.option("--auto", "automatic", is_flag=True, help="Find labels of NEURONS, and score them.")
 @click.option("--score", "scoring", is_flag=True, help="Score TEXT as what the neuron means.")
-@click.option("--prompt", help="With --auto: the neurons that matter most to what follows this prompt.")
+@options("--prompt")
 @click.option("--all", "everything", is_flag=True, help="With --auto: all neurons of the store; hours.")
 @options("--top", "--store", "--json", *MODEL)
 def label(

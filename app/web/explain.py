@@ -13,6 +13,7 @@ from app.web import charts
 from app.web.state import (
     downloads,
     forget_other,
+    known,
     model,
     model_name,
     neuron_table,
@@ -165,6 +166,7 @@ def _neurons(relevance: Relevance) -> None:
             **({"there": [row.versus for row in ranked]} if relevance.versus and not heads else {}),
             "token": [relevance.token_strings[row.position] for row in ranked],
             "promotes here": ["" if heads else words[row.neuron].words(row.polarity) for row in ranked],
+            **known([(row.neuron, row.polarity) for row in ranked]),
         }
     )
     number = st.column_config.NumberColumn(format="%+.3f")

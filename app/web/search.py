@@ -7,7 +7,7 @@ import streamlit as st
 
 from actmax.page import RELMAX
 from app.web.header import no_store_yet
-from app.web.state import a_neuron, downloads, neuron_table, plain, store, store_path, typed
+from app.web.state import a_neuron, downloads, known, neuron_table, plain, store, store_path, typed
 from db.search import NEAR
 from icebear.records import Hit, Neuron
 
@@ -48,6 +48,7 @@ def _show(hits: list[Hit]) -> None:
             "sign": [hit.polarity for hit in hits],
             "score": [hit.score for hit in hits],
             "why": ["; ".join(hit.why) for hit in hits],
+            **known([(hit.neuron, hit.polarity) for hit in hits]),
         }
     )
     st.caption("Click a row for the neuron's card.")

@@ -9,16 +9,20 @@ import pandas
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from actmax.labels.lists import clearest
 from app.demo import OTHER, PROMPT
 from app.web.explain import USUAL, explained
 from app.web.state import (
     forget_other,
     go,
+    has_store,
+    known,
     model,
     model_name,
     neuron_table,
     other_prompt,
     plain,
+    store,
     to_steer,
     token_label,
     typed,
@@ -68,6 +72,7 @@ def show() -> None:
         buttons[2].button(f"Switch {strongest} off", key="try_steer", on_click=to_steer, args=(strongest,))
         with neurons:
             neurons_of(relevance, ranked)
+            _clearest()
 
 
 def _things() -> list[DeltaGenerator]:
@@ -105,6 +110,7 @@ def neurons_of(relevance: Relevance, ranked: list[Ranked]) -> None:
             "token": [relevance.token_strings[row.position] for row in ranked],
             "relevance": [row.relevance for row in ranked],
             "promotes here": [words[row.neuron].words(row.polarity) for row in ranked],
+            **known([(row.neuron, row.polarity) for row in ranked]),
         }
     )
     st.caption("Click a row for the neuron's card.")
@@ -114,6 +120,31 @@ def neurons_of(relevance: Relevance, ranked: list[Ranked]) -> None:
         lambda row: (ranked[row].neuron, ranked[row].polarity),
         column_config={"relevance": st.column_config.NumberColumn(format="%+.3f")},
     )
+
+
+def _clearest() -> None:
+    """The neurons of the store whose labels hold."""
+    if not has_store():
+        return
+    with store() as opened:
+        found = clearest(opened.labelled())
+    if not found:
+        return
+    st.markdown("#### The neurons that mean something clear")
+    table = pandas.DataFrame(
+        {
+            "neuron": [str(meaning.neuron) for meaning in found],
+            "sign": [meaning.polarity for meaning in found],
+            "layer": [meaning.neuron.layer for meaning in found],
+            "label": [meaning.text for meaning in found],
+            "score": [meaning.score for meaning in found],
+            "by": [meaning.by for meaning in found],
+        }
+    )
+    st.caption("On documents that the labels were not made from; tick a row for the card, click a head to sort by it.")
+    score = {"score": st.column_config.NumberColumn("AUROC", format="%.2f")}
+    opens = [(meaning.neuron, meaning.polarity) for meaning in found]
+    neuron_table(table, "clearest", opens.__getitem__, sorts=True, height=280, column_config=score)
 
 
 def _here() -> None:

@@ -96,6 +96,15 @@ def vocabularies(neurons: list[Neuron], k: int) -> dict[Neuron, Projection]:
         return {found.neuron: found for found in project_many(model(), neurons, k)}
 
 
+def known(pairs: list[tuple[Neuron, str]]) -> dict[str, list[str]]:
+    """A column for a table of neurons at polarities: their labels that hold, with scores; none where none are known."""
+    if not has_store():
+        return {}
+    with store() as opened:
+        names = [opened.named(*pair) or "" for pair in pairs]
+    return {"means": names} if any(names) else {}
+
+
 def named_store() -> Path:
     return Path(os.environ.get("ICEBEAR_APP_STORE", "icebear.db"))
 
