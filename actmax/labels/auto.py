@@ -28,6 +28,8 @@ GROUP = 4096
 """Neurons whose activations are held at once, some 140 kB each."""
 CONTROLS = 100
 """Neurons drawn by chance whose labels, and whose labels by chance, are what others are compared with."""
+DRAWS = 5
+"""Times that each of them at each polarity is shifted, and other labels that it is given."""
 SHORTER = 0.01
 """What an item of a label has to add, of the way from chance to the bar."""
 PROMOTED = 5
@@ -275,7 +277,7 @@ def shifted(sample: Sample, values: np.ndarray, generator: np.random.Generator) 
 
 
 def by_chance(
-    store: Store, parts: dict[str, Sample], pair: Pair, values: Values, promoted: Sequence[str], seed: int
+    store: Store, parts: dict[str, Sample], pair: Pair, values: Values, promoted: Sequence[str], seed: str
 ) -> tuple[list[Label], dict[str, Fires]] | None:
     """Shifted activations, and the candidates that are made of them."""
     name = f"{pair[0]} {pair[1]} {seed}"
@@ -311,13 +313,13 @@ def _controls(
                 made_of = own_evidence(store, parts["make"], pair, values["make"], promoted[polarity])
                 labels.append((pair, choose(kinds.candidates(made_of), fired)))
                 fired_of[pair] = fired
-            null = by_chance(store, parts, pair, values, promoted[polarity], seed)
-            shifts += [] if null is None else [choose(*null).margin]
+            nulls = (by_chance(store, parts, pair, values, promoted[polarity], f"{seed} {n}") for n in range(DRAWS))
+            shifts += [choose(*null).margin for null in nulls if null is not None]
     kept = [{"neuron": str(pair[0]), "polarity": pair[1], **_kept(parts, chosen)} for pair, chosen in labels]
     others = []
     for pair, chosen in labels:
-        other = other_label(kept, parts, pair, chosen)
-        others += [] if other is None else [judged(other, chosen.by, fired_of[pair]).margin]
+        nearest = other_labels(kept, parts, pair, chosen)
+        others += [judged(other, chosen.by, fired_of[pair]).margin for other in nearest]
     return {"labels": kept, "shifted": shifts, "other": others}
 
 
@@ -331,9 +333,9 @@ def share(label: Label, parts: dict[str, Sample]) -> float:
     return float(kinds.true(label, sample)[sample.counted].mean())
 
 
-def other_label(kept: Sequence[dict[str, Any]], parts: dict[str, Sample], pair: Pair, chosen: Chosen) -> Label | None:
-    """Another label, of one of the neurons drawn by chance: of the same kind, as near as can be in layer and in how
-    often it is true."""
+def other_labels(kept: Sequence[dict[str, Any]], parts: dict[str, Sample], pair: Pair, chosen: Chosen) -> list[Label]:
+    """Other labels, of neurons drawn by chance: `DRAWS` of the same kind, as near as can be in layer and in how often
+    they are true; the nearest first."""
     same, own = (chosen.label.kind, chosen.by), chosen.label.to_dict()
     rows = [row for row in kept if (row["label"]["kind"], row["by"]) == same and row["label"] != own]
     often = share(chosen.label, parts)
@@ -342,7 +344,7 @@ def other_label(kept: Sequence[dict[str, Any]], parts: dict[str, Sample], pair: 
         apart = abs(Neuron.parse(row["neuron"]).layer - pair[0].layer)
         return apart + 3 * abs(float(np.log((row["share"] + 1e-4) / (often + 1e-4))))
 
-    return Label.from_dict(min(rows, key=distance)["label"]) if rows else None
+    return list(dict.fromkeys(Label.from_dict(row["label"]) for row in sorted(rows, key=distance)))[:DRAWS]
 
 
 # --- what is kept ---------------------------------------------------------------------------------------
@@ -379,14 +381,14 @@ def scored(
     own, label, by = fired["report"], chosen.label, chosen.by
     nulls = {name: known[name] for name in ("shifted", "other")}
     p = max(scores.p_value(chosen.margin, null) for null in nulls.values())
-    other = other_label(known["labels"], parts, pair, chosen)
+    others = other_labels(known["labels"], parts, pair, chosen)
     record = {
         **chosen.to_dict(),
         **scores.responsiveness(label, own, by),
         "hard": _number(scores.hard(label, own, by)),
         "table": scores.table([(parts[part], values[part]) for part in ("make", "choose")], own)["token"],
         "detection": scores.detection(label, own),
-        "other": None if other is None else judged(other, by, fired).reported,
+        "other": judged(others[0], by, fired).reported if others else None,
         "bars": {
             name: 0.5 + float(np.quantile(null, 0.95)) * (scores.BARS[by] - 0.5) for name, null in nulls.items() if null
         },

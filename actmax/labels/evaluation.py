@@ -20,7 +20,7 @@ from actmax.labels.auto import (
     clears,
     fired_in,
     judged,
-    other_label,
+    other_labels,
     own_evidence,
     writes,
 )
@@ -78,7 +78,7 @@ def measure(
         for polarity, values in both_signs(read_of, row):
             pair, fired = (neuron, polarity), fired_in(parts, values)
             if fired is not None:
-                found = _pair(store, parts, pair, values, fired, promoted[polarity], known, seed)
+                found = _pair(store, parts, pair, values, fired, promoted[polarity], known)
                 pairs.append({"pair": f"{neuron} {polarity}", "class": classes[polarity], **found})
                 labels = {name: Label.from_dict(one) for name, one in found["labels"].items()}
                 if found["methods"]["label"]["clear"]:
@@ -98,12 +98,11 @@ def _pair(
     fired: dict[str, Fires],
     promoted: Sequence[str],
     known: dict[str, Any],
-    seed: int,
 ) -> dict[str, Any]:
     labels = kinds.candidates(own_evidence(store, parts["make"], pair, values["make"], promoted))
     chosen = choose(labels, fired)
-    other = other_label(known["labels"], parts, pair, chosen)
-    null = by_chance(store, parts, pair, values, promoted, seed + 1)  # of another seed than the bars
+    other = next(iter(other_labels(known["labels"], parts, pair, chosen)), None)
+    null = by_chance(store, parts, pair, values, promoted, "evaluated")  # another draw than those of the bars
     learnt = [(parts[part], values[part]) for part in ("make", "choose")]
     bar, own = (scores.table(learnt, fired[part]) for part in ("report", "make"))
     methods = {"label": _of_labels(labels, fired, known)}

@@ -78,8 +78,8 @@ class Sample:
         """A topic's words -> (S,) how much each sentence is of it."""
         self.alike = np.zeros((0, 0))
         """(S, S) how alike sentences are."""
-        self.true: dict[Any, np.ndarray] = {}
-        self.degree: dict[Any, np.ndarray] = {}
+        self.seen: dict[Any, Any] = {}
+        """What labels that are candidates for every neuron say of it (`actmax.labels.scores.Seen`)."""
 
     def __len__(self) -> int:
         return len(self.sentence)

@@ -64,15 +64,39 @@ def fires(sample: Sample, values: np.ndarray) -> Fires | None:
     return Fires(sample, values, tokens[sample.counted], means, sentences)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a label says of a sample."""
+
+    true: np.ndarray
+    """(C,) bool, of the tokens that count, and"""
+    often: int
+    """how many these are."""
+    ranks: np.ndarray
+    """(S,) of its degree in each sentence, among them; the mean of equal ones."""
+
+
+def seen(label: Label, sample: Sample) -> Seen:
+    """Kept where all neurons have the same candidates."""
+    if label in sample.seen:
+        return sample.seen[label]
+    true = kinds.true(label, sample)[sample.counted]
+    _, place, count = np.unique(kinds.degree(label, sample), return_inverse=True, return_counts=True)
+    found = Seen(true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place])
+    if label.kind in kinds.FIXED:
+        sample.seen[label] = found
+    return found
+
+
 def detection(label: Label, fired: Fires) -> dict[str, float]:
-    """unit -> AUROC of the label for what drives the neuron furthest."""
-    true = kinds.true(label, fired.sample)
-    inside, all_ = true[fired.sample.counted], fired.sample.counted.sum()
-    hits, positive = inside[fired.tokens].sum(), fired.tokens.sum()
+    """unit -> AUROC of the label for what drives the neuron furthest (by token of yes or no, by sentence by ranks)."""
+    told = seen(label, fired.sample)
+    hits, positive, tokens = told.true[fired.tokens].sum(), fired.tokens.sum(), len(fired.tokens)
+    first, sentences = fired.sentences.sum(), len(fired.sentences)
+    below = told.ranks[fired.sentences].sum() - first * (first + 1) / 2
     return {
-        # Of two values: half of what it finds and half of what it leaves out.
-        "token": float(0.5 + hits / positive / 2 - (inside.sum() - hits) / (all_ - positive) / 2),
-        "sentence": auroc(kinds.degree(label, fired.sample), fired.sentences),
+        "token": float(0.5 + hits / positive / 2 - (told.often - hits) / (tokens - positive) / 2),
+        "sentence": float(below / (first * (sentences - first))),
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import MODEL, load, options, print_json, stdout
+from app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout
 from app.progress import bar
 from icebear.extras import need
 
@@ -503,16 +503,16 @@ def knowledge(data: str, top: int, quorum: float, as_json: bool, **given: Any) -
 
 
 @evaluate.command()
-@options("--samples", default=200, help="How many neurons of each third of the layers.")
+@click.option("--neurons", default=200, show_default=True, type=AT_LEAST_1, help="Of each third of the layers.")
 @options("--out", "--seed", "--store", "--json", *MODEL)
-def labels(samples: int, out: str, seed: int, store_path: str, as_json: bool, **given: Any) -> None:
+def labels(neurons: int, out: str, seed: int, store_path: str, as_json: bool, **given: Any) -> None:
     """How many neurons have a clear meaning, and what each kind of label tells of them, beside chance.
 
     On documents that the labels were neither made nor chosen from. Each third of the layers has a folder in --out.
 
     \b
     Example:
-      icebear evaluate labels --samples 10 --out labels --store wiki.db
+      icebear evaluate labels --neurons 10 --out labels --store wiki.db
     """
     from actmax.labels import evaluation
     from actmax.labels.auto import prepared
@@ -527,12 +527,12 @@ def labels(samples: int, out: str, seed: int, store_path: str, as_json: bool, **
     with open_store(store_path) as store:
         store.check(model.fingerprint, model.name, model.dtype_name)
         parts, columns = prepared(model, store, seed), evaluation.COLUMNS
-        asked = {"samples": samples, "seed": seed, "index": store.made_with()["index"]}
-        for third, neurons in evaluation.neurons(store, samples, seed).items():
+        asked = {"neurons": neurons, "seed": seed, "index": store.made_with()["index"]}
+        for third, drawn in evaluation.neurons(store, neurons, seed).items():
             facts = runner.facts(model, "labels", dict.fromkeys(evaluation.METHODS), part=third, **asked)
-            with bar(third, len(neurons)) as advance:
+            with bar(third, len(drawn)) as advance:
                 measure = partial(evaluation.measure, model, store, parts, seed=seed)
-                lines = runner.run_together(f"{out}/{third}", facts, neurons, measure, samples, advance)
+                lines = runner.run_together(f"{out}/{third}", facts, drawn, measure, neurons, advance)
             rows, notes = evaluation.pairs(lines), evaluation.notes(lines)
             found = report.write(f"{out}/{third}", rows, columns, facts, {}, notes)
             told[third] = {"notes": notes, "table": report.rows(found)}

@@ -6,7 +6,6 @@ where a sentence is not judged by the share of its tokens, `degree(label, sample
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -36,22 +35,13 @@ def candidates(evidence: Evidence) -> list[Label]:
 
 def true(label: Label, sample: Sample) -> np.ndarray:
     """(N,) bool: at which tokens the label is true."""
-    return _once(sample.true, label, lambda: KINDS[label.kind].true(label, sample))
+    return KINDS[label.kind].true(label, sample)
 
 
 def degree(label: Label, sample: Sample) -> np.ndarray:
     """(S,) how much it is true of each sentence."""
     own = getattr(KINDS[label.kind], "degree", None)
-    return _once(sample.degree, label, lambda: own(label, sample) if own else sample.means(true(label, sample)))
-
-
-def _once(known: dict[Label, np.ndarray], label: Label, work: Callable[[], np.ndarray]) -> np.ndarray:
-    """Kept where all neurons have the same candidates."""
-    if label.kind not in FIXED:
-        return work()
-    if label not in known:
-        known[label] = work()
-    return known[label]
+    return own(label, sample) if own else sample.means(true(label, sample))
 
 
 def text(label: Label) -> str:
