@@ -208,7 +208,7 @@ def best_of(labels: Sequence[Label], fired: Fires, responding: bool = True) -> d
     for by in scores.UNITS:
         worth = [scores.margin(by, score[by]) - SHORTER * (len(label.items) - 1) for label, score in detected]
         for place in sorted(range(len(labels)), key=lambda place: -worth[place]):
-            if not responding or (scores.responsiveness(labels[place], fired, by)["responsiveness"] or 0) > 0.5:
+            if not responding or scores.responds(labels[place], fired, by):
                 found[by] = Candidate(labels[place], worth[place])
                 break
     return found

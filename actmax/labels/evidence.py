@@ -19,7 +19,7 @@ SENTENCES = 0.05
 FEWEST = 8
 """Tokens at least that drive a neuron to a side, for a label of it."""
 
-Place = tuple[Sequence[str], int]
+Place = tuple[tuple[str, ...], int]
 """A sentence's tokens, and one of them."""
 
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,8 @@ def key(piece: str) -> str:
     return piece.lower()
 
 
-def words(pieces: Sequence[str]) -> list[tuple[str, int]]:
+@lru_cache(maxsize=4096)
+def words(pieces: tuple[str, ...]) -> list[tuple[str, int]]:
     """The words of a text in lower case, each with the token that it ends with."""
     ends = np.cumsum([len(piece) for piece in pieces])
     text = "".join(pieces)

@@ -108,17 +108,27 @@ def margin(unit: str, score: float) -> float:
 def responsiveness(label: Label, fired: Fires, unit: str) -> dict[str, float | None]:
     """Of the texts where the label is true: AUROC of the activation for them, its average precision (FADE's purity),
     and their share."""
-    true = kinds.true(label, fired.sample)
-    if unit == "token":
-        values, positive = fired.values[fired.sample.counted], true[fired.sample.counted]
-    else:
-        values, positive = fired.means, fired.sample.means(true) > 0
+    values, positive = _answers(label, fired, unit)
     able = 0 < positive.sum() < len(positive)
     return {
         "responsiveness": auroc(values, positive) if able else None,
         "purity": average_precision(values, positive) if able else None,
         "share": float(positive.mean()),
     }
+
+
+def responds(label: Label, fired: Fires, unit: str) -> bool:
+    """Whether the activation is rather larger where the label is true."""
+    values, positive = _answers(label, fired, unit)
+    return bool(0 < positive.sum() < len(positive)) and auroc(values, positive) > 0.5
+
+
+def _answers(label: Label, fired: Fires, unit: str) -> tuple[np.ndarray, np.ndarray]:
+    """Activations of the tokens that count, or means of sentences, and where the label is true."""
+    sample, true = fired.sample, seen(label, fired.sample).true
+    if unit == "token":
+        return fired.values[sample.counted], true
+    return fired.means, np.bincount(sample.sentence[sample.counted], true, len(fired.means)) > 0
 
 
 def table(learnt: Sequence[tuple[Sample, np.ndarray]], fired: Fires) -> dict[str, float]:

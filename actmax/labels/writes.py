@@ -29,7 +29,7 @@ OTHERS = 10
 """Neurons of the layer, drawn by chance."""
 PLACES = 12
 """Neutral places where next tokens are compared."""
-TEXTS = 3
+TEXTS = 2
 """Of them those where text is written, and"""
 TOKENS = 20
 """how many tokens of it."""
