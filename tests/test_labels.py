@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import random_model, started_alone
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import GPT2Config
 
 from actmax import build_index, describe, index, read_corpus
-from actmax.labels import auto, kinds, sample, scores, topics
+from actmax.labels import auto, evaluation, kinds, sample, scores, topics
 from actmax.labels.auto import (
     both_signs,
     by_chance,
@@ -37,6 +38,10 @@ from actmax.labels.label import Label
 from actmax.labels.lists import clearest
 from actmax.labels.reading import read
 from actmax.labels.sample import Codes, Sample, part_of
+from app.cli import main
+from app.verbs import evaluate as evaluate_verbs
+from app.verbs import explain as explain_verbs
+from app.verbs import store as store_verbs
 from concepts import Model
 from db import open_store
 from db.schema import MIGRATIONS
@@ -373,3 +378,54 @@ def test_reading_is_what_a_whole_pass_has(indexed):
         model.net(torch.tensor([ids]))
     hook.remove()
     assert found[0, : x.ends[19]] == pytest.approx(torch.cat(seen).detach().numpy(), abs=1e-5)
+
+
+# --- as commands ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(indexed, monkeypatch, tmp_path):
+    """A verb on the planted model and a copy of its store."""
+    model, path = indexed
+    _copy(path, tmp_path / "l.db")
+    monkeypatch.chdir(tmp_path)
+    for verbs in (store_verbs, explain_verbs, evaluate_verbs):
+        monkeypatch.setattr(verbs, "load", lambda **_: model)
+
+    def verb(*words):
+        result = CliRunner().invoke(main, [*words, "--store", "l.db"])
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.stdout
+
+    return verb
+
+
+def test_labels_are_made_and_told_by_commands(run):
+    assert "' zebra'" in run("label", "--auto", str(WORD), str(POSITION))
+    told = json.loads(run("label", "--auto", str(WORD), "--json"))["meanings"]
+    assert [(row["neuron"], row["polarity"]) for row in told] == [(str(WORD), "+"), (str(WORD), "-")]
+    assert "the third token" in run("neuron", "--clear")
+    assert json.loads(run("neuron", "--clear", "--json"))["tried"] >= 4
+    card = run("neuron", str(WORD), "--top", "2")
+    assert "Polarity +: ' zebra' (1.00 by token)" in card
+    assert "Where it fires furthest, and the label is true" in card
+    known = json.loads(run("rank", "the old zebra", "--site", "ffn", "--top", "60", "--json"))["meanings"]
+    assert [row["text"] for row in known if row["neuron"] == str(WORD)] == ["' zebra'"]
+    assert "' zebra' (" in run("search", "zebra")
+    assert "'zebra'" in run("label", str(WORD), "zebra", "--score")
+    assert "zebra (+ " in run("neuron", str(WORD))
+
+
+@pytest.mark.parametrize("words", [[], ["L0.ffn.3"], ["--auto"], ["--auto", "L0.ffn.3", "--all"]])
+def test_a_label_command_that_says_too_little_or_too_much(words):
+    assert CliRunner().invoke(main, ["label", *words]).exit_code == 2
+
+
+def test_labels_are_evaluated(run, tmp_path):
+    said = run("evaluate", "labels", "--neurons", "6", "--out", "out")
+    assert said == run("evaluate", "labels", "--neurons", "6", "--out", "out")  # from what was kept
+    assert "another neuron's" in said
+    found = json.loads((tmp_path / "out" / "first third" / "results.json").read_text())
+    for pair in found["samples"]:
+        assert set(pair["methods"]) == set(evaluation.METHODS)
+        assert all(set(numbers) == set(evaluation.COLUMNS) for numbers in pair["methods"].values())
