@@ -101,7 +101,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
         statistics,
         store.classes(neuron),
         meanings,
-        {polarity: _held_out(store, found) for polarity, found in meanings.items()},
+        {polarity: held_out(store, found) for polarity, found in meanings.items()},
         store.label(neuron),
         store.label_scores(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
@@ -109,7 +109,8 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
     )
 
 
-def _held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
+def held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
+    """Of `actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made from."""
     groups = meaning.record.get("examples", {})
     sentences = store.sentences([row["sentence"] for rows in groups.values() for row in rows])
     sign = 1 if meaning.polarity == "+" else -1

@@ -458,20 +458,25 @@ def card(found: Card) -> Group:
     if found.by == "relevance":
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in found.examples.items():
-        meaning = found.meanings.get(polarity)
-        parts.append(Text(f"\nPolarity {polarity}: {telling.title(meaning)}", "bold"))
-        parts += [Text(line, "dim") for line in measured(meaning)] if meaning else []
+        parts += meaning_told(polarity, found.meanings.get(polarity), found.held_out.get(polarity, {}))
         title = f"class: {found.kind[polarity]}"
         table = _grid((found.by, "right"), ("sentence", "left"), title=title)
         for example in examples:
             table.add_row(f"{example.value:+.2f}", _highlighted(example))
         parts.append(table)
-        if meaning and meaning.clear:
-            parts += [_held_out(name, rows[:2]) for name, rows in found.held_out[polarity].items() if rows]
     for by, nearest in found.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
         parts.append(Text(f"{NEAREST[by]}: {names}", "dim"))
     return Group(*parts)
+
+
+def meaning_told(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> list[Any]:
+    """A label with what it was measured on, and sentences that it was not made from."""
+    parts: list[Any] = [Text(f"\nPolarity {polarity}: {telling.title(meaning)}", "bold")]
+    if meaning:
+        parts += [Text(line, "dim") for line in measured(meaning)]
+        parts += [_held_out(name, rows[:2]) for name, rows in held_out.items() if rows and meaning.clear]
+    return parts
 
 
 def _held_out(name: str, examples: Sequence[Example]) -> Table:

@@ -19,20 +19,10 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import GPT2Config
 
 from actmax import build_index, describe, index, read_corpus
-from actmax.labels import auto, evaluation, kinds, sample, scores, topics
-from actmax.labels.auto import (
-    both_signs,
-    by_chance,
-    choose,
-    clears,
-    fired_in,
-    judged,
-    label_neurons,
-    other_labels,
-    own_evidence,
-    prepared,
-    score_label,
-)
+from actmax.labels import auto, chance, evaluation, kinds, sample, scores, topics
+from actmax.labels.auto import label_neurons, prepared, score_label
+from actmax.labels.chance import by_chance, clears, other_labels
+from actmax.labels.choice import both_signs, choose, fired_in, judged, own_evidence
 from actmax.labels.evidence import evidence
 from actmax.labels.label import Label
 from actmax.labels.lists import clearest
@@ -43,6 +33,7 @@ from app.verbs import evaluate as evaluate_verbs
 from app.verbs import explain as explain_verbs
 from app.verbs import store as store_verbs
 from concepts import Model
+from concepts.baselines.attention import eager
 from db import open_store
 from db.schema import MIGRATIONS
 from icebear.errors import InputError, StoreError
@@ -52,6 +43,7 @@ TOPICS = {topic: [topic + a + b for a in "aeiouy" for b in "klmnrt"] for topic i
 COMMON = "the a of in and was old new first many some zebra near under with for by it they had small great".split()
 WORDS = ["?", ".", *COMMON, *(word for topic in TOPICS.values() for word in topic)]
 CODES = {word: code for code, word in enumerate(WORDS)}
+HEAD = Neuron(0, "head", 1)
 WORD, TOPIC, POSITION = (Neuron(0, "ffn", number) for number in (3, 4, 5))
 
 
@@ -88,6 +80,8 @@ def planted() -> Model:
             part.bias.zero_()
         block.attn.c_attn.weight[6, 64] = 1  # attention is the mean over what stands before, of one feature
         block.attn.c_proj.weight[0, 8] = 8
+        block.attn.c_attn.bias[16] = 4  # the other head looks for the word
+        block.attn.c_attn.weight[5, 48] = 4
         block.ln_1.weight.fill_(1)
         block.ln_1.bias.zero_()
         block.ln_2.weight.fill_(1)
@@ -122,7 +116,7 @@ SENTENCES = {"make": 150, "choose": 150, "report": 300}
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(auto, "CONTROLS", 50)
+    monkeypatch.setattr(chance, "CONTROLS", 50)
     monkeypatch.setattr(topics, "COUNT", 6)
 
 
@@ -156,6 +150,23 @@ def test_planted_neurons_get_the_right_label(indexed):
         assert [e.token_text for e in card.held_out["+"]["found"]] == [" zebra"] * 4
         assert all(part_of(e.sentence.title) == "report" for e in card.held_out["+"]["found"])
         assert "' zebra' (1.00 by token)" in card.to_html().replace("&#x27;", "'")
+
+
+def test_a_head_is_labelled_by_what_it_attends_to(indexed):
+    model, path = indexed
+    with open_store(path) as store:
+        label_neurons(model, store, [HEAD, WORD])
+        head = store.meanings([HEAD])[HEAD, "+"]
+        assert (head.kind, head.text, head.clear) == ("tokens", "' zebra'", True)
+        assert head.score > 0.97
+        assert store.control("labels 0 heads")["labels"]
+        x = prepared(model, store)["report"]
+        ids = x.ids[0]
+        found = read(model, x, [HEAD])[0][: len(ids)]
+    with eager(model):
+        weights = model.net(torch.tensor([ids]), output_attentions=True).attentions[0][0, 1].detach()
+    for place in range(len(ids) - 1):
+        assert found[place] == pytest.approx(weights[place + 1 :, place].mean().item(), abs=1e-5)
 
 
 def test_chance_is_seldom_called_clear(indexed):
@@ -215,7 +226,7 @@ def _copy(path, to):
 
 
 def _label_alone(path, neurons, started):
-    sample.SENTENCES, auto.CONTROLS, auto.GROUP, topics.COUNT = SENTENCES, 50, 4, 6
+    sample.SENTENCES, chance.CONTROLS, auto.GROUP, topics.COUNT = SENTENCES, 50, 4, 6
     started.set()
     with open_store(path) as store:
         label_neurons(planted(), store, neurons)
@@ -414,6 +425,8 @@ def test_labels_are_made_and_told_by_commands(run):
     assert "' zebra' (" in run("search", "zebra")
     assert "'zebra'" in run("label", str(WORD), "zebra", "--score")
     assert "zebra (+ " in run("neuron", str(WORD))
+    assert "' zebra'" in run("label", "--auto", str(HEAD))
+    assert "Where it fires furthest" in run("neuron", str(HEAD))
 
 
 @pytest.mark.parametrize("words", [[], ["L0.ffn.3"], ["--auto"], ["--auto", "L0.ffn.3", "--all"]])

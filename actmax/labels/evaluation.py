@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 
 from actmax.labels import kinds, scores
-from actmax.labels.auto import (
+from actmax.labels.auto import activations
+from actmax.labels.chance import by_chance, clears, other_labels
+from actmax.labels.choice import (
     Chosen,
     Pair,
     Values,
-    activations,
     best_of,
     both_signs,
-    by_chance,
     choose,
-    clears,
     fired_in,
     judged,
-    other_labels,
     own_evidence,
     writes,
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from actmax.labels.sample import Sample
+from concepts.baselines.attention import eager
 from concepts.models.model import Model
 from concepts.passes.sites import visiting
 from concepts.passes.targets import first_layers
@@ -24,30 +25,49 @@ def read(
     neurons: Sequence[Neuron],
     on_progress: Callable[[int], None] = lambda sentences: None,
 ) -> np.ndarray:
-    """(P, N) activations of P neurons at the sample's tokens. No layer above them is passed."""
+    """(P, N) activations of P neurons at the sample's tokens, or how much attention P heads give to each token (the
+    mean over all later tokens of its sentence). No layer above them is passed."""
     for neuron in neurons:
         model.check(neuron)
-    by_place: dict[tuple[str, int], list[int]] = {}
-    for row, neuron in enumerate(neurons):
-        by_place.setdefault((neuron.site, neuron.layer), []).append(row)
-    columns = {place: [neurons[row].index for row in rows] for place, rows in by_place.items()}
     found = np.zeros((len(neurons), len(sample)), dtype=np.float32)
     order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
+    batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.no_grad())
         if model.task.stacks == 1:
             stack.enter_context(first_layers(model, 1 + max(neuron.layer for neuron in neurons)))
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
-
-            def visit(site: str, layer: int, x: Tensor, part: list[int] = part) -> None:
-                values = x[..., columns[site, layer]].float().cpu().numpy()  # (B, T, P of the place)
-                for row, number in enumerate(part):
-                    span = slice(sample.starts[number], sample.ends[number])
-                    found[by_place[site, layer], span] = values[row, : span.stop - span.start].T
-
-            with visiting(model, by_place, visit):
-                model.final_stream(model.read([sample.ids[number] for number in part]))
+        heads = neurons[0].site == "head"
+        if heads:
+            stack.enter_context(eager(model))
+        for part in batches:
+            (_attended if heads else _fired)(model, sample, neurons, part, found)
             on_progress(len(part))
     return found
+
+
+def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], found: np.ndarray) -> None:
+    by_place: dict[tuple[str, int], list[int]] = {}
+    for row, neuron in enumerate(neurons):
+        by_place.setdefault((neuron.site, neuron.layer), []).append(row)
+
+    def visit(site: str, layer: int, x: Tensor) -> None:
+        rows = by_place[site, layer]
+        values = x[..., [neurons[row].index for row in rows]].float().cpu().numpy()  # (B, T, P of the place)
+        for row, number in enumerate(part):
+            span = slice(sample.starts[number], sample.ends[number])
+            found[rows, span] = values[row, : span.stop - span.start].T
+
+    with visiting(model, by_place, visit):
+        model.final_stream(model.read([sample.ids[number] for number in part]))
+
+
+def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], found: np.ndarray) -> None:
+    maps = model.forward(model.read([sample.ids[number] for number in part]), output_attentions=True).attentions
+    for row, number in enumerate(part):
+        span = slice(sample.starts[number], sample.ends[number])
+        count = span.stop - span.start
+        later = torch.arange(count - 1, -1, -1).clamp(min=1)
+        for place, head in enumerate(heads):
+            weights = maps[head.layer][row, head.index, :count, :count].float().cpu()
+            found[place, span] = ((weights.tril(-1).sum(0)) / later).numpy()

@@ -121,6 +121,8 @@ def neuron(
     if neuron is None:
         return _clearest(store_path, top, as_json)
     wanted = Neuron.parse(neuron)
+    if wanted.site == "head":
+        return _head(wanted, store_path, as_json)
     with open_store(store_path) as store:
         store.statistics(wanted)
         model = load(**given)
@@ -134,6 +136,23 @@ def neuron(
         print_json(found.to_dict())
     else:
         stdout().print(card(found))
+
+
+def _head(head: Neuron, store_path: str, as_json: bool) -> None:
+    """What is known of an attention head: its label, of the tokens that it attends to."""
+    from actmax.card import held_out
+    from app.terminal import meaning_told
+    from db.store import open_store
+
+    with open_store(store_path) as store:
+        found, made_with = list(store.meanings([head]).values())[:1], store.made_with()
+        if not found:
+            raise StoreError(f"{head} has no label yet; make one with icebear label --auto {head}.")
+        told = meaning_told("+ (attends to)", found[0], held_out(store, found[0]))
+    if as_json:
+        print_json({**made_with, "neuron": str(head), "meaning": found[0].to_dict()})
+    else:
+        stdout().print(*told, sep="\n")
 
 
 def _clearest(store_path: str, top: int, as_json: bool) -> None:
@@ -281,7 +300,8 @@ def _automatic(
     with open_store(store_path) as store:
         sites = store.fact("sites")
         for name in neurons:
-            store.statistics(name)
+            if name.site != "head":
+                store.statistics(name)
         model = load(**given)
         if prompt:
             neurons = [row.neuron for row in run(model, prompt, sites=sites).top(top)]
