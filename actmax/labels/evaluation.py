@@ -40,9 +40,10 @@ COLUMNS = {
     "0.6": "share whose score, by what it was chosen by, is 0.6 or more",
     "0.7": "the same, 0.7",
     "0.8": "the same, 0.8",
-    "own": "that score on the documents that the label was made from",
+    "made": "that score on the documents that the label was made from",
+    "chosen": "and on those that it was chosen on",
 }
-CHANCE = {"token": 0.5, "sentence": 0.5, "clear": 0.0, "0.6": 0.0, "0.7": 0.0, "0.8": 0.0, "own": 0.5}
+CHANCE = {"token": 0.5, "sentence": 0.5, "clear": 0.0, "0.6": 0.0, "0.7": 0.0, "0.8": 0.0, "made": 0.5, "chosen": 0.5}
 """Of a kind that has no candidate."""
 
 
@@ -102,7 +103,7 @@ def _pair(
     other = next(iter(other_labels(known["labels"], parts, pair, chosen)), None)
     null = by_chance(store, parts, pair, values, promoted, "evaluated")  # another draw than those of the bars
     learnt = [(parts[part], values[part]) for part in ("make", "choose")]
-    bar, own = (scores.table(learnt, fired[part]) for part in ("report", "make"))
+    bar, *own = (scores.table(learnt, fired[part]) for part in ("report", "make", "choose"))
     methods = {"label": _of_labels(labels, fired, known)}
     for kind in kinds.KINDS:
         methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, known)
@@ -111,7 +112,7 @@ def _pair(
     if other is not None:
         judgement = judged(other, chosen.by, fired)
         methods["another neuron's"] = {**scores.detection(other, fired["report"]), **_of_chosen(judgement, known)}
-    methods[TABLE] = _of_scores(bar, own)
+    methods[TABLE] = _of_scores(bar, *own)
     p = max(scores.p_value(chosen.margin, known[name]) for name in ("shifted", "other"))
     labels_of = {"label": chosen.label.to_dict()} | ({"other": other.to_dict()} if other else {})
     return {"kind": chosen.label.kind, "by": chosen.by, "p": p, "labels": labels_of, "methods": methods}
@@ -126,13 +127,14 @@ def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], known: dict[str
 
 
 def _of_chosen(chosen: Chosen, known: dict[str, Any]) -> dict[str, float]:
-    return {"clear": float(clears(chosen, known)), "own": chosen.made, **_shares_over(chosen.reported)}
+    kept = {"made": chosen.made, "chosen": chosen.chosen, **_shares_over(chosen.reported)}
+    return {"clear": float(clears(chosen, known)), **kept}
 
 
-def _of_scores(bar: dict[str, float], own: dict[str, float]) -> dict[str, float]:
+def _of_scores(bar: dict[str, float], made: dict[str, float], chosen: dict[str, float]) -> dict[str, float]:
     """Of the table, by token; against its bar alone."""
     clear = float(any(bar[by] >= scores.BARS[by] for by in bar))
-    return {**bar, "clear": clear, "own": own["token"], **_shares_over(bar["token"])}
+    return {**bar, "clear": clear, "made": made["token"], "chosen": chosen["token"], **_shares_over(bar["token"])}
 
 
 def _shares_over(score: float) -> dict[str, float]:
@@ -154,7 +156,8 @@ def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
         f"clear by class: {_shares(rows, clear, 'class')}",
         f"clear by the kind that was chosen: {_shares(rows, clear, 'kind')}",
         *_writing(rows),
-        f"on the documents that they were made from, labels score {_flattery(rows)} higher",
+        f"labels score {_flattery(rows, 'made')} higher on the documents that they were made from, "
+        f"{_flattery(rows, 'chosen')} on those that they were chosen on",
     ]
 
 
@@ -191,6 +194,6 @@ WRITTEN = {
 }
 
 
-def _flattery(rows: Sequence[dict[str, Any]]) -> str:
-    gains = np.array([row["methods"]["label"]["own"] - row["methods"]["label"][row["by"]] for row in rows])
+def _flattery(rows: Sequence[dict[str, Any]], part: str) -> str:
+    gains = np.array([row["methods"]["label"][part] - row["methods"]["label"][row["by"]] for row in rows])
     return f"{gains.mean():.3f} ± {gains.std(ddof=1) / len(gains) ** 0.5:.3f}"
