@@ -480,7 +480,7 @@ def meaning_told(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
 
 
 def _held_out(name: str, examples: Sequence[Example]) -> Table:
-    table = _grid((HELD_OUT[name], "right"), ("", "left"))
+    table = _grid(("", "right"), (HELD_OUT[name], "left"))
     for example in examples:
         table.add_row(f"{example.value:+.2f}", _highlighted(example))
     return table

@@ -1,6 +1,7 @@
 """What an index costs: speed, memory, room, reading, annotation. Each part prints a table; read the ratios.
 
 python benchmarks/scan.py speed     the scan against a bare forward pass over the same batches, shard by shard
+python benchmarks/scan.py later     the same behind all shards of a finished index (--store), as most of a scan is
 python benchmarks/scan.py memory    peak memory of a scan of 300 and of 3,000 summaries, in fresh processes
 python benchmarks/scan.py reading   bytes a neuron, card and search time, annotation in batches and one by one
 """
@@ -60,6 +61,31 @@ def speed(documents: int) -> None:
         print(f"| {k} | {found[0]:.2f} | {statistics.median(found[1:]):.2f} | {found[-1]:.2f} |")
 
 
+def later(documents: int, path: str) -> None:
+    model = load_model()
+    with open_store(path) as store:
+        k, shape = store.fact("k"), (2, store.count("neurons"))
+        threshold = torch.full(shape, -torch.inf)
+        query = "SELECT polarity, neuron, ABS(activation) FROM examples WHERE rank = ?"
+        for polarity, neuron, value in store.database.execute(query, (k - 1,)):
+            threshold[polarity, neuron] = value
+    parts = [
+        p for p in shards(read_corpus("wiki-summaries", limit=documents).sentences(), index.SHARD) if len(p) == 256
+    ]
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    forward(model, parts[0])
+    table = empty_table(shape[1], k)
+    for shard in parts:
+        for sums in ratios:
+            bare = seconds(lambda: forward(model, shard))  # noqa: B023
+            start = time.perf_counter()
+            merge(table, scan_shard(model, shard, Settings(k), threshold, sums=sums)[0])
+            ratios[sums].append(bare / (time.perf_counter() - start))
+    summing, rest = (statistics.median(found) for found in ratios.values())
+    whole = 1 / (0.1 / summing + 0.9 / rest)
+    print(f"k = {k}, {len(parts)} shards: scan / forward {rest:.3f}, with sums {summing:.3f}, in all {whole:.3f}")
+
+
 def memory() -> None:
     print("| summaries | peak MB | of which before the scan |\n| --- | --- | --- |")
     for documents in (300, 3000):
@@ -117,10 +143,13 @@ def reading(documents: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("speed", "memory", "reading"))
+    parser.add_argument("part", choices=("speed", "later", "memory", "reading"))
+    parser.add_argument("--store")
     parser.add_argument("--documents", type=int, default=300)
     options = parser.parse_args()
     if options.part == "memory":
         memory()
+    elif options.part == "later":
+        later(options.documents, options.store)
     else:
         {"speed": speed, "reading": reading}[options.part](options.documents)
