@@ -245,6 +245,19 @@ def test_ones_own_label_is_scored(indexed):
         store.set_label(WORD, "")
 
 
+def test_another_result_has_other_labels(indexed, tmp_path):
+    """Those of fewer documents go when the index goes on to more."""
+    model = indexed[0]
+    (tmp_path / "t.txt").write_text("\n".join(texts(1000)))
+    with open_store(tmp_path / "l.db") as store:
+        build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=600), store, k=4)
+        label_neurons(model, store, [WORD])
+        assert store.labelled()
+        build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=1000), store, k=4)
+        assert store.labelled() == []
+        assert store.control("topics") is None
+
+
 def test_search_prefers_labels_that_hold(indexed):
     model, path = indexed
     with open_store(path) as store:
