@@ -21,7 +21,7 @@ from transformers import GPT2Config
 from actmax import build_index, describe, index, read_corpus
 from actmax.labels import auto, chance, evaluation, kinds, sample, scores, topics
 from actmax.labels.auto import label_neurons, prepared, score_label
-from actmax.labels.chance import by_chance, clears, other_labels
+from actmax.labels.chance import by_chance, clears, nulls, other_labels
 from actmax.labels.choice import both_signs, choose, fired_in, judged, own_evidence
 from actmax.labels.evidence import evidence
 from actmax.labels.label import Label
@@ -184,11 +184,11 @@ def test_chance_is_seldom_called_clear(indexed):
                 pair, fired = (neuron, polarity), fired_in(parts, values)
                 null = by_chance(store, parts, pair, values, (), "another seed")
                 if null is not None:
-                    clear["shifted"] += clears(choose(*null), known)
+                    clear["shifted"] += clears(choose(*null), nulls(known, pair))
                 made_of = own_evidence(store, parts["make"], pair, values["make"], ())
                 own = choose(kinds.candidates(made_of), fired)
                 for other in other_labels(known["labels"], parts, pair, own)[:1]:
-                    clear["other"] += clears(judged(other, own.by, fired), known)
+                    clear["other"] += clears(judged(other, own.by, fired), nulls(known, pair))
         assert max(clear.values()) <= 8
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from actmax.labels import kinds, scores
-from actmax.labels.chance import clears, controls, drawn, other_labels
+from actmax.labels.chance import clears, controls, drawn, nulls, other_labels
 from actmax.labels.choice import Chosen, Pair, Values, both_signs, choose, fired_in, judged, own_evidence, writes
 from actmax.labels.label import Label
 from actmax.labels.reading import read
@@ -179,8 +179,8 @@ def scored(
 ) -> Meaning:
     """A label with all that is measured of it on the part to report on."""
     own, label, by = fired["report"], chosen.label, chosen.by
-    nulls = {name: known[name] for name in ("shifted", "other")}
-    p = max(scores.p_value(chosen.margin, null) for null in nulls.values())
+    by_chance = nulls(known, pair)
+    p = max(scores.p_value(chosen.margin, null) for null in by_chance.values())
     others = other_labels(known["labels"], parts, pair, chosen)
     record = {
         **chosen.to_dict(),
@@ -190,12 +190,14 @@ def scored(
         "detection": scores.detection(label, own),
         "other": judged(others[0], by, fired).reported if others else None,
         "bars": {
-            name: 0.5 + float(np.quantile(null, 0.95)) * (scores.BARS[by] - 0.5) for name, null in nulls.items() if null
+            name: 0.5 + float(np.quantile(null, 0.95)) * (scores.BARS[by] - 0.5)
+            for name, null in by_chance.items()
+            if null
         },
         "sentences": {part: len(sample.ids) for part, sample in parts.items()},
         "examples": held_out(label, own),
     }
-    return Meaning(*pair, label.kind, kinds.text(label), by, chosen.reported, p, clears(chosen, known), record)
+    return Meaning(*pair, label.kind, kinds.text(label), by, chosen.reported, p, clears(chosen, by_chance), record)
 
 
 def _number(x: float) -> float | None:

@@ -33,12 +33,22 @@ CONTROLS = 100
 """Neurons drawn by chance whose labels, and whose labels by chance, are what others are compared with."""
 DRAWS = 5
 """Times that each of them at each polarity is shifted, and other labels that it is given."""
+NEAR = 300
+"""Of these draws those that a label is compared with."""
 
 
-def clears(chosen: Chosen, known: dict[str, Any]) -> bool:
+def nulls(known: dict[str, Any], pair: Pair) -> dict[str, list[float]]:
+    """Name -> margins that chance gives, of the `NEAR` draws that are nearest in layer."""
+    found = {}
+    for name in ("shifted", "other"):
+        rows = sorted(known[name], key=lambda row: abs(row[0] - pair[0].layer))  # of equal ones the first
+        found[name] = [margin for _, margin in rows[:NEAR]]
+    return found
+
+
+def clears(chosen: Chosen, by_chance: dict[str, list[float]]) -> bool:
     """Whether it passes its bar and 95 % of what chance gives."""
-    nulls = [known[name] for name in ("shifted", "other") if known[name]]
-    return chosen.margin >= 1 and all(chosen.margin > np.quantile(null, 0.95) for null in nulls)
+    return chosen.margin >= 1 and all(chosen.margin > np.quantile(null, 0.95) for null in by_chance.values() if null)
 
 
 def drawn(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
@@ -83,11 +93,11 @@ def controls(
     read_of: dict[str, np.ndarray],
     seed: int,
 ) -> dict[str, Any]:
-    """Of neurons drawn by chance: their labels; margins of labels of shifted activations; margins of the labels of
-    others of them, on their own activations."""
+    """Of neurons drawn by chance: their labels; layers and margins of labels of shifted activations, and of the labels
+    of others of them on their own activations."""
     labels: list[tuple[Pair, Chosen]] = []
     fired_of: dict[Pair, dict[str, Fires]] = {}
-    shifts: list[float] = []
+    shifts: list[tuple[int, float]] = []
     for row, neuron in enumerate(neurons):
         promoted = writes(store, neuron)
         for polarity, values in both_signs(read_of, row):
@@ -96,13 +106,13 @@ def controls(
                 made_of = own_evidence(store, parts["make"], pair, values["make"], promoted[polarity])
                 labels.append((pair, choose(kinds.candidates(made_of), fired)))
                 fired_of[pair] = fired
-            nulls = (by_chance(store, parts, pair, values, promoted[polarity], f"{seed} {n}") for n in range(DRAWS))
-            shifts += [choose(*null).margin for null in nulls if null is not None]
+            draws = (by_chance(store, parts, pair, values, promoted[polarity], f"{seed} {n}") for n in range(DRAWS))
+            shifts += [(neuron.layer, choose(*null).margin) for null in draws if null is not None]
     kept = [{"neuron": str(pair[0]), "polarity": pair[1], **_kept(parts, chosen)} for pair, chosen in labels]
     others = []
     for pair, chosen in labels:
         nearest = other_labels(kept, parts, pair, chosen)
-        others += [judged(other, chosen.by, fired_of[pair]).margin for other in nearest]
+        others += [(pair[0].layer, judged(other, chosen.by, fired_of[pair]).margin) for other in nearest]
     return {"labels": kept, "shifted": shifts, "other": others}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from actmax.labels import kinds, scores
 from actmax.labels.auto import activations
-from actmax.labels.chance import by_chance, clears, other_labels
+from actmax.labels.chance import by_chance, clears, nulls, other_labels
 from actmax.labels.choice import (
     Chosen,
     Pair,
@@ -104,31 +104,32 @@ def _pair(
     null = by_chance(store, parts, pair, values, promoted, "evaluated")  # another draw than those of the bars
     learnt = [(parts[part], values[part]) for part in ("make", "choose")]
     bar, *own = (scores.table(learnt, fired[part]) for part in ("report", "make", "choose"))
-    methods = {"label": _of_labels(labels, fired, known)}
+    bars = nulls(known, pair)
+    methods = {"label": _of_labels(labels, fired, bars)}
     for kind in kinds.KINDS:
-        methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, known)
-    methods["shifted"] = CHANCE if null is None else _of_labels(*null, known)
+        methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, bars)
+    methods["shifted"] = CHANCE if null is None else _of_labels(*null, bars)
     methods["another neuron's"] = CHANCE
     if other is not None:
         judgement = judged(other, chosen.by, fired)
-        methods["another neuron's"] = {**scores.detection(other, fired["report"]), **_of_chosen(judgement, known)}
+        methods["another neuron's"] = {**scores.detection(other, fired["report"]), **_of_chosen(judgement, bars)}
     methods[TABLE] = _of_scores(bar, *own)
-    p = max(scores.p_value(chosen.margin, known[name]) for name in ("shifted", "other"))
+    p = max(scores.p_value(chosen.margin, margins) for margins in bars.values())
     labels_of = {"label": chosen.label.to_dict()} | ({"other": other.to_dict()} if other else {})
     return {"kind": chosen.label.kind, "by": chosen.by, "p": p, "labels": labels_of, "methods": methods}
 
 
-def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], known: dict[str, Any]) -> dict[str, float]:
+def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], bars: dict[str, list[float]]) -> dict[str, float]:
     best = best_of(labels, fired["choose"])
     if not best:
         return CHANCE
     found = {by: judged(candidate.label, by, fired).reported for by, candidate in best.items()}
-    return {**CHANCE, **found, **_of_chosen(choose(labels, fired), known)}
+    return {**CHANCE, **found, **_of_chosen(choose(labels, fired), bars)}
 
 
-def _of_chosen(chosen: Chosen, known: dict[str, Any]) -> dict[str, float]:
+def _of_chosen(chosen: Chosen, bars: dict[str, list[float]]) -> dict[str, float]:
     kept = {"made": chosen.made, "chosen": chosen.chosen, **_shares_over(chosen.reported)}
-    return {"clear": float(clears(chosen, known)), **kept}
+    return {"clear": float(clears(chosen, bars)), **kept}
 
 
 def _of_scores(bar: dict[str, float], made: dict[str, float], chosen: dict[str, float]) -> dict[str, float]:
