@@ -11,6 +11,7 @@ import streamlit as st
 from app.demo import PROMPT
 from app.web import charts
 from app.web.state import (
+    WIDE,
     downloads,
     forget_other,
     known,
@@ -170,7 +171,7 @@ def _neurons(relevance: Relevance) -> None:
         }
     )
     number = st.column_config.NumberColumn(format="%+.3f")
-    formats = {"relevance": number, "activation": number, "there": number}
+    formats = {"relevance": number, "activation": number, "there": number, **WIDE}
     if heads:
         st.dataframe(table, hide_index=True, height=388, column_config=formats)
     else:

@@ -53,7 +53,7 @@ def _show(hits: list[Hit]) -> None:
     )
     st.caption("Click a row for the neuron's card.")
     score = st.column_config.NumberColumn(format="%.4f", width=70)
-    widths = {"neuron": 110, "sign": 45, "why": 560}
+    widths = {"neuron": 110, "sign": 45, "why": 380, "means": 300}
     columns = {name: st.column_config.TextColumn(width=width) for name, width in widths.items()}
     neuron_table(
         table, "hits", lambda row: (hits[row].neuron, hits[row].polarity), column_config={**columns, "score": score}

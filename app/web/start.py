@@ -13,6 +13,7 @@ from actmax.labels.lists import clearest
 from app.demo import OTHER, PROMPT
 from app.web.explain import USUAL, explained
 from app.web.state import (
+    WIDE,
     forget_other,
     go,
     has_store,
@@ -118,7 +119,7 @@ def neurons_of(relevance: Relevance, ranked: list[Ranked]) -> None:
         table,
         "tried",
         lambda row: (ranked[row].neuron, ranked[row].polarity),
-        column_config={"relevance": st.column_config.NumberColumn(format="%+.3f")},
+        column_config={"relevance": st.column_config.NumberColumn(format="%+.3f"), **WIDE},
     )
 
 

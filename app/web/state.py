@@ -105,6 +105,10 @@ def known(pairs: list[tuple[Neuron, str]]) -> dict[str, list[str]]:
     return {"means": names} if any(names) else {}
 
 
+WIDE: dict[str, Any] = {"means": st.column_config.TextColumn(width=380)}
+"""How that column is shown."""
+
+
 def named_store() -> Path:
     return Path(os.environ.get("ICEBEAR_APP_STORE", "icebear.db"))
 
