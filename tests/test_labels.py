@@ -19,7 +19,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import GPT2Config
 
 from actmax import build_index, describe, index, read_corpus
-from actmax.labels import auto, chance, evaluation, kinds, sample, scores, topics
+from actmax.labels import auto, chance, evaluation, kinds, sample, scores, topics, writes
 from actmax.labels.auto import label_neurons, prepared, score_label
 from actmax.labels.chance import by_chance, clears, nulls, other_labels
 from actmax.labels.choice import both_signs, choose, fired_in, judged, own_evidence
@@ -36,8 +36,11 @@ from concepts import Model
 from concepts.baselines.attention import eager
 from db import open_store
 from db.schema import MIGRATIONS
+from icebear.edits import Edit
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
+from steering import steer
+from steering.price import NEUTRAL, neutral_places
 
 TOPICS = {topic: [topic + a + b for a in "aeiouy" for b in "klmnrt"] for topic in ("song", "ship", "court")}
 COMMON = "the a of in and was old new first many some zebra near under with for by it they had small great".split()
@@ -402,6 +405,34 @@ def test_reading_is_what_a_whole_pass_has(indexed):
         model.net(torch.tensor([ids]))
     hook.remove()
     assert found[0, : x.ends[19]] == pytest.approx(torch.cat(seen).detach().numpy(), abs=1e-5)
+
+
+def test_effects_are_those_of_steering(indexed):
+    """Each edit of a batch by itself: what it changes of the next token, and what it writes."""
+    model = indexed[0]
+    edits = [(0, 3, 2.5), (0, 9, -1.5)]
+    found = writes.effects(model, edits)
+    every = neutral_places(model, NEUTRAL)
+    places = every[:: len(every) // writes.PLACES][: writes.PLACES]
+    texts_at = places[:: len(places) // writes.TEXTS][: writes.TEXTS]
+    for row, (layer, index_, value) in enumerate(edits):
+        for number, strength in enumerate(writes.STRENGTHS):
+            both = [Edit.parse(f"L{layer}.ffn.{index_}={strength * value}@{where}") for where in ("last", "generated")]
+            change, nats = [], []
+            for ids in places:
+                plain = model.next_logits(ids).log_softmax(-1)
+                with steer(model, both[:1]):
+                    edited = model.next_logits(ids).log_softmax(-1)
+                change.append(edited - plain)
+                nats.append((plain.exp() * (plain - edited)).sum())
+            mean = torch.stack(change).mean(0).detach().numpy()
+            assert found.gains[number, row] == pytest.approx(mean, abs=5e-3)  # kept in 16 bits
+            assert found.price[number, row] == pytest.approx(torch.stack(nats).mean().item(), rel=1e-3, abs=1e-6)
+        for number, ids in enumerate(texts_at):
+            with steer(model, both, prompt_tokens=len(ids)), torch.no_grad():
+                given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+                written = model.net.generate(**given, max_new_tokens=writes.TOKENS, do_sample=False, eos_token_id=None)
+            assert found.written[row, number].tolist() == written[0, len(ids) :].tolist()
 
 
 # --- as commands ----------------------------------------------------------------------------------------
