@@ -16,7 +16,7 @@ from app.web.state import (
     WIDE,
     forget_other,
     go,
-    has_store,
+    has_labels,
     known,
     model,
     model_name,
@@ -125,7 +125,7 @@ def neurons_of(relevance: Relevance, ranked: list[Ranked]) -> None:
 
 def _clearest() -> None:
     """The neurons of the store whose labels hold."""
-    if not has_store():
+    if not has_labels():
         return
     with store() as opened:
         found = clearest(opened.labelled())

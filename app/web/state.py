@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,9 +96,16 @@ def vocabularies(neurons: list[Neuron], k: int) -> dict[Neuron, Projection]:
         return {found.neuron: found for found in project_many(model(), neurons, k)}
 
 
+def has_labels() -> bool:
+    """Whether there is a store to look labels up in; what is wrong with it the views that need one say."""
+    with suppress(IcebearError):
+        return has_store()
+    return False
+
+
 def known(pairs: list[tuple[Neuron, str]]) -> dict[str, list[str]]:
     """A column for a table of neurons at polarities: their labels that hold, with scores; none where none are known."""
-    if not has_store():
+    if not has_labels():
         return {}
     with store() as opened:
         names = [opened.named(*pair) or "" for pair in pairs]
