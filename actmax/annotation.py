@@ -11,7 +11,8 @@ from db.store import Store
 from icebear.errors import StoreError
 from icebear.records import Example, Neuron
 
-BATCH = 16
+BATCH = 8
+"""Rows: more of them are padded more than they save."""
 LAYERS = 5
 
 

@@ -69,13 +69,18 @@ def card_fragment(card: Card) -> str:
 
 
 def statistics_line(card: Card) -> str:
-    statistics, index = card.statistics, card.made_with["index"]
-    counted, tokens = index.get("statistics_tokens"), index.get("tokens")
-    over = f" (of {counted:,} tokens)" if counted != tokens else ""
+    found = card.statistics
     return (
-        f"mean {statistics.mean:+.3f}, standard deviation {statistics.std:.3f}, positive on "
-        f"{statistics.positive:.0%} of the tokens{over}; least {statistics.min:+.2f}, most {statistics.max:+.2f}"
+        f"mean {found.mean:+.3f}, standard deviation {found.std:.3f}, positive on {found.positive:.0%} of the tokens"
+        f"{counted(card)}; least {found.min:+.2f}, most {found.max:+.2f}"
     )
+
+
+def counted(card: Card) -> str:
+    """Of how many tokens means are, where they are not of all."""
+    index = card.made_with["index"]
+    some, every = index.get("statistics_tokens"), index.get("tokens")
+    return "" if some in (None, every) else f" (of {some:,} tokens)"
 
 
 def meaning(card: Card, polarity: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ from concepts.passes.inputs import Inputs
 from concepts.passes.run import run
 from concepts.passes.sites import visiting
 from icebear.errors import InputError
+from icebear.fingerprints import hashed
 from icebear.records import SITES, Sentence
 
 BATCH = 32
@@ -301,9 +301,7 @@ def _place(x: Tensor, batch: Batch, row: Tensor, neuron: Tensor, sign: int) -> T
 
 
 def _hash(seed: int, purpose: str, identity: int) -> int:
-    """62 bits that depend on nothing but the arguments."""
-    digest = hashlib.blake2b(f"{seed} {purpose} {identity}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 2
+    return hashed(f"{seed} {purpose} {identity}") >> 2
 
 
 def sums_up(number: int, seed: int) -> bool:

@@ -21,7 +21,7 @@ VIEWS = {
     "talk": "",
     "explain": "explain?contrast=+desert&versus=The+wild+camel+lives+in+the",
     "view-circuit": "circuit?contrast=+desert&versus=The+wild+camel+lives+in+the",
-    "neuron": "neuron?neuron=L29.ffn.860&polarity=-",
+    "neuron": "neuron?neuron=L29.ffn.170&polarity=%2B",
     "search": "search?text=water",
     "steer": "steer",
     "compare": "compare",
@@ -88,7 +88,7 @@ def card(address: str, chromium, store: Path) -> None:  # type: ignore[no-untype
     from db import Neuron, open_store
 
     with open_store(store) as opened:
-        html = describe(opened, Neuron.parse("L29.ffn.860"), k=4).to_html()
+        html = describe(opened, Neuron.parse("L29.ffn.170"), k=4).to_html()
     page = chromium.new_page(viewport={"width": 1000, "height": 1100})
     page.set_content(html)
     page.screenshot(path=DOCS / "card.png", full_page=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 
 
@@ -18,3 +19,8 @@ def fits(made_for: str, model: str, what: str) -> bool:
         )
         return True
     return made_for == model
+
+
+def hashed(text: str) -> int:
+    """64 bits that depend on nothing but the text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

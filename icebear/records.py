@@ -144,14 +144,9 @@ class Meaning:
     """All that was measured."""
 
     @property
-    def said(self) -> str:
-        """The label, or that there is none."""
-        return self.text if self.clear else "no clear meaning"
-
-    @property
     def badge(self) -> str:
-        """The label with its score, for a table's cell."""
-        return f"{self.text} ({self.score:.2f})" if self.clear else self.said
+        """The label with its score, or that there is none, for a table's cell."""
+        return f"{self.text} ({self.score:.2f})" if self.clear else "no clear meaning"
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "neuron": str(self.neuron)}

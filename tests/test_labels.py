@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import random_model, started_alone
+from conftest import started_alone
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import CODES, COMMON, TOPICS, WORDS, bare
 from sklearn.metrics import average_precision_score, roc_auc_score
-from transformers import GPT2Config
 
 from actmax import build_index, describe, index, read_corpus
 from actmax.labels import auto, chance, evaluation, kinds, sample, scores, topics, writes
 from actmax.labels.auto import label_neurons, prepared, score_label
 from actmax.labels.chance import by_chance, clears, nulls, other_labels
-from actmax.labels.choice import both_signs, choose, fired_in, judged, own_evidence
+from actmax.labels.choice import both_signs, candidates, choose, examples_of, fired_in, judged
 from actmax.labels.evidence import evidence
 from actmax.labels.label import Label
 from actmax.labels.lists import clearest
@@ -35,60 +35,25 @@ from app.verbs import store as store_verbs
 from concepts import Model
 from concepts.baselines.attention import eager
 from db import open_store
-from db.schema import MIGRATIONS
 from icebear.edits import Edit
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
 from steering import steer
 from steering.price import NEUTRAL, neutral_places
 
-TOPICS = {topic: [topic + a + b for a in "aeiouy" for b in "klmnrt"] for topic in ("song", "ship", "court")}
-COMMON = "the a of in and was old new first many some zebra near under with for by it they had small great".split()
-WORDS = ["?", ".", *COMMON, *(word for topic in TOPICS.values() for word in topic)]
-CODES = {word: code for code, word in enumerate(WORDS)}
 HEAD = Neuron(0, "head", 1)
 WORD, TOPIC, POSITION = (Neuron(0, "ffn", number) for number in (3, 4, 5))
 
 
-class Words:
-    """A tokenizer of words, each with the space before it."""
-
-    all_special_ids = ()
-    pad_token_id = eos_token_id = None
-
-    def __call__(self, text, add_special_tokens=True):
-        return {"input_ids": [CODES.get(word, 0) for word in re.findall(r"\w+|\.", text.lower())]}
-
-    def decode(self, ids):
-        return "".join(WORDS[i] if WORDS[i] == "." else f" {WORDS[i]}" for i in ids)
-
-
 def planted() -> Model:
     """One neuron fires on a word, one on how much of a topic stands before, one at a position; the others at random."""
-    config = GPT2Config(
-        vocab_size=len(WORDS),
-        n_embd=32,
-        n_inner=60,
-        n_layer=1,
-        n_head=2,
-        n_positions=64,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    made = random_model(config, dtype=torch.float32)
+    made = bare()
     with torch.no_grad():
         block = made.net.transformer.h[0]
-        for part in (block.attn.c_attn, block.attn.c_proj):
-            part.weight.zero_()
-            part.bias.zero_()
         block.attn.c_attn.weight[6, 64] = 1  # attention is the mean over what stands before, of one feature
         block.attn.c_proj.weight[0, 8] = 8
         block.attn.c_attn.bias[16] = 4  # the other head looks for the word
         block.attn.c_attn.weight[5, 48] = 4
-        block.ln_1.weight.fill_(1)
-        block.ln_1.bias.zero_()
-        block.ln_2.weight.fill_(1)
-        block.ln_2.bias.zero_()
         tokens, positions = made.net.transformer.wte.weight, made.net.transformer.wpe.weight
         positions.zero_()
         tokens[:, 5:9] = 0
@@ -100,7 +65,7 @@ def planted() -> Model:
             block.mlp.c_fc.weight[:, neuron.index] = 0
             block.mlp.c_fc.weight[feature, neuron.index] = 1
             block.mlp.c_fc.bias[neuron.index] = 0
-    return Model(made.net, Words(), "planted")
+    return made
 
 
 def texts(count: int) -> list[str]:
@@ -185,11 +150,11 @@ def test_chance_is_seldom_called_clear(indexed):
         for row, neuron in enumerate(neurons):
             for polarity, values in both_signs(read_of, row):
                 pair, fired = (neuron, polarity), fired_in(parts, values)
-                null = by_chance(store, parts, pair, values, (), "another seed")
+                null = by_chance(parts, pair, values, len(examples_of(store, pair)), (), "another seed")
                 if null is not None:
                     clear["shifted"] += clears(choose(*null), nulls(known, pair))
-                made_of = own_evidence(store, parts["make"], pair, values["make"], ())
-                own = choose(kinds.candidates(made_of), fired)
+                labels = candidates(parts["make"], values["make"], examples_of(store, pair), ())
+                own = choose(labels, fired)
                 for other in other_labels(known["labels"], parts, pair, own)[:1]:
                     clear["other"] += clears(judged(other, own.by, fired), nulls(known, pair))
         assert max(clear.values()) <= 8
@@ -293,10 +258,14 @@ def test_an_earlier_store_gets_the_tables(indexed, tmp_path):
             "DROP INDEX examples_by_sentence",
             "ALTER TABLE labels DROP COLUMN scores",
             "DELETE FROM icebear WHERE key = 'statistics_tokens'",
-            f"PRAGMA user_version = {len(MIGRATIONS) - 1}",
+            "DROP TABLE concepts",
+            "DROP TABLE concept_parts",
+            "CREATE VIRTUAL TABLE sentence_words USING fts5vocab(sentences_fts, row)",
+            "PRAGMA user_version = 3",
         ):
             execute(statement)
     with open_store(tmp_path / "old.db") as store:
+        assert "positive on" in describe(store, WORD).to_html()
         assert store.examples(WORD) == before
         card = describe(store, WORD)
         assert (card.label, card.meanings) == ("stripes", {})
@@ -486,3 +455,12 @@ def test_labels_are_evaluated(run, tmp_path):
     for pair in found["samples"]:
         assert set(pair["methods"]) == set(evaluation.METHODS)
         assert all(set(numbers) == set(evaluation.COLUMNS) for numbers in pair["methods"].values())
+
+
+def test_an_index_by_relevance_says_nothing_of_activations(indexed, monkeypatch):
+    model, path = indexed
+    with open_store(path) as store:
+        monkeypatch.setattr(type(store), "by", "relevance")
+        for ask in (lambda: label_neurons(model, store, [WORD]), lambda: score_label(model, store, WORD, "zebra")):
+            with pytest.raises(StoreError, match="an index by relevance, and labels are of activations"):
+                ask()

@@ -307,13 +307,6 @@ def test_what_is_damaged_inside_is_said_in_words(model, corpus, tmp_path):
         store.checksum()
 
 
-def test_words_with_accents_are_the_corpus_words(model, tmp_path):
-    (tmp_path / "f.txt").write_text("\n".join(f"Un été chaud {word}." for word in ("rouge", "vert", "bleu")))
-    with open_store(tmp_path / "f.db") as store:
-        build_index(model, read_corpus(str(tmp_path / "f.txt")), store, k=2)
-        assert store.sentences_with(["été", "chaud", "rien"]) == {"été": 3, "chaud": 3, "rien": 0}
-
-
 def test_many_may_open_a_new_store_at_once(tmp_path):
     def look(number):
         with open_store(tmp_path / f"{number // 8}.db", create=True) as store:

@@ -10,8 +10,19 @@ from typing import Any
 import numpy as np
 
 from actmax.labels import kinds, scores
-from actmax.labels.chance import clears, controls, drawn, nulls, other_labels
-from actmax.labels.choice import Chosen, Pair, Values, both_signs, choose, fired_in, judged, own_evidence, writes
+from actmax.labels.chance import clears, controls, drawn, nulls, other_labels, p_value
+from actmax.labels.choice import (
+    Chosen,
+    Pair,
+    Values,
+    both_signs,
+    candidates,
+    choose,
+    examples_of,
+    fired_in,
+    judged,
+    writes,
+)
 from actmax.labels.label import Label
 from actmax.labels.reading import read
 from actmax.labels.sample import Sample, samples
@@ -39,9 +50,7 @@ def label_neurons(
     Commits after each group of `GROUP` neurons; on_progress(done, total) counts sentences read and neurons labelled.
     Raises `StoreError` for an index by relevance, or one of too few documents.
     """
-    store.check(model.fingerprint, model.name, model.dtype_name)
-    if store.by != "activation":
-        raise StoreError(f"{store.path} is an index by {store.by}, and labels are of activations; use another --store.")
+    check(model, store)
     have = store.meanings(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
@@ -54,26 +63,25 @@ def label_neurons(
     for group in groups:
         read_of, known = activations(model, store, parts, group, seed, advance)
         found: list[Meaning] = []
+        driven: list[Row] = []
         for row, neuron in enumerate(group):
             promoted = writes(store, neuron)
             for polarity, values in both_signs(read_of, row):
-                found.append(_meaning(store, parts, (neuron, polarity), values, promoted[polarity], known))
+                meaning = _meaning(store, parts, (neuron, polarity), values, promoted[polarity], known)
+                found.append(meaning)
+                if meaning.clear:
+                    label = Label.from_dict(meaning.record["label"])
+                    driven.append((neuron, polarity, {"label": label}, promoted[polarity]))
             advance(1)
-        store.set_meanings(_with_writes(model, found, {neuron: writes(store, neuron) for neuron in group}))
+        ranks = iter(tested(model, driven))
+        store.set_meanings([replace(m, record={**m.record, "writes": next(ranks)}) if m.clear else m for m in found])
 
 
-def _with_writes(
-    model: Model, found: Sequence[Meaning], promoted: dict[Neuron, dict[str, tuple[str, ...]]]
-) -> list[Meaning]:
-    """The neurons whose labels hold are driven, to see whether they write what they read."""
-    clear = [meaning for meaning in found if meaning.clear]
-    rows: list[Row] = []
-    for meaning in clear:
-        label = Label.from_dict(meaning.record["label"])
-        rows.append((meaning.neuron, meaning.polarity, {"label": label}, promoted[meaning.neuron][meaning.polarity]))
-    able = model.generates and model.task.stacks == 1
-    tested_of = dict(zip(map(id, clear), tested(model, rows) if able else [None] * len(rows), strict=True))
-    return [replace(m, record={**m.record, "writes": tested_of[id(m)]}) if id(m) in tested_of else m for m in found]
+def check(model: Model, store: Store) -> None:
+    """Raises `StoreError` where the store cannot say what the model's neurons mean."""
+    store.check(model.fingerprint, model.name, model.dtype_name)
+    if store.by != "activation":
+        raise StoreError(f"{store.path} is an index by {store.by}, and labels are of activations; use another --store.")
 
 
 def _counting(total: int, on_progress: Callable[[int, int], None]) -> Callable[[int], None]:
@@ -129,6 +137,7 @@ def score_label(
     own = re.findall(r"\w+", text.lower())
     if not own:
         raise InputError("A label without words cannot be scored; write some.")
+    check(model, store)
     parts = prepared(model, store, seed)
     advance = _counting(sum(len(sample.ids) for sample in parts.values()), on_progress)
     read_of, known = activations(model, store, parts, [neuron], seed, advance)
@@ -161,8 +170,8 @@ def _meaning(
     fired = fired_in(parts, values)
     if fired is None:
         return _silent(pair)
-    chosen = choose(kinds.candidates(own_evidence(store, parts["make"], pair, values["make"], promoted)), fired)
-    return scored(parts, pair, chosen, fired, values, known)
+    labels = candidates(parts["make"], values["make"], examples_of(store, pair), promoted)
+    return scored(parts, pair, choose(labels, fired), fired, values, known)
 
 
 def _silent(pair: Pair) -> Meaning:
@@ -180,7 +189,7 @@ def scored(
     """A label with all that is measured of it on the part to report on."""
     own, label, by = fired["report"], chosen.label, chosen.by
     by_chance = nulls(known, pair)
-    p = max(scores.p_value(chosen.margin, null) for null in by_chance.values())
+    p = p_value(chosen, by_chance)
     others = other_labels(known["labels"], parts, pair, chosen)
     record = {
         **chosen.to_dict(),

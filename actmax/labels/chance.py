@@ -14,11 +14,11 @@ from actmax.labels.choice import (
     Pair,
     Values,
     both_signs,
+    candidates,
     choose,
     examples_of,
     fired_in,
     judged,
-    own_evidence,
     writes,
 )
 from actmax.labels.evidence import Place, evidence
@@ -51,6 +51,12 @@ def clears(chosen: Chosen, by_chance: dict[str, list[float]]) -> bool:
     return chosen.margin >= 1 and all(chosen.margin > np.quantile(null, 0.95) for null in by_chance.values() if null)
 
 
+def p_value(chosen: Chosen, by_chance: dict[str, list[float]]) -> float:
+    """The share of what chance gives that is as good, of the null where that is largest (Phipson & Smyth 2010: never
+    zero)."""
+    return max((1 + sum(x >= chosen.margin for x in null)) / (1 + len(null)) for null in by_chance.values())
+
+
 def drawn(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
     """Neurons by chance, of all layers and sites of the index; or heads of the model."""
     if heads:
@@ -70,9 +76,9 @@ def shifted(sample: Sample, values: np.ndarray, generator: np.random.Generator) 
 
 
 def by_chance(
-    store: Store, parts: dict[str, Sample], pair: Pair, values: Values, promoted: Sequence[str], seed: str
+    parts: dict[str, Sample], pair: Pair, values: Values, examples: int, promoted: Sequence[str], seed: str
 ) -> tuple[list[Label], dict[str, Fires]] | None:
-    """Shifted activations, and the candidates that are made of them."""
+    """Shifted activations, and the candidates that are made of them and of as many examples, anywhere."""
     name = f"{pair[0]} {pair[1]} {seed}"
     generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
     moved = {part: shifted(sample, values[part], generator) for part, sample in parts.items()}
@@ -80,8 +86,7 @@ def by_chance(
     if fired is None:
         return None
     sample = parts["make"]
-    # As many examples as its own, anywhere.
-    rows = generator.choice(np.flatnonzero(sample.counted), len(examples_of(store, pair)))
+    rows = generator.choice(np.flatnonzero(sample.counted), examples)
     places: list[Place] = [(sample.sentences[sample.sentence[row]].tokens, int(sample.position[row])) for row in rows]
     return kinds.candidates(evidence(sample, moved["make"], places, (), promoted)), fired
 
@@ -102,11 +107,11 @@ def controls(
         promoted = writes(store, neuron)
         for polarity, values in both_signs(read_of, row):
             pair, fired = (neuron, polarity), fired_in(parts, values)
+            examples, words = examples_of(store, pair), promoted[polarity]
             if fired is not None:
-                made_of = own_evidence(store, parts["make"], pair, values["make"], promoted[polarity])
-                labels.append((pair, choose(kinds.candidates(made_of), fired)))
+                labels.append((pair, choose(candidates(parts["make"], values["make"], examples, words), fired)))
                 fired_of[pair] = fired
-            draws = (by_chance(store, parts, pair, values, promoted[polarity], f"{seed} {n}") for n in range(DRAWS))
+            draws = (by_chance(parts, pair, values, len(examples), words, f"{seed} {n}") for n in range(DRAWS))
             shifts += [(neuron.layer, choose(*null).margin) for null in draws if null is not None]
     kept = [{"neuron": str(pair[0]), "polarity": pair[1], **_kept(parts, chosen)} for pair, chosen in labels]
     others = []

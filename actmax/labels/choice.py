@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels import scores
-from actmax.labels.evidence import Evidence, Place, evidence
+from actmax.labels import kinds, scores
+from actmax.labels.evidence import Place, evidence
 from actmax.labels.label import Label
 from actmax.labels.sample import PARTS, Sample, part_of, words
 from actmax.labels.scores import Fires
@@ -54,7 +54,10 @@ def both_signs(read_of: dict[str, np.ndarray], row: int) -> list[tuple[str, Valu
 def choose(labels: Sequence[Label], fired: dict[str, Fires]) -> Chosen:
     """The label that does best on the part to choose on: the best one by token or the best one by sentence, whichever
     has the higher score of those that pass their bar, or comes nearest to it."""
-    found = best_of(labels, fired["choose"]) or best_of(labels, fired["choose"], responding=False)
+    return the_better(best_of(labels, fired["choose"]) or best_of(labels, fired["choose"], responding=False), fired)
+
+
+def the_better(found: dict[str, Candidate], fired: dict[str, Fires]) -> Chosen:
     passing = [by for by in scores.UNITS if by in found and found[by].worth >= 1]
     able = {by: judged(found[by].label, by, fired) for by in passing or found}
     return max(able.values(), key=lambda one: one.chosen if passing else scores.margin(one.by, one.chosen))
@@ -98,10 +101,10 @@ def examples_of(store: Store, pair: Pair) -> list[Example]:
     return [example for example in store.examples(*pair) if part_of(example.sentence.title) == "make"]
 
 
-def own_evidence(store: Store, sample: Sample, pair: Pair, values: np.ndarray, promoted: Sequence[str]) -> Evidence:
-    examples = examples_of(store, pair)
+def candidates(sample: Sample, values: np.ndarray, examples: Sequence[Example], promoted: Sequence[str]) -> list[Label]:
+    """What a neuron may mean, by its values in the sample to make labels on, its examples, and what it promotes."""
     places: list[Place] = [(example.sentence.tokens, example.token) for example in examples]
-    return evidence(sample, values, places, marked(examples), promoted)
+    return kinds.candidates(evidence(sample, values, places, marked(examples), promoted))
 
 
 def marked(examples: Sequence[Example]) -> tuple[str, ...]:

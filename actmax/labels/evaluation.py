@@ -9,17 +9,19 @@ import numpy as np
 
 from actmax.labels import kinds, scores
 from actmax.labels.auto import activations
-from actmax.labels.chance import by_chance, clears, nulls, other_labels
+from actmax.labels.chance import by_chance, clears, nulls, other_labels, p_value
 from actmax.labels.choice import (
     Chosen,
     Pair,
     Values,
     best_of,
     both_signs,
+    candidates,
     choose,
+    examples_of,
     fired_in,
     judged,
-    own_evidence,
+    the_better,
     writes,
 )
 from actmax.labels.label import Label
@@ -83,9 +85,8 @@ def measure(
                 if found["methods"]["label"]["clear"]:
                     driven.append((pairs[-1], (neuron, polarity, labels, promoted[polarity])))
         lines.append({"neuron": str(neuron), "pairs": pairs})
-    if model.generates and model.task.stacks == 1:
-        for (found, _), ranks in zip(driven, tested(model, [row for _, row in driven]), strict=True):
-            found["writes"] = ranks
+    for (found, _), ranks in zip(driven, tested(model, [row for _, row in driven]), strict=True):
+        found["writes"] = ranks
     return lines
 
 
@@ -98,10 +99,11 @@ def _pair(
     promoted: Sequence[str],
     known: dict[str, Any],
 ) -> dict[str, Any]:
-    labels = kinds.candidates(own_evidence(store, parts["make"], pair, values["make"], promoted))
+    examples = examples_of(store, pair)
+    labels = candidates(parts["make"], values["make"], examples, promoted)
     chosen = choose(labels, fired)
     other = next(iter(other_labels(known["labels"], parts, pair, chosen)), None)
-    null = by_chance(store, parts, pair, values, promoted, "evaluated")  # another draw than those of the bars
+    null = by_chance(parts, pair, values, len(examples), promoted, "evaluated")  # another draw than those of the bars
     learnt = [(parts[part], values[part]) for part in ("make", "choose")]
     bar, *own = (scores.table(learnt, fired[part]) for part in ("report", "make", "choose"))
     bars = nulls(known, pair)
@@ -114,9 +116,14 @@ def _pair(
         judgement = judged(other, chosen.by, fired)
         methods["another neuron's"] = {**scores.detection(other, fired["report"]), **_of_chosen(judgement, bars)}
     methods[TABLE] = _of_scores(bar, *own)
-    p = max(scores.p_value(chosen.margin, margins) for margins in bars.values())
     labels_of = {"label": chosen.label.to_dict()} | ({"other": other.to_dict()} if other else {})
-    return {"kind": chosen.label.kind, "by": chosen.by, "p": p, "labels": labels_of, "methods": methods}
+    return {
+        "kind": chosen.label.kind,
+        "by": chosen.by,
+        "p": p_value(chosen, bars),
+        "labels": labels_of,
+        "methods": methods,
+    }
 
 
 def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], bars: dict[str, list[float]]) -> dict[str, float]:
@@ -124,7 +131,7 @@ def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], bars: dict[str,
     if not best:
         return CHANCE
     found = {by: judged(candidate.label, by, fired).reported for by, candidate in best.items()}
-    return {**CHANCE, **found, **_of_chosen(choose(labels, fired), bars)}
+    return {**CHANCE, **found, **_of_chosen(the_better(best, fired), bars)}
 
 
 def _of_chosen(chosen: Chosen, bars: dict[str, list[float]]) -> dict[str, float]:

@@ -44,8 +44,6 @@ def at(sample: Sample, x: np.ndarray, where: str) -> np.ndarray:
     """(N,) bool: where x (N,), that is true of tokens, is true in the place that is looked at."""
     if where == "here":
         return x
-    if where == "earlier":
-        return sample.earlier(x)
     return sample.beside(x, -1 if where == "before" else 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from actmax.scan import counted_length
 from concepts.models.model import Model
 from db.store import Store
 from icebear.errors import StoreError
+from icebear.fingerprints import hashed
 from icebear.records import Sentence
 
 PARTS = ("make", "choose", "report")
@@ -29,7 +29,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 
 def part_of(title: str) -> str:
     """The part that a document belongs to, always."""
-    return PARTS[int.from_bytes(hashlib.blake2b(f"part {title}".encode(), digest_size=8).digest(), "big") % 3]
+    return PARTS[hashed(f"part {title}") % 3]
 
 
 @dataclass
@@ -147,7 +147,7 @@ def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
     """
     limit, special = store.fact("max_tokens"), model.special_ids()
     rows: dict[str, list[Row]] = {part: [] for part in SENTENCES}
-    for sentence in store.sentences_from(_start(seed)):
+    for sentence in store.sentences_from(hashed(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
         part = part_of(sentence.title)
         if len(rows[part]) < SENTENCES[part]:
             ids = model.token_ids(sentence.text, limit)
@@ -164,8 +164,3 @@ def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
             )
     codes = Codes()
     return {part: Sample(rows[part], codes) for part in rows}
-
-
-def _start(seed: int) -> int:
-    """Where in the ring of 62-bit ids a sample begins."""
-    return int.from_bytes(hashlib.blake2b(f"sample {seed}".encode(), digest_size=8).digest(), "big") >> 2

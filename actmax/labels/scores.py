@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actmax.labels import kinds
-from actmax.labels.evidence import SENTENCES, TOKENS, top
+from actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
 from actmax.labels.label import Label
 from actmax.labels.sample import Sample
 
@@ -59,7 +59,7 @@ def fires(sample: Sample, values: np.ndarray) -> Fires | None:
     tokens[top(values, sample.counted, TOKENS)] = True
     # A sentence's mean may be below zero wherever the neuron fires; what counts is which are furthest.
     sentences[np.argsort(-means, kind="stable")[: math.ceil(SENTENCES * len(means))]] = True
-    if tokens.sum() < 8:
+    if tokens.sum() < FEWEST:
         return None
     return Fires(sample, values, tokens[sample.counted], means, sentences)
 
@@ -171,11 +171,6 @@ def hard(label: Label, fired: Fires, unit: str) -> float:
 
 NEAREST = 3
 """Sentences taken for each that drives the neuron."""
-
-
-def p_value(score: float, null: Sequence[float]) -> float:
-    """The share of what chance gives that is as good (Phipson & Smyth 2010: never zero)."""
-    return (1 + sum(other >= score for other in null)) / (1 + len(null))
 
 
 def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:

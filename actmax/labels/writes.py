@@ -64,14 +64,17 @@ def tested(model: Model, rows: Sequence[Row]) -> list[dict[str, Any] | None]:
     words gain, at each strength; and by the share of the label's words in the text that it writes. With its price.
 
     Words that it promotes itself are left out: they would gain whatever the label; their own rank stands beside it, as
-    a check of the arithmetic. None where the neuron was not seen to go to this side. FFN neurons only.
+    a check of the arithmetic. None where the neuron was not seen to go to this side. FFN neurons only, of a model that
+    writes text from left to right.
     """
+    found: list[dict[str, Any] | None] = [None] * len(rows)
+    if not model.generates or model.task.stacks > 1:
+        return found
     seen, vocabulary = calibrate(model), _vocabulary(model)
     able: list[tuple[int, Edit]] = []
     for place, (neuron, polarity, _, _) in enumerate(rows):
         furthest = _furthest(seen, neuron, polarity) if neuron.site == "ffn" else 0.0
         able += [(place, (neuron.layer, neuron.index, furthest))] if furthest else []
-    found: list[dict[str, Any] | None] = [None] * len(rows)
     if not able:
         return found
     rest = others(model, seen, {edit[0] for _, edit in able})

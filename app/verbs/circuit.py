@@ -19,6 +19,7 @@ from app.options import (
     options,
     print_json,
     stdout,
+    store_if_any,
     taken,
     told_of,
     write_page,
@@ -78,7 +79,8 @@ def circuit(
         graph = _of_file(model, file, asked, how) if file else _of_prompt(model, asked, how)
     checked = _checked(graph) if ablate else {}
     fires = [(node.neuron, "-" if node.activation < (node.versus or 0) else "+") for node in graph.nodes]
-    known = known_of(store_path, model, fires)
+    with store_if_any(store_path, model) as store:
+        known = known_of(store, fires)
     for path, content in (
         (html, graph.to_html),
         (png, graph.to_png),

@@ -18,6 +18,7 @@ from app.options import (
     options,
     print_json,
     stdout,
+    store_if_any,
     taken,
     told_of,
     write_page,
@@ -196,7 +197,8 @@ def rank(
     where = _position(position)
     found = relevance.top(top, site, polarity, where, include_sinks, include_template=include_template)
     words = _words(model, [row.neuron for row in found])
-    known = known_of(store_path, model, [(row.neuron, row.polarity) for row in found])
+    with store_if_any(store_path, model) as store:
+        known = known_of(store, [(row.neuron, row.polarity) for row in found])
     ablated = [ablation(model, relevance, k, str(site)) for k in sorted({top, *SIZES})] if ablate else []
     if as_json:
         rows = [

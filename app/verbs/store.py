@@ -167,7 +167,8 @@ def _clearest(store_path: str, top: int, as_json: bool) -> None:
     if as_json:
         print_json({**made_with, "tried": len(tried), "clear": [meaning.to_dict() for meaning in found[:top]]})
     else:
-        stdout().print(meanings(found[:top], f"{len(found):,} of {len(tried):,} (neuron, sign) have a clear meaning"))
+        title = f"{len(found):,} of {len(tried):,} (neuron, sign) have a clear meaning, at most 5 % of them by chance"
+        stdout().print(meanings(found[:top], title))
 
 
 @click.command()

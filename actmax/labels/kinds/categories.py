@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import numpy as np
 
@@ -64,7 +63,7 @@ ENDINGS = ("ing", "ed", "ly", "s", "er", "est", "ion", "al", "ic", "ism", "ist",
 
 
 def candidates(evidence: Evidence) -> list[Label]:
-    names = (*PATTERNS, *map(_ending, ENDINGS))
+    names = (*PATTERNS, *(f"-{ending}" for ending in ENDINGS))
     return [Label.of("category", where, (name,)) for name in names for where in WHERE]
 
 
@@ -77,14 +76,9 @@ def text(label: Label) -> str:
     return SAID[label.where].format(label.texts[0])
 
 
-def _ending(ending: str) -> str:
-    return f"-{ending}"
-
-
 def _of_tokens(sample: Sample, name: str) -> np.ndarray:
-    match = partial(re.match, PATTERNS[name])
-    known: dict[str, bool] = {}
-    return np.array([known[p] if p in known else known.setdefault(p, bool(match(p))) for p in sample.pieces])
+    known = {piece: bool(re.match(PATTERNS[name], piece)) for piece in set(sample.pieces)}
+    return np.array([known[piece] for piece in sample.pieces])
 
 
 def _of_words(sample: Sample, name: str) -> np.ndarray:
