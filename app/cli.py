@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from app.launch import log_to_stderr
-from app.verbs import circuit, evaluate, explain, machine, steer, store, talk
+from app.verbs import circuit, concept, evaluate, explain, machine, steer, store, talk
 from icebear.errors import IcebearError, out_of_memory
 
 
@@ -43,6 +43,7 @@ for verb in (
     *talk.VERBS,
     *circuit.VERBS,
     *steer.VERBS,
+    *concept.VERBS,
     *store.VERBS,
     evaluate.evaluate,
     *MACHINE,

@@ -73,6 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "How many (neuron, token) pairs a circuit has."},
     "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
+    "--away": {"is_flag": True, "help": "Away instead: the current answer leaves the first tokens; less of a concept."},
     "--ablate": {"is_flag": True, "help": "With --versus: what the nodes carry, measured, beside controls."},
     "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "0: greedy."},
     "--seed": {"default": 0, "help": "Of what is drawn by chance."},
@@ -188,11 +189,10 @@ def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
         yield found
 
 
-def known_of(path: str, model: Model, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
-    """The automatic labels that hold, of neurons at polarities, where there is a store that has them."""
+def known_of(store: Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
+    """The automatic labels that hold, of neurons at polarities, where a store has them."""
     wanted = dict.fromkeys(pairs)
-    with store_if_any(path, model) as store:
-        found = store.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
+    found = store.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
     return [found[pair] for pair in wanted if pair in found and found[pair].clear]
 
 
@@ -214,6 +214,17 @@ def print_json(value: Any) -> None:
         click.echo(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False))
     except ValueError:
         raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
+
+
+def lines(path: str) -> list[str]:
+    """A file's texts, one a line."""
+    try:
+        found = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
+    if not found:
+        raise InputError(f"{path} has no text; write one a line.")
+    return found
 
 
 def write_page(path: str, content: str | bytes) -> None:

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from actmax.labels import telling
 from actmax.labels.telling import HELD_OUT, measured
-from actmax.page import NEAREST, RELMAX
+from actmax.page import NEAREST, RELMAX, counted
 from concepts.circuits.drawing import sources, summary
 from concepts.render import color, hexadecimal, ink, shares, visible
 from concepts.versus.ablation import Ablation
@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 
 def heatmap(relevance: Relevance) -> Text:
     """The prompt, each token on its relevance's colour; what a chat's template wrote is grey."""
-    text, template = Text(), set(relevance.template)
-    values = relevance.tokens.tolist()
-    for place, (token, share) in enumerate(zip(relevance.token_strings, shares(values, template), strict=True)):
+    return coloured(relevance.token_strings, relevance.tokens.tolist(), relevance.template)
+
+
+def coloured(tokens: Sequence[str], values: list[float], apart: Sequence[int] = ()) -> Text:
+    """Tokens on the colour of their values; those apart are grey."""
+    text = Text()
+    for place, (token, share) in enumerate(zip(tokens, shares(values, set(apart)), strict=True)):
         rgb = color(share)
-        look = Style(dim=True) if place in template else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
+        look = Style(dim=True) if place in apart else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
         text.append(visible(token), look)
     return text
 
@@ -50,7 +54,7 @@ LONG = 240
 """Letters of a text in a table."""
 
 
-def _grid(*columns: tuple[str, Any], title: str | Text | None = None, caption: str | None = None) -> Table:
+def grid(*columns: tuple[str, Any], title: str | Text | None = None, caption: str | None = None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.caption, table.caption_justify = caption, "left"
     for name, justify in columns:
@@ -75,7 +79,7 @@ def token_table(relevance: Relevance) -> Table:
     template = set(relevance.template)
     positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
     of_position = [("its position", "right")] if positions else []
-    table = _grid(("position", "right"), ("token", "left"), ("relevance", "right"), *of_position, ("", "left"))
+    table = grid(("position", "right"), ("token", "left"), ("relevance", "right"), *of_position, ("", "left"))
     for place, (token, value) in enumerate(zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)):
         if place in template:
             continue
@@ -93,7 +97,7 @@ def _hops(relevance: Relevance) -> str:
 
 
 def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
-    table = _grid(("whose", "left"), ("relevance", "right"), ("text", "left"))
+    table = grid(("whose", "left"), ("relevance", "right"), ("text", "left"))
     for unit, value in parts:
         style = "dim" if unit.template else None
         text = visible(unit.text.strip())
@@ -121,7 +125,7 @@ def explanation(relevance: Relevance, units: Table | None = None) -> Group:
 
 def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Projection], title: str) -> Table:
     """Ranked neurons with what they write; `words` may lack some."""
-    table = _grid(
+    table = grid(
         ("neuron", "left"),
         ("token", "left"),
         ("activation", "right"),
@@ -147,7 +151,7 @@ def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Pro
 
 def carried(found: Sequence[Ablation]) -> Table:
     """What lists of nodes carry, beside controls."""
-    table = _grid(
+    table = grid(
         ("nodes by size of relevance", "right"),
         *((f"{name}{kind}", "right") for name in ("", "matched: ", "change: ") for kind in ("kept", "left without")),
         title="How much of the difference is there with these nodes alone, and without them",
@@ -185,7 +189,7 @@ def circuit_tables(
 def groups_table(graph: Graph, without: Sequence[Without] = ()) -> Table:
     """A circuit's groups; of the first what the answer is without each."""
     off = [("left without", "right"), ("matched", "right"), ("answer without", "left")] if without else []
-    table = _grid(("group", "left"), ("nodes", "right"), ("score", "right"), *off, title="Groups")  # type: ignore[arg-type]
+    table = grid(("group", "left"), ("nodes", "right"), ("score", "right"), *off, title="Groups")  # type: ignore[arg-type]
     if without:
         table.caption = (
             "left: of the difference to the other prompt; matched: without others of the same layers and tokens"
@@ -214,7 +218,7 @@ def _tree(graph: Graph) -> Tree:
 
 def tasks_table(found: dict[str, dict[str, Any]], alike: Sequence[dict[str, Any]]) -> Group:
     """What tasks' circuits carry of other pairs, and how alike they are."""
-    table = _grid(
+    table = grid(
         ("task", "left"),
         ("pairs", "right"),
         ("nodes", "left"),
@@ -237,7 +241,7 @@ def tasks_table(found: dict[str, dict[str, Any]], alike: Sequence[dict[str, Any]
 
 def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
     """Neurons by their mean over prompts; `words` may lack some."""
-    table = _grid(
+    table = grid(
         ("neuron", "left"),
         ("activation", "right"),
         ("relevance", "right"),
@@ -263,7 +267,7 @@ def projection(result: Projection) -> Table:
     by_std = result.typical is not None and result.std is not None
     numbers = [*(["logit"] if result.typical else []), *(["per std"] if by_std else []), "z"]
     columns = [(name, "right") for name in numbers]
-    table = _grid(("promotes (+)", "left"), *columns, ("suppresses (-)", "left"), *columns, title=result.about)
+    table = grid(("promotes (+)", "left"), *columns, ("suppresses (-)", "left"), *columns, title=result.about)
 
     def cells(token: Promotion) -> list[str | Text]:
         logit = token.logit or 0.0
@@ -319,7 +323,7 @@ def recipe_table(found: Recipe) -> Group:
 def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
     about = {row["neuron"]: row for row in neurons}
     examples = [("examples", "left")] if any(row.get("examples") for row in neurons) else []
-    table = _grid(
+    table = grid(
         ("edit", "left"),
         ("was", "right"),
         ("of its range", "right"),
@@ -350,7 +354,7 @@ def _of_its_range(row: dict[str, Any]) -> str:
 
 def _cost(told: dict[str, Any]) -> list[Table | Text]:
     """A price, as its `to_dict` has it."""
-    table = _grid(("next token", "left"), ("before", "right"), ("rank", "right"), ("after", "right"), ("rank", "right"))
+    table = grid(("next token", "left"), ("before", "right"), ("rank", "right"), ("after", "right"), ("rank", "right"))
     tokens = {token["text"]: token for token in (told["old"], told["new"]) if token}
     for text, token in tokens.items():
         table.add_row(
@@ -377,7 +381,7 @@ def _cost(told: dict[str, Any]) -> list[Table | Text]:
 
 def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
     """A row for each pair of `icebear evaluate flips` and reach: what candidates by relevance did."""
-    table = _grid(
+    table = grid(
         ("prompt", "left"),
         ("to", "left"),
         ("reach", "left"),
@@ -406,7 +410,7 @@ def flips_summary(found: dict[str, Any]) -> Group:
     reaches = found["reaches"]
     names = list(dict.fromkeys(name for rows in reaches.values() for name in rows))
     about = f"Of {found['pairs']} pairs: flipped; median neurons, probability, KL at {PLACES} neutral places in nats"
-    table = _grid(("candidates by", "left"), *((reach, "right") for reach in reaches), title=about)
+    table = grid(("candidates by", "left"), *((reach, "right") for reach in reaches), title=about)
     for name in names:
         cells = []
         for rows in reaches.values():
@@ -423,7 +427,7 @@ def knowledge_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Changes of probability by suppressing and by amplifying, and their medians."""
     whose = ("own", "others", "random")
     columns = ((name, "right") for name in ("neurons", "plain", *whose))
-    table = _grid(("fact", "left"), *columns, title="Change of probability, neurons at 0 / at twice their activation")
+    table = grid(("fact", "left"), *columns, title="Change of probability, neurons at 0 / at twice their activation")
 
     def changes(chosen: Sequence[dict[str, Any]]) -> list[str]:
         """Medians."""
@@ -448,7 +452,7 @@ def card(found: Card) -> Group:
         Text.assemble((str(found.neuron), "bold"), f"  {found.title}"),
         Text(
             f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
-            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}",
+            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{counted(found)}",
             "dim",
         ),
         Text(f"{_sparkline(statistics.histogram)}  activations, -128 to 128 by powers of two", "dim"),
@@ -460,7 +464,7 @@ def card(found: Card) -> Group:
     for polarity, examples in found.examples.items():
         parts += meaning_told(polarity, found.meanings.get(polarity), found.held_out.get(polarity, {}))
         title = f"class: {found.kind[polarity]}"
-        table = _grid((found.by, "right"), ("sentence", "left"), title=title)
+        table = grid((found.by, "right"), ("sentence", "left"), title=title)
         for example in examples:
             table.add_row(f"{example.value:+.2f}", _highlighted(example))
         parts.append(table)
@@ -480,7 +484,7 @@ def meaning_told(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
 
 
 def _held_out(name: str, examples: Sequence[Example]) -> Table:
-    table = _grid(("", "right"), (HELD_OUT[name], "left"))
+    table = grid(("", "right"), (HELD_OUT[name], "left"))
     for example in examples:
         table.add_row(f"{example.value:+.2f}", _highlighted(example))
     return table
@@ -491,7 +495,7 @@ KNOWN = "What they mean: labels that hold, with their AUROC (icebear neuron has 
 
 def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
     """Labels with their scores."""
-    table = _grid(
+    table = grid(
         *((name, "left") for name in ("neuron", "sign", "label", "by")),
         *((name, "right") for name in ("score", "p")),
         title=title,
@@ -511,14 +515,14 @@ def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
 
 def evaluation_table(found: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
     """Methods by metric, as `report.told` has them."""
-    table = _grid(("method", "left"), *((name, "right") for name in columns), title=title)
+    table = grid(("method", "left"), *((name, "right") for name in columns), title=title)
     for name, cells in found.items():
         table.add_row(name, *(Text(cell) for cell in cells))
     return table
 
 
 def cost_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _grid(("method", "left"), *((name, "right") for name in list(rows[0])[1:]))
+    table = grid(("method", "left"), *((name, "right") for name in list(rows[0])[1:]))
     for row in rows:
         name, tokens, *rest = row.values()
         table.add_row(name, str(tokens), *(f"{value:.3f}" for value in rest))
@@ -527,7 +531,7 @@ def cost_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
     """What a search found, and why; labels are somebody's, or automatic ones that hold, with their scores."""
-    table = _grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))
+    table = grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))
     for hit in found:
         table.add_row(str(hit.neuron), hit.polarity, Text("; ".join(hit.why)), Text(labels.get(hit) or ""))
     return table

@@ -4,7 +4,7 @@
     shards      the parts of the corpus that were scanned
     progress    the running summary of a scan that is unfinished or may go on to a larger limit, packed
     sentences   id, text, title, start, end (offsets in the document), tokens (as the model splits it, JSON), with
-                full-text search in sentences_fts and its words in sentence_words
+                full-text search in sentences_fts
     sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/scan.py)
     neurons     id, layer, site, idx, and statistics over the corpus
     examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation (or relevance)
@@ -16,6 +16,8 @@
     meanings    layer, site, idx (of a neuron or a head), polarity, kind and text of the automatic label, by (token or
                 sentence), score, p, clear, record: all that was measured, JSON (see actmax/labels/)
     controls    name, record: what chance gives, measured once, JSON
+    concepts    name, record: how it was found, JSON
+    concept_parts  concept, layer, site, idx, polarity, weight, mean, std, furthest (see steering/latent/concept.py)
     tokens      id, text: the model's vocabulary
 
 The views neuron_names and example_texts show them with readable ids.
@@ -96,5 +98,18 @@ def meanings(database: Database) -> None:
         EXAMPLES_BY_SENTENCE,
         # Before, means were sums over all tokens.
         "INSERT INTO progress SELECT 'counted', packed FROM progress WHERE part = 'token_count'",
+    ):
+        database.execute(statement)
+
+
+@migration
+def concepts(database: Database) -> None:
+    for statement in (
+        "CREATE TABLE concepts (name TEXT PRIMARY KEY, record TEXT NOT NULL)",
+        "CREATE TABLE concept_parts (concept TEXT NOT NULL REFERENCES concepts, layer INTEGER NOT NULL, "
+        "site TEXT NOT NULL, idx INTEGER NOT NULL, polarity INTEGER NOT NULL, weight REAL NOT NULL, "
+        "mean REAL NOT NULL, std REAL NOT NULL, furthest REAL NOT NULL, "
+        "PRIMARY KEY (concept, layer, site, idx)) WITHOUT ROWID",
+        "DROP TABLE sentence_words",  # nothing has read it since labels have scores
     ):
         database.execute(statement)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from db.meanings import MeaningsFile
+from db.kept import ConceptsFile
 from icebear.errors import InputError, StoreError
 from icebear.fingerprints import fits
 from icebear.paths import local
@@ -38,7 +37,7 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
         store.close()
 
 
-class Store(MeaningsFile):
+class Store(ConceptsFile):
     """Readers may look on while one writer writes."""
 
     def check(self, fingerprint: str, name: str, dtype: str | None = None) -> None:
@@ -307,16 +306,7 @@ class Store(MeaningsFile):
             for neuron, sign, count in rows
         ]
 
-    # --- words ------------------------------------------------------------------------------------------
-
-    def sentences_with(self, words: Iterable[str]) -> dict[str, int]:
-        """word -> how many sentences of the corpus have it, for lower-case words; accents do not count."""
-        found = {}
-        for word in words:
-            plain = "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
-            row = self.database.execute("SELECT doc FROM sentence_words WHERE term = ?", (plain,)).fetchone()
-            found[word] = row[0] if row else 0
-        return found
+    # --- labels of one's own ----------------------------------------------------------------------------
 
     def label(self, neuron: Neuron) -> str | None:
         """What somebody called the neuron."""

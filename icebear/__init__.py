@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     from db import Ranked as Ranked
     from db import Store as Store
     from db import open_store as open_store
+    from steering import Concept as Concept
     from steering import Edit as Edit
     from steering import Recipe as Recipe
     from steering import apply_patch as apply_patch
+    from steering import find_concept as find_concept
     from steering import flip as flip
     from steering import steer as steer
 
@@ -58,7 +60,7 @@ __all__, __getattr__, __dir__ = public(
         "concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta Answer AttnLRP Chat Difference Epsilon Gamma "
         "Model Neuron Relevance ZPlus ablation attribute circuit load_model matrix origins project units",
         "db": "IcebearError Ranked Store open_store",
-        "steering": "Edit Recipe apply_patch flip steer",
+        "steering": "Concept Edit Recipe apply_patch find_concept flip steer",
     },
 )
 

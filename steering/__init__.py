@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from icebear.recipe import Recipe as Recipe
     from steering.apply import steer as steer
     from steering.flipping import flip as flip
+    from steering.latent.concept import Concept as Concept
+    from steering.latent.finding import find_concept as find_concept
     from steering.permanent import apply_patch as apply_patch
 
 __all__, __getattr__, __dir__ = public(
@@ -19,6 +21,8 @@ __all__, __getattr__, __dir__ = public(
         "steering.apply": "steer",
         "icebear.edits": "Edit",
         "steering.flipping": "flip",
+        "steering.latent.concept": "Concept",
+        "steering.latent.finding": "find_concept",
         "steering.permanent": "apply_patch",
         "icebear.recipe": "Recipe",
     },

@@ -29,6 +29,7 @@ from icebear.recipe import Recipe
 from icebear.records import Neuron
 from steering.apply import steer
 from steering.last_token import Edits, LastToken, Place
+from steering.paraphrases import Paraphrases
 from steering.phrases import comes, kept, said, wanted_ids
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ OnProgress = Callable[[int, int], None]
 class _State:
     """What the search knows: the prompt, the tokens, where activations are and how far they may go, (L, F, S)."""
 
-    last: LastToken
+    last: LastToken | Paraphrases
     tokens: tuple[int, ...]
-    """Those that shall be first, one after the other; or of which one shall leave the first `out_of`."""
+    """Those that shall be first, one after the other (or each of paraphrases); or of which one shall leave the first
+    `out_of`."""
     out_of: int | None
     now: Tensor
     goal: Tensor | None
@@ -145,6 +147,7 @@ def flip(
     on_progress: OnProgress | None = None,
     beyond: bool = False,
     choose: str = "relevance",
+    paraphrases: Sequence[PromptLike] = (),
 ) -> Recipe:
     """A recipe of at most `max_neurons` edits of FFN neurons after which what the model writes begins with `to`.
 
@@ -158,6 +161,7 @@ def flip(
     store: an index; the neurons that it finds for the token are tried too, and the recipe tells their examples.
     beyond: neurons may go further than they were seen to go on `concepts.calibration`'s texts.
     choose: how candidates are found, of `CHOOSERS`; all but the first are controls.
+    paraphrases: prompts that say the same; the edits have to do it for all of them. Of one token only.
     An answer that is there already needs no edits: the recipe is empty. Raises `InputError` where it cannot be done,
     with how near it came. The recipe's provenance says what was asked and reached.
     """
@@ -168,7 +172,9 @@ def flip(
     wanted = None if phrase is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
-    state = _start(model, prompt, wanted, like, top_k if away else None, beyond)
+    if paraphrases and (wanted is None or away or len(wanted) > 1):
+        raise InputError("Paraphrases are for a single token that shall come (to).")
+    state = _start(model, prompt, wanted, like, top_k if away else None, beyond, paraphrases)
     found = plain = _Found({}, margins(state, [{}])[0].item())
     if not _holds(state, plain.edits):
         prefer = _found_by(store, _text(state))
@@ -180,7 +186,8 @@ def flip(
         if not _holds(state, found.edits):
             raise InputError(_failure(state, found.edits, max_neurons, like is not None))
         found = replace(found, edits=_weakened(state, _pruned(state, found.edits)))
-    return _recipe(state, prompt, like, found, store, choose)
+    recipe = _recipe(state, prompt, like, found, store, choose)
+    return recipe.noting(paraphrases=list(map(kept, paraphrases))) if paraphrases else recipe
 
 
 def _found_by(store: Store | None, text: str) -> list[Neuron]:
@@ -231,10 +238,11 @@ def _start(
     like: PromptLike | None,
     out_of: int | None = None,
     beyond: bool = False,
+    paraphrases: Sequence[PromptLike] = (),
 ) -> _State:
     ids = model.ids(prompt)
     tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
-    last = LastToken(model, ids, tokens)
+    last: LastToken | Paraphrases = LastToken(model, ids, tokens)
     now = last.activations()
     goal = LastToken(model, model.ids(like), tokens).activations() if like is not None else None
     if goal is None and out_of:
@@ -245,6 +253,9 @@ def _start(
     else:  # or where it is, if that is further
         seen = calibrate(model)
         low, high = torch.minimum(seen.low[..., None], now), torch.maximum(seen.high[..., None], now)
+    if paraphrases:
+        last = Paraphrases(model, [ids, *map(model.ids, paraphrases)])
+        tokens *= 1 + len(paraphrases)
     return _State(last, tokens, out_of, now, goal, low, high, beyond)
 
 
@@ -362,7 +373,12 @@ def _edits(edits: Edits) -> list[Edit]:
 
 
 def _text(state: _State) -> str:
-    return "".join(state.model.answer_text(token) for token in state.tokens)
+    return "".join(state.model.answer_text(token) for token in _phrase(state))
+
+
+def _phrase(state: _State) -> tuple[int, ...]:
+    """The tokens that come one after the other."""
+    return state.tokens[: state.last.steps]
 
 
 def _recipe(
@@ -378,7 +394,7 @@ def _recipe(
     before = model.predict(prompt, 5, state.tokens[:1])
     with steer(model, made):
         after = model.predict(prompt, max(5, state.out_of or 0), [row.id for row in before])
-    if not comes(model, made, prompt, state.tokens, state.out_of):
+    if not comes(model, made, prompt, _phrase(state), state.out_of):
         raise InputError(f"The flip of {text!r} did not hold when it was checked; please report this prompt.")
     asked = {"away": text, "top_k": state.out_of} if state.out_of else {"to": text}
     slopes = _slopes(state, {})
@@ -389,7 +405,7 @@ def _recipe(
         found_by="flip",
         prompt=kept(prompt),
         tokens=state.last.ids,
-        phrase=list(state.tokens),
+        phrase=list(_phrase(state)),
         like=None if like is None else kept(like),
         chosen_by=choose,
         beyond=state.beyond,
@@ -424,9 +440,9 @@ def _failure(state: _State, edits: Edits, max_neurons: int, like: bool) -> str:
     model, place = state.model, state.out_of or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.out_of else _steps(state, [edits])[0].argmin())
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
-        found = model.predict([*state.last.ids, *state.tokens[:worst]], place, [state.tokens[worst]])
+        found = model.predict(state.last.before(worst), place, [state.tokens[worst]])
     own = next(token for token in found if token.id == state.tokens[worst])
-    phrase = f" of {_text(state)!r}" if len(state.tokens) > 1 else ""
+    phrase = f" of {_text(state)!r}" if state.last.steps > 1 else ""
     within = "" if state.beyond else " within what they were seen to be"
     further = "" if state.beyond else ", or let them go beyond that (--beyond)"
     if state.out_of:

@@ -42,6 +42,10 @@ class LastToken:
             with model.lock, torch.no_grad():
                 self.cache = model.net.base_model(input_ids=before, use_cache=True).past_key_values
 
+    def before(self, step: int) -> list[int]:
+        """What is read before the prediction of a step."""
+        return [*self.ids, *self.read[1 : step + 1]]
+
     def _inputs(self, count: int) -> dict[str, Any]:
         """What is read `count` times; passes write to the cache, so each has its copy."""
         cache = copy.deepcopy(self.cache)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import types
 from functools import cache, partial, wraps
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -19,7 +20,6 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Pr
 
 from actmax import build_index, index, read_corpus
 from actmax.corpus import held_out
-from app.recipes import EXAMPLE_RECIPE
 from concepts import Model, calibration
 from concepts.models import loading
 from concepts.models.presets import PRESETS
@@ -155,7 +155,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory, smol, shared):
-    """An index wiki.db of 20 summaries, and the example recipe."""
+    """An index wiki.db of 20 summaries, and the examples."""
 
     def scan(folder):
         with open_store(folder / "wiki.db") as store:
@@ -163,8 +163,7 @@ def folder(tmp_path_factory, smol, shared):
 
     folder = tmp_path_factory.mktemp("wiki")
     shutil.copytree(shared("index", scan), folder, dirs_exist_ok=True)
-    (folder / "examples").mkdir()
-    (folder / "examples" / EXAMPLE_RECIPE.name).write_text(EXAMPLE_RECIPE.read_text())
+    shutil.copytree(Path(__file__).parent.parent / "examples", folder / "examples")
     return folder
 
 

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -701,3 +702,25 @@ def test_the_server_ends_with_the_command(tmp_path, sent):
             for _ in range(20):
                 urlopen(f"{address}/_stcore/health", timeout=2).read()
                 time.sleep(0.5)
+
+
+def test_a_concept_is_found_measured_and_turned(environment):
+    """From pasted texts; what it is called is shown as it is; a mistake is a sentence."""
+    page = fine(visit("concept", measured="She played an old song on the piano."))
+    music, rest = (Path(__file__).parent.parent / "examples" / name for name in ("music.txt", "not-music.txt"))
+    page.get_by_key("concept_with").set_value(music.read_text()).run()
+    page.get_by_key("find_concept").click().run()
+    assert "there are 40 and 0" in page.error[0].value.replace("\\", "")
+    page.get_by_key("concept_without").set_value(rest.read_text()).run()
+    page.get_by_key("concept_name").set_value("<b>music</b>").run()
+    page.get_by_key("find_concept").click().run()
+    said = text(fine(page))
+    assert "\\<b\\>music" in said
+    assert "AUROC" in said
+    assert "rgba(" in said
+    assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
+    page.get_by_key("concept_price").set_value(0.1).run()
+    page.get_by_key("turn_concept").click().run()
+    assert "0\\.1" in text(fine(page)).partition("Strength")[2][:40]
+    page.get_by_key("concept_away").set_value(True).run()
+    assert "other settings" in text(fine(page))

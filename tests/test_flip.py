@@ -537,7 +537,7 @@ def test_the_commands(tmp_path, monkeypatch):
         assert (wrong.exit_code, "is not as icebear writes it" in wrong.stderr) == (1, True)
     assert RUN.invoke(main, ["flip", ICE_BEAR]).exit_code == 2
     assert RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--top-k", "3"]).exit_code == 2
-    for text, message in (("", "or there is none"), ("a", "shorter than two tokens")):
+    for text, message in (("", "has no text"), ("a", "shorter than two tokens")):
         (tmp_path / "n.txt").write_text(text)
         wrong = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--neutral", "n.txt"])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)

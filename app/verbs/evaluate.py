@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout
 from app.progress import bar
+from icebear.errors import InputError
 from icebear.extras import need
 
 if TYPE_CHECKING:
@@ -321,9 +323,8 @@ def ablation(
     Example:
       icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
     """
-    from app.terminal import evaluation_table
     from concepts.evaluation import ablation as evaluation
-    from concepts.evaluation import pairs, report, runner
+    from concepts.evaluation import pairs, runner
 
     if mean and patching:
         raise click.UsageError("--patching is against the other prompt's values; leave out --mean.")
@@ -345,15 +346,9 @@ def ablation(
             lines = runner.run(f"{out}/{task}", facts, usable, measure, advance)
         notes = [f"{task}: the model is right on {len(usable)} of {tried} pairs"]
         notes += [] if patching else [evaluation.ratios(lines)]
-        found = report.write(f"{out}/{task}", lines, columns, facts, {}, notes)
-        told[task] = {"notes": notes, "table": report.rows(found)}
-        if not as_json:
-            stdout().print(evaluation_table(report.told(found, columns), columns, task))
-            stdout().print("\n".join(notes), style="dim", markup=False)
+        told[task] = _tell_part(out, task, lines, columns, facts, notes, as_json)
     if as_json:
         print_json({**runner.facts(model, "ablation", dict.fromkeys(wanted), **asked_for), "tasks": told})
-    else:
-        click.echo(f"Wrote {', '.join(f'{out}/{task}/index.html' for task in told)}", err=True)
 
 
 def _usable(
@@ -515,9 +510,8 @@ def labels(neurons: int, out: str, seed: int, store_path: str, as_json: bool, **
       icebear evaluate labels --neurons 10 --out labels --store wiki.db
     """
     from actmax.labels import evaluation
-    from actmax.labels.auto import prepared
-    from app.terminal import evaluation_table
-    from concepts.evaluation import report, runner
+    from actmax.labels.auto import check, prepared
+    from concepts.evaluation import runner
     from db.store import open_store
 
     need("evaluate")
@@ -525,7 +519,7 @@ def labels(neurons: int, out: str, seed: int, store_path: str, as_json: bool, **
     model = load(**given)
     told: dict[str, Any] = {}
     with open_store(store_path) as store:
-        store.check(model.fingerprint, model.name, model.dtype_name)
+        check(model, store)
         parts, columns = prepared(model, store, seed), evaluation.COLUMNS
         asked = {"neurons": neurons, "seed": seed, "index": store.made_with()["index"]}
         for third, drawn in evaluation.neurons(store, neurons, seed).items():
@@ -534,15 +528,85 @@ def labels(neurons: int, out: str, seed: int, store_path: str, as_json: bool, **
                 measure = partial(evaluation.measure, model, store, parts, seed=seed)
                 lines = runner.run_together(f"{out}/{third}", facts, drawn, measure, neurons, advance)
             rows, notes = evaluation.pairs(lines), evaluation.notes(lines)
-            found = report.write(f"{out}/{third}", rows, columns, facts, {}, notes)
-            told[third] = {"notes": notes, "table": report.rows(found)}
-            if not as_json:
-                stdout().print(evaluation_table(report.told(found, columns), columns, third))
-                stdout().print("\n".join(notes), style="dim", markup=False)
+            told[third] = _tell_part(out, third, rows, columns, facts, notes, as_json)
     if as_json:
         print_json({**runner.facts(model, "labels", dict.fromkeys(evaluation.METHODS), **asked), "thirds": told})
+
+
+@evaluate.command()
+@click.option("--cases", default=0, show_default="all", help="How many facts, of those that the model knows.")
+@options("--out", "--seed", "--max-neurons", "--json", *MODEL)
+def edits(cases: int, out: str, seed: int, max_neurons: int, as_json: bool, **given: Any) -> None:
+    """Flips and concepts as edits of knowledge: what they do to paraphrases and to neighbouring facts, at what price.
+
+    Facts are our own, in CounterFact's form; those count that the model says by itself. About a minute a fact.
+
+    \b
+    Example:
+      icebear evaluate edits --cases 2 --out edits
+    """
+    from concepts.evaluation import runner
+    from steering import counterfacts as evaluation
+    from steering.price import Neutral
+
+    need("evaluate")
+    model = load(**given)
+    asked, tried = evaluation.cases(model, seed)
+    if not asked:
+        raise InputError(f"{model.name} says none of {tried} facts by itself, so there is nothing to edit.")
+    asked = asked[:: max(1, len(asked) // cases)][:cases] if cases else asked
+    facts = runner.facts(
+        model, "edits", dict.fromkeys(evaluation.METHODS), cases=len(asked), seed=seed, max_neurons=max_neurons
+    )
+    measure = partial(evaluation.sample, model, Neutral(model), max_neurons=max_neurons)
+    with bar("facts", len(asked)) as advance:
+        lines = runner.run(out, facts, asked, measure, advance)
+    _tell(out, lines, evaluation.COLUMNS, facts, {}, evaluation.notes(lines, tried), as_json)
+
+
+@evaluate.command()
+@click.option("--concepts", default="all", show_default=True, help="music, sport, animals, medicine, ...; commas.")
+@options("--out", "--seed", "--corpus", "--json", *MODEL)
+def steering(concepts: str, out: str, seed: int, corpus: str | None, as_json: bool, **given: Any) -> None:
+    """Concepts of few neurons against a vector in the residual stream, a plain prompt and chance, at equal price.
+
+    How well each detects a concept in texts of other words, and what each writes when it may cost 0.02, 0.1, 0.25 and
+    0.5 nats. Tables and a figure of the whole frontier; about an hour for twelve concepts.
+
+    \b
+    Example:
+      icebear evaluate steering --concepts music --out steering
+    """
+    from actmax.corpus import read_corpus
+    from concepts.evaluation import runner
+    from steering.latent import evaluation
+    from steering.latent.topics import CONCEPTS, topics
+
+    need("evaluate")
+    need("circuits")
+    model = load(**given)
+    corpus = corpus or CORPORA["next-word"]
+    names = list(CONCEPTS) if concepts == "all" else [name.strip() for name in concepts.split(",")]
+    rows = [(sentence.title, sentence.text) for sentence in read_corpus(corpus).sentences()]
+    found = topics(rows, names, seed)
+    facts = runner.facts(
+        model, "steering", {}, corpus=corpus, concepts=names, seed=seed, prices=list(evaluation.PRICES)
+    )
+    with bar("concepts", len(found.concepts)) as advance:
+        ground = evaluation.Ground.of(model, found)
+        measure = partial(evaluation.sample, ground, seed=seed)
+        lines = runner.run(f"{out}/samples", facts, found.concepts, measure, advance)
+    told: dict[str, Any] = {}
+    for name, (columns, samples) in evaluation.parts(lines).items():
+        of = {**facts, "methods": {method: method for method in samples[0]["methods"]}}
+        notes = evaluation.notes(lines) if name == "detection" else []
+        runner.prepare(f"{out}/{name}", of)
+        told[name] = _tell_part(out, name, samples, columns, of, notes, as_json)
+    evaluation.frontier(Path(out) / "frontier.png", lines)
+    if as_json:
+        print_json({**facts, "tables": told})
     else:
-        click.echo(f"Wrote {', '.join(f'{out}/{third}/index.html' for third in told)}", err=True)
+        click.echo(f"Wrote {out}/frontier.png", err=True)
 
 
 @evaluate.command()
@@ -633,3 +697,24 @@ def _tell(
     for line in report.legend(lines, columns, notes, unable):
         console.print(line, style="dim", markup=False)
     click.echo(f"Wrote {out}/index.html", err=True)
+
+
+def _tell_part(
+    out: str,
+    name: str,
+    lines: Sequence[dict[str, Any]],
+    columns: Mapping[str, str],
+    facts: dict[str, Any],
+    notes: Sequence[str],
+    as_json: bool,
+) -> dict[str, Any]:
+    """A report of several: into its own folder, on stdout, and for JSON."""
+    from app.terminal import evaluation_table
+    from concepts.evaluation import report
+
+    found = report.write(f"{out}/{name}", lines, columns, facts, {}, notes)
+    if not as_json:
+        stdout().print(evaluation_table(report.told(found, columns), columns, name))
+        stdout().print("\n".join(notes), style="dim", markup=False)
+        click.echo(f"Wrote {out}/{name}/index.html", err=True)
+    return {"notes": notes, "table": report.rows(found)}

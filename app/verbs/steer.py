@@ -14,6 +14,7 @@ from app.options import (
     conversation,
     known_of,
     likewise,
+    lines,
     load,
     options,
     print_json,
@@ -81,13 +82,16 @@ def _prompt(prompt: str | None, given: dict[str, Any]) -> Any:
 @click.argument("prompt", required=False)
 @options(*CHAT)
 @click.option("--to", help="The token, or the phrase, that shall come next.")
-@click.option("--away", is_flag=True, help="Instead: the current answer leaves the first tokens.")
+@options("--away")
 @click.option("--away-from", help="Instead: this phrase, which comes now, does.")
 @click.option("--top-k", type=AT_LEAST_1, help="With --away: how many first tokens it leaves.  [default: 5]")
 @click.option("--like", help="A source prompt that the wanted token follows.")
 @options("--max-neurons")
 @click.option("--neutral", type=FILE, help="Texts that the edits should leave alone: a file, a line each.")
 @click.option("--budget", type=float, help="Say when it costs more KL than this at neutral places, in nats.")
+@click.option(
+    "--paraphrases", type=FILE, help="Prompts that say the same; it shall do it for all: a file, a line each."
+)
 @click.option("--beyond", is_flag=True, help="Let neurons go further than they were seen to go.")
 @options("--save", "--store", "--json", *MODEL)
 def flip(
@@ -100,6 +104,7 @@ def flip(
     max_neurons: int,
     neutral: str | None,
     budget: float | None,
+    paraphrases: str | None,
     beyond: bool,
     save: str | None,
     store_path: str,
@@ -125,7 +130,7 @@ def flip(
         raise click.UsageError("Say either --to TOKEN, --away or --away-from PHRASE.")
     if top_k and not gone:
         raise click.UsageError("--top-k is for --away.")
-    texts = _lines(neutral) if neutral else NEUTRAL
+    texts = lines(neutral) if neutral else NEUTRAL
     model = load(**given)
     token_rows(model, texts)
     try:
@@ -135,8 +140,9 @@ def flip(
         click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
     with store_if_any(store_path, model) as store, bar("flip", max_neurons) as advance:
         source = None if like is None else likewise(asked, like)
-        found = run(model, asked, to, source, max_neurons, gone, top_k or 5, store, advance, beyond)
-    known = known_of(store_path, model, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in found])
+        same = lines(paraphrases) if paraphrases else []
+        found = run(model, asked, to, source, max_neurons, gone, top_k or 5, store, advance, beyond, paraphrases=same)
+        known = known_of(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in found])
     cost = price(model, found, texts, held, budget=budget)
     found = found.noting(price=cost.to_dict())
     if not found:
@@ -148,17 +154,6 @@ def flip(
     if save:  # last, so that a path that cannot be written loses nothing
         found.save(save)
         click.echo(f"Wrote {save}", err=True)
-
-
-def _lines(path: str) -> list[str]:
-    from pathlib import Path
-
-    from icebear.errors import InputError
-
-    try:
-        return [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
 
 
 @click.group()

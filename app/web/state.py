@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from concepts.models.model import Model
 
-VIEWS = ("talk", "explain", "circuit", "neuron", "search", "steer", "compare", "report")
+VIEWS = ("talk", "explain", "circuit", "neuron", "search", "concept", "steer", "compare", "report")
 LINK = 6000
 """Characters of a conversation that a link has room for."""
 

@@ -50,7 +50,7 @@ def show() -> None:
     if result:
         if done != asked:
             st.caption("The text below is of other settings; generate again.")
-        _result(result)
+        side_by_side(result)
     _as_code(prompt, edits, *asked[3:])
 
 
@@ -129,7 +129,8 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
     return result
 
 
-def _result(result: dict[str, Any]) -> None:
+def side_by_side(result: dict[str, Any]) -> None:
+    """Both texts, and the first token's probabilities."""
     plain_text, steered = result["plain"]["text"], result["steered"]["text"]
     for column, name, html in zip(st.columns(2), ("plain", "steered"), differences(plain_text, steered), strict=True):
         with column.container(border=True):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pandas
 
     from db.store import Store
+    from icebear import Concept
 
 FORMAT = 1
 KEPT = 0.98
@@ -225,6 +226,12 @@ class Graph:
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.versus, where=where))
         prompt = "".join(self.relevances[0].token_strings)
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
+
+    def concept(self, group: Group) -> Concept:
+        """The group's neurons as a concept, weighed by their scores: to measure in other texts, and to turn."""
+        import icebear  # the name knows the room above
+
+        return icebear.Concept.of_group(self, group)
 
     # --- files ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,513 @@
+"""Concepts: found from examples, measured, turned at a price, kept, compared."""
+
+import itertools
+import json
+import math
+import random
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import CODES, COMMON, TOPICS, bare
+from sklearn.metrics import roc_auc_score
+
+from app.cli import main
+from concepts import attribute, circuit
+from concepts.lrp.method import CP_LRP
+from db import open_store
+from icebear import Concept, find_concept
+from icebear.errors import InputError, RecipeError, StoreError
+from icebear.records import Neuron
+from steering import steer
+from steering.latent import evaluation, finding
+from steering.latent import topics as latent_topics
+from steering.latent.choosing import auroc, auroc_error, universal
+from steering.latent.cost import strength_at
+from steering.latent.likeness import likeness, nearest
+from steering.latent.reading import read
+from steering.latent.topics import CONCEPTS, part_of, topics
+from steering.latent.vectors import pushed, streams
+from steering.price import NEUTRAL, Neutral
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SONGS = [TOPICS["song"][start::3] for start in range(3)]
+"""A third of a topic's words each."""
+PLANTED = [Neuron(0, "ffn", number) for number in (3, 4, 5)]
+
+
+def planted():
+    """Three neurons, each of which fires on a third of the words of a topic."""
+    made = bare()
+    with torch.no_grad():
+        block = made.net.transformer.h[0]
+        made.net.transformer.wpe.weight.zero_()
+        made.net.transformer.wte.weight[:, 5:8] = 0
+        for neuron, words, feature in zip(PLANTED, SONGS, (5, 6, 7), strict=True):
+            made.net.transformer.wte.weight[[CODES[word] for word in words], feature] = 20
+            block.mlp.c_fc.weight[:, neuron.index] = 0
+            block.mlp.c_fc.weight[feature, neuron.index] = 1
+            block.mlp.c_fc.bias[neuron.index] = 0
+    return made
+
+
+def texts(count, songs, seed=0):
+    """Sentences of common words; with songs a third of them is of one third of the topic."""
+    draw, found = random.Random(f"{seed} {songs}"), []
+    for _ in range(count):
+        words = draw.choice(SONGS)
+        row = [draw.choice(words if songs and draw.random() < 1 / 3 else COMMON) for _ in range(11)]
+        found.append(" ".join([draw.choice(COMMON), *row, draw.choice(words if songs else COMMON)]) + ".")
+    return found
+
+
+@pytest.fixture(scope="module")
+def model():
+    return planted()
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    return find_concept(model, texts(80, True), texts(80, False), "song", sites=("ffn",))
+
+
+# --- finding --------------------------------------------------------------------------------------------
+
+
+def test_a_planted_concept_is_found_exactly(found):
+    assert {part.neuron for part in found.parts} == set(PLANTED)
+    assert all(part.polarity == "+" for part in found.parts)
+    assert found.provenance["auroc"] == 1
+
+
+@pytest.mark.parametrize("by", ["cna", "relevance", "w2"])
+def test_other_ways_take_the_same_road(model, by):
+    found = find_concept(model, texts(80, True), texts(80, False), by, by, sites=("ffn",), words=TOPICS["song"][:3])
+    assert found.provenance["found_by"] == by
+    assert 1 <= len(found) <= finding.MOST
+    assert {row["neurons"] for row in found.provenance["path"]} >= {1}
+
+
+def test_nothing_is_chosen_on_the_texts_that_test(model, found):
+    """With others in their place, of the wrong kind, it is the same concept with another score."""
+    parts = finding.prepared(texts(80, True), texts(80, False), 0).part
+    rows = [texts(80, kind) for kind in (True, False)]
+    wrong = [texts(80, not kind, 1) for kind in (True, False)]
+    swapped = [
+        [theirs if part == 2 else own for own, theirs, part in zip(mine, others, of, strict=True)]
+        for mine, others, of in zip(rows, wrong, np.split(parts, [80]), strict=True)
+    ]
+    other = find_concept(model, *swapped, "song", sites=("ffn",))
+    assert [(p.neuron, p.weight, p.mean, p.std) for p in other.parts] == [
+        (p.neuron, p.weight, p.mean, p.std) for p in found.parts
+    ]
+    assert other.provenance["path"] == found.provenance["path"]
+    assert other.provenance["auroc"] == 0
+    assert found.provenance["tested on"] == [20, 20]
+
+
+def test_shuffled_texts_give_no_concept(model):
+    """The whole way on texts whose kinds were drawn by chance is at chance on the last part."""
+    scores = []
+    for seed in range(12):
+        rows = texts(80, False, seed) + texts(80, True, seed)
+        random.Random(seed).shuffle(rows)
+        scores.append(find_concept(model, rows[:80], rows[80:], sites=("ffn",), seed=seed).provenance["auroc"])
+    assert abs(np.mean(scores) - 0.5) < 0.1
+
+
+def test_universal_neurons_are_left_out():
+    values = np.random.default_rng(0).normal(size=(50, 2000))
+    values[:, 7] += 50
+    values[:20, 9] -= 60  # in less than most texts
+    assert np.flatnonzero(universal(values)).tolist() == [7]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=20))
+def test_auroc_counts_pairs(rows):
+    values, positive = (np.array(part) for part in zip(*rows, strict=True))
+    if 0 < positive.sum() < len(positive):
+        pairs = [(a > b) + (a == b) / 2 for a in values[positive] for b in values[~positive]]
+        assert auroc(values, positive) == pytest.approx(np.mean(pairs)) == roc_auc_score(positive, values)
+
+
+def test_the_error_of_an_auroc_is_what_draws_give():
+    draw = np.random.default_rng(0)
+    positive = np.arange(60) < 30
+    scores = [auroc(draw.normal(size=60) + positive, positive) for _ in range(2000)]
+    assert auroc_error(float(np.mean(scores)), 30, 30) == pytest.approx(np.std(scores), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("with_", "without", "said"),
+    [
+        (texts(3, True), texts(80, False), "at least 16 different texts with it and as many without; there are 3 and"),
+        (texts(40, True), texts(40, True), "40 of the texts are given as with and as without the concept"),
+        (["the"] * 40, ["a"] * 40, "at least 16 different"),
+        ([f"{word}" for word in TOPICS["song"][:20]], texts(40, False), "no token after its first one"),
+    ],
+)
+def test_bad_texts_are_told(model, with_, without, said):
+    with pytest.raises(InputError, match=said):
+        find_concept(model, with_, without)
+
+
+def test_unknown_ways_and_missing_words_are_told(model):
+    for options, said in (
+        ({"method": "magic"}, "'magic' is no way to find a concept; the ways are means"),
+        ({"method": "relevance"}, "give the concept's words"),
+        ({"method": "search"}, "give a store and the concept's words"),
+        ({"most": 0}, "at least one neuron"),
+    ):
+        with pytest.raises(InputError, match=said):
+            find_concept(model, texts(20, True), texts(20, False), **options)
+
+
+# --- measuring ------------------------------------------------------------------------------------------
+
+
+def test_a_value_is_what_a_slow_twin_gives(model, found):
+    """Standardised activations, weighed, token by token; a text's value is their mean."""
+    text = texts(1, True, 7)[0]
+    seen = read(model, [text], [part.neuron for part in found.parts])
+    twin = sum(
+        part.weight * part.sign * (mean - part.mean) / part.std
+        for part, mean in zip(found.parts, seen.means[0], strict=True)
+    )
+    measured = found.measure(model, text)
+    assert measured.value == pytest.approx(twin, rel=1e-5)
+    assert measured.value == pytest.approx(np.mean(measured.values[1:]))
+    assert measured.values[0] == 0
+    assert measured.apart == (0,)
+    assert "".join(measured.tokens).strip() == text
+    songs = [word.strip() in TOPICS["song"] for word in measured.tokens]
+    told = [value for value, song in zip(measured.values, songs, strict=True) if song]
+    assert min(told[1:] or told) > max(v for v, song in zip(measured.values, songs, strict=True) if not song)
+
+
+def test_the_unit_is_a_standard_deviation_of_the_others(model, found):
+    given_ = finding.prepared(texts(80, True), texts(80, False), 0)
+    rank = [given_.texts[row] for row in given_.rows(0) if not given_.positive[row]]
+    values = [one.value for one in found.measures(model, rank)]
+    assert np.mean(values) == pytest.approx(0, abs=1e-4)
+    assert np.std(values) == pytest.approx(1, rel=1e-4)
+
+
+def test_weights_scale_measures_and_no_neurons_measure_zero(model, found):
+    text = texts(1, True, 3)[0]
+    assert (2 * found).measure(model, text).value == pytest.approx(2 * found.measure(model, text).value)
+    empty = Concept.of(model, "nothing", {})
+    assert empty.measure(model, text).values == (0,) * len(empty.measure(model, text).tokens)
+
+
+def test_a_page_escapes_what_it_shows(model, found):
+    page = Concept.of(model, "<script>", {}).measure(model, texts(1, True)[0]).to_html()
+    assert "<script>" not in page.split("</title>")[1]
+
+
+# --- turning --------------------------------------------------------------------------------------------
+
+
+def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, found):
+    prompt = texts(1, False)[0]
+    plain = model.generate(prompt, max_new_tokens=8)
+    for recipe in (Concept.of(model, "nothing", {}).recipe(model, 3.0), found.recipe(model, 0.0)):
+        with steer(model, recipe):
+            assert model.generate(prompt, max_new_tokens=8) == plain
+
+
+@pytest.mark.parametrize("kl", [0.02, 0.25])
+def test_a_price_is_met(smol, kl):
+    concept = Concept.of(smol, "north", {(Neuron(29, "ffn", 860), "+"): 1.0, (Neuron(24, "ffn", 299), "+"): 0.5})
+    places = Neutral(smol, NEUTRAL[:3])
+    recipe = concept.recipe(smol, kl=kl, neutral=places)
+    assert places.divergence(list(recipe)) == pytest.approx(kl, rel=0.05)
+    assert recipe.provenance["kl"] == pytest.approx(kl, rel=0.05)
+
+
+@given(st.floats(1e-4, 2), st.floats(0.01, 30), st.floats(1.2, 3))
+def test_the_strength_of_any_growing_cost_is_found(wanted, scale, power):
+    strength, cost = strength_at(wanted, lambda s: 3 * math.tanh((s / scale) ** power))
+    assert cost == pytest.approx(wanted, rel=0.02)
+    assert 3 * math.tanh((strength / scale) ** power) == cost
+
+
+def test_a_price_that_cannot_be_reached_is_told(model, found):
+    with pytest.raises(InputError, match="A price of 9 nats is not reached: 1 nats at strength"):
+        strength_at(9, lambda s: 1 - math.exp(-s))
+    with pytest.raises(InputError, match="above zero"):
+        found.recipe(model, kl=-1)
+    with pytest.raises(InputError, match="either a strength or a price"):
+        found.recipe(model)
+
+
+def test_away_is_the_other_way_and_places_are_kept(model, found):
+    there, away = (found.recipe(model, 0.5, where="last", decay=0.5, away=away) for away in (False, True))
+    assert [edit.value for edit in there] == [-edit.value for edit in away]
+    assert {(edit.where, edit.decay) for edit in there} == {("last", 0.5)}
+
+
+# --- kept -----------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_is_the_same_to_the_bit(found, tmp_path):
+    found.save(tmp_path / "song.json")
+    assert Concept.load(tmp_path / "song.json") == found
+    with open_store(tmp_path / "c.db", create=True) as store:
+        store.set_concept(found.to_dict())
+        store.set_concept(found.to_dict())
+        assert Concept.from_dict(store.concept("song")) == found
+        assert store.concepts() == ["song"]
+        store.forget_concept("song")
+        with pytest.raises(StoreError, match="has no concept 'song' \\(it has none\\)"):
+            store.concept("song")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"icebear_concept": 1}', '{"icebear_concept": 2, "parts": []}', "[" * 100_000],
+)
+def test_what_is_no_concept_is_told(text):
+    with pytest.raises(RecipeError):
+        Concept.from_json(text)
+
+
+@pytest.mark.parametrize("bad", [{"std": 0}, {"weight": "nan"}, {"polarity": "?"}, {"neuron": "L0"}, {"mean": None}])
+def test_a_bad_part_is_told(found, bad):
+    record = json.loads(found.to_json())
+    record["parts"][0] |= bad
+    with pytest.raises(RecipeError, match="bad part"):
+        Concept.from_dict(record)
+
+
+def test_another_models_concept_is_told(found):
+    other = bare()
+    with torch.no_grad():
+        other.net.transformer.wte.weight.add_(1)
+    for use in (lambda m: found.measure(m, "the old ship"), lambda m: found.recipe(m, 1.0)):
+        with pytest.raises(InputError, match=r"is one of planted .* find it there from the same examples"):
+            use(other)
+
+
+def test_a_concept_interrupted_is_not_half_stored(found, tmp_path, monkeypatch):
+    with open_store(tmp_path / "c.db", create=True) as store:
+        broken = found.to_dict()
+        broken["parts"] = [*broken["parts"], {**broken["parts"][0], "neuron": "L0.ffn.9", "weight": None}]
+        with pytest.raises(StoreError):
+            store.set_concept(broken)
+        assert store.concepts() == []
+        assert store.count("concept_parts") == 0
+
+
+# --- compared -------------------------------------------------------------------------------------------
+
+
+def test_likeness(model, found):
+    other = Concept.of(model, "half", {(PLANTED[0], "+"): 1.0})
+    assert likeness((model, found), (model, found), texts(9, True)).to_dict() == pytest.approx(
+        {"neurons": 1, "directions": 1, "measures": 1}
+    )
+    between = likeness((model, found), (model, other), texts(9, True))
+    assert between.neurons == pytest.approx(1 / 3)
+    assert 0 < between.directions < 1
+    assert nearest(found, [other, Concept.of(model, "none", {(Neuron(0, "ffn", 50), "+"): 1.0})]) == [("half", 1 / 3)]
+
+
+def test_by_hand_a_neuron_stands_once(model):
+    for weights in ({(PLANTED[0], "+"): 1.0, (PLANTED[0], "-"): 1.0}, {(PLANTED[0], "+"): -1.0}):
+        with pytest.raises(InputError):
+            Concept.of(model, "twice", weights)
+
+
+def test_a_circuits_group_is_a_concept(smol):
+    graph = circuit(
+        smol, "The ice bear lives in the", contrast=" desert", versus="The wild camel lives in the", nodes=8
+    )
+    group = max(graph.groups, key=lambda group: len(group.nodes))
+    concept = graph.concept(group)
+    assert {part.neuron for part in concept.parts} == {node.neuron for node in group.nodes}
+    assert concept.provenance["found_by"] == "circuit"
+    values = [
+        concept.measure(smol, text).value for text in ("The ice bear lives in the", "The wild camel lives in the")
+    ]
+    assert values[0] > values[1]
+
+
+def test_relevance_through_a_set(smol):
+    """Of no neurons nothing; of all FFN neurons what blocking the whole site takes."""
+    prompt = "The ice bear lives in the"
+    empty = Concept.of(smol, "nothing", {}).through(smol, prompt)
+    assert empty.relevance == pytest.approx(0, abs=1e-6)
+    assert empty.drop == pytest.approx(0, abs=1e-6)
+    one = Concept.of(smol, "one", {(Neuron(29, "ffn", 860), "+"): 1.0}).through(smol, prompt)
+    relevance = attribute(smol, prompt, method=CP_LRP, sites=("ffn",))
+    assert one.target == " Arctic"
+    # In the last layer relevance that goes through a neuron at the last token goes nowhere else.
+    assert one.relevance == pytest.approx(relevance.ffn[29, :, 860].sum().item() / one.logit, abs=2e-3)
+
+
+# --- the repository's topics ------------------------------------------------------------------------------
+
+
+def test_topics_split_words_and_documents():
+    words = {name: text.split() for name, text in CONCEPTS.items()}
+    assert all(len(set(own)) == 16 and own == [word.lower() for word in own] for own in words.values())
+    rows = []
+    for name, number in itertools.product(("music", "war"), range(1200)):
+        own = random.Random(number).choice(words[name])
+        rows += [
+            (f"{name} {number}", f"It has {own} in it."),
+            (f"{name} {number}", f"A plain line of {name}, number {number}."),
+        ]
+    rows += [(f"other {number}", f"Nothing here, number {number}.") for number in range(2000)]
+    found = topics(rows, ["music", "war"])
+    title_of = {text: title for title, text in rows}
+    for topic in found.concepts:
+        assert set(topic.known).isdisjoint(topic.held_out)
+        for part, sentences in topic.sentences.items():
+            used, unused = (topic.held_out, topic.known) if part == "report" else (topic.known, topic.held_out)
+            assert all(any(word in text for word in used) for text in sentences)
+            assert not any(word in text.split() for word in unused for text in sentences)
+        assert all(part_of(title_of[text]) == "report" for text in topic.silent)
+    assert not any(name in title_of[text] for texts_ in found.others.values() for text in texts_ for name in words)
+    with pytest.raises(InputError, match="no concept 'magic'"):
+        topics(rows, ["magic"])
+    with pytest.raises(InputError, match="take a larger corpus"):
+        topics(rows[:200], ["music"])
+
+
+@pytest.mark.real
+def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol):
+    """Each measured by the plain model, over what begins as texts with the concept do."""
+    music = Concept.load(EXAMPLES / "music.json")
+    openings = [" ".join(text.split()[:6]) for text in (EXAMPLES / "music.txt").read_text().splitlines()[:8]]
+
+    def told(edits):
+        with steer(smol, edits):
+            texts = smol.generate(openings, 20, temperature=1.0, seed=0)
+        return statistics.mean(row.value for row in music.measures(smol, texts))
+
+    there, away = (told(music.recipe(smol, kl=0.1, away=turned)) for turned in (False, True))
+    assert there > told([]) > away
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_the_verbs(smol, tmp_path):
+    music = [
+        f"The {a} played a {b} for the {c} at the concert."
+        for a, b, c in itertools.product(
+            ("orchestra", "pianist", "singer"), ("song", "symphony", "melody"), ("queen", "crowd", "children")
+        )
+    ]
+    plain = [
+        f"The {a} bought a {b} for the {c} at the shop."
+        for a, b, c in itertools.product(
+            ("farmer", "teacher", "lawyer"), ("table", "ladder", "lamp"), ("queen", "crowd", "children")
+        )
+    ]
+    (tmp_path / "with.txt").write_text("\n".join(music))
+    (tmp_path / "without.txt").write_text("\n".join(plain))
+    store, with_ = ["--store", str(tmp_path / "c.db")], str(tmp_path / "with.txt")
+
+    def run(*words, code=0):
+        result = CliRunner().invoke(main, ["concept", *words])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert "No concepts yet" in run("list", *store)
+    out = run("find", "music", "--with", str(tmp_path / "with.txt"), "--without", str(tmp_path / "without.txt"), *store)
+    assert "AUROC 1.000" in out
+    assert "music" in run("list", *store)
+    shown = json.loads(run("show", "music", "--json", *store))
+    assert shown["provenance"]["examples"] == 27
+    run("export", "music", str(tmp_path / "music.json"), *store)
+    told = json.loads(run("measure", str(tmp_path / "music.json"), "The band sang an old song.", "--through", "--json"))
+    other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
+    assert told["measured"][0]["value"] > other["measured"][0]["value"] + 1
+    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "20", "--json", *store)
+    there, away = (json.loads(run(*words, *more))["measured"] for more in ((), ("--away",)))
+    assert there["plain"] == away["plain"]
+    assert len({there["steered"], away["steered"], there["plain"]}) == 3
+    steered = run("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "5", *store)
+    assert "0.1" in steered
+    assert "measured by the plain model" in " ".join(steered.split())
+    alike = json.loads(run("compare", "music", str(tmp_path / "music.json"), "--on", with_, "--json", *store))
+    assert alike["neurons"] == 1
+    assert alike["measures"] == pytest.approx(1)
+    assert "has no concept 'film' (it has 'music')" in run("show", "film", *store, code=1)
+    (tmp_path / "empty.txt").write_text("\n")
+    assert "has no text" in run(
+        "find", "x", "--with", str(tmp_path / "empty.txt"), "--without", str(tmp_path / "without.txt"), *store, code=1
+    )
+
+
+@pytest.mark.real
+def test_evaluate_steering(smol, tmp_path, monkeypatch):
+    """A small one: tables for detection and each price, a figure, prices as they were asked for."""
+    small = {"find": 16, "choose": 10, "report": 10}
+    monkeypatch.setattr(latent_topics, "ENOUGH", small)
+    monkeypatch.setattr(latent_topics, "FEWEST", 10)
+    monkeypatch.setattr(evaluation, "PRICES", (0.1,))
+    monkeypatch.setattr(evaluation, "WAYS", ("means", "w2"))
+    monkeypatch.setattr(evaluation, "TURNED", (5,))
+    monkeypatch.setattr(evaluation, "METHODS", ("means 5", "w2 5", "residual stream", "random neurons"))
+    monkeypatch.setattr(evaluation, "EVERY", 40)
+    monkeypatch.setattr(evaluation, "NEUTRAL", NEUTRAL[:2])
+    monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:2])
+    monkeypatch.setattr(evaluation, "TOKENS", 5)
+    out = str(tmp_path / "out")
+    result = CliRunner().invoke(main, ["evaluate", "steering", "--concepts", "music", "--out", out, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["tables"]
+    assert set(found) == {"detection", "0.1 nats"}
+    (line,) = [json.loads(row) for row in (tmp_path / "out" / "samples" / "samples.jsonl").read_text().splitlines()]
+    cells = line["prices"]["0.1"]
+    assert {"means 5", "w2 5", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(
+        cells
+    )
+    assert all(cell["price"] == pytest.approx(0.1, rel=0.05) for cell in cells.values() if "price" in cell)
+    assert cells["w2 5"]["words"] > cells["random neurons"]["words"]
+    assert (tmp_path / "out" / "frontier.png").stat().st_size > 10_000
+
+
+def test_a_vector_is_added_behind_a_layer_and_gone_afterwards(model):
+    prompt, vector = texts(1, False)[0], torch.randn(32)
+    plain = model.next_logits(prompt)
+    with pushed(model, 0, 0 * vector)():
+        assert torch.equal(model.next_logits(prompt), plain)
+    with pushed(model, 0, vector)():
+        stream = model.final_stream(model.encode([prompt]))
+    twin = model.net.transformer.ln_f(model.net.transformer.h[0](_embedded(model, prompt)) + vector)
+    torch.testing.assert_close(stream, twin)
+    assert torch.equal(model.next_logits(prompt), plain)
+
+
+def _embedded(model, prompt):
+    ids = torch.tensor([model.ids(prompt)])
+    return model.net.transformer.wte(ids) + model.net.transformer.wpe(torch.arange(ids.shape[1]))
+
+
+def test_streams_are_means_behind_each_layer(model):
+    rows = texts(3, True)
+    found = streams(model, rows)
+    for row, text in zip(found, rows, strict=True):
+        twin = model.net.transformer.h[0](_embedded(model, text))[0, 1:].mean(0)
+        np.testing.assert_allclose(row[0], twin.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_perplexity_of_a_batch_is_that_of_singles(smol):
+    openings, rows = ["In the", "My friend told me"], [smol.tokens_of(" end it was quite"), smol.tokens_of(" of a dog")]
+    losses = []
+    for opening, row in zip(openings, rows, strict=True):
+        read_ = smol.ids(opening)
+        for token in row:
+            losses.append(-smol.next_logits(read_).log_softmax(-1)[token].item())
+            read_ = [*read_, token]
+    assert evaluation.perplexity(smol, openings, rows) == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
