@@ -39,7 +39,7 @@ def found_by(found: Concept) -> list[str]:
     if "auroc" not in told:
         return [f"made by {told.get('found_by', 'hand')}"]
     positive, negative = told["tested on"]
-    tried = ", ".join(f"{row['neurons']} by {row['way']} {row['auroc']:.2f}" for row in told["path"])
+    tried = ", ".join(dict.fromkeys(f"{row['neurons']} by {row['way']} {row['auroc']:.2f}" for row in told["path"]))
     lines = [
         f"AUROC {told['auroc']:.3f} ± {told['error']:.3f} on {positive} texts with it and {negative} without that "
         f"nothing was chosen on (chance 0.5)",

@@ -19,8 +19,9 @@ from concepts.models.prompts import PromptLike
 from icebear.errors import InputError
 from steering.apply import steer
 from steering.latent.choosing import auroc, separation, universal
-from steering.latent.concept import Concept, Part
+from steering.latent.concept import Concept
 from steering.latent.cost import strength_at
+from steering.latent.finding import parts_of
 from steering.latent.ranking import RANKINGS, Material, word_ids
 from steering.latent.reading import Read, columns_of, neurons_of, read
 from steering.latent.topics import PARTS, Topic, Topics
@@ -220,13 +221,9 @@ def concept_of(found: Seen, way: str, size: int) -> Concept:
 
 
 def _concept(found: Seen, name: str, columns: np.ndarray, weights: np.ndarray) -> Concept:
-    parts, model, own = [], found.material.model, found.material.seen
-    for column in columns.tolist():
-        up = weights[column] > 0
-        furthest = float((own.high if up else own.low)[column])
-        numbers = float(abs(weights[column])), float(found.centre[column]), float(found.spread[column]), furthest
-        parts.append(Part(own.neurons[column], "+" if up else "-", *numbers))
-    return Concept(name, tuple(parts), model.name, model.fingerprint)
+    model = found.material.model
+    parts = parts_of(found.material.seen, columns, weights[columns], found.centre, found.spread)
+    return Concept(name, parts, model.name, model.fingerprint)
 
 
 def directions(ground: Ground, found: Seen, seed: int) -> dict[str, Callable[[float], Turned]]:

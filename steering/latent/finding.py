@@ -10,11 +10,10 @@ import numpy as np
 
 from concepts.models.model import Model
 from icebear.errors import InputError
-from icebear.records import Neuron
 from steering.latent.choosing import auroc, auroc_error, choose, universal
 from steering.latent.concept import Concept, Part
 from steering.latent.ranking import RANKINGS, Material
-from steering.latent.reading import neurons_of, read
+from steering.latent.reading import Read, neurons_of, read
 
 if TYPE_CHECKING:
     from db.store import Store
@@ -57,10 +56,11 @@ def find_concept(
     """The fewest neurons, at most `most`, that tell `examples` from `others` nearly as well as any tried number does.
 
     method: by what neurons are ranked, a name of `steering.latent.ranking.RANKINGS`: ``means`` (difference of their
-        means over a sentence), ``cna`` (at the last token), ``relevance`` (for `words`), ``search`` (`store`'s neurons
-        of `words`). How many, and their weights, are then chosen on texts that they were not ranked on; `provenance`
-        has the path, and the AUROC on texts that nothing was chosen on.
-    words: the concept's, for the two methods that need them.
+        means over a sentence), ``cna`` (at the last token), ``relevance`` (for `words`), ``w2`` (what they write to the
+        logits of `words`), ``search`` (`store`'s neurons of `words`). How many, and their weights, are then chosen on
+        texts that they were not ranked on; `provenance` has the path, and the AUROC on texts that nothing was chosen
+        on.
+    words: the concept's, for the three methods that need them.
     on_progress: of (done, total) texts read.
     Raises `InputError` for too few texts, texts of both kinds, and an unknown method.
     """
@@ -80,16 +80,10 @@ def find_concept(
     learn, test, last = ((x[rows], given.positive[rows]) for rows in map(given.rows, range(3)))
     chosen, path = choose(ranked, weights, learn, test, most, seed)
     scale = float(chosen.values(x[without]).std()) or 1.0
-    parts = []
-    for column, weight in zip(chosen.columns.tolist(), (chosen.weights / scale).tolist(), strict=True):
-        polarity = "+" if weight > 0 else "-"
-        furthest = float((seen.high if weight > 0 else seen.low)[column])
-        centre_, spread_ = float(centre[column]), float(spread[column])
-        parts.append(Part(seen.neurons[column], polarity, abs(weight), centre_, spread_, furthest))
-    parts.sort(key=lambda part: -part.weight)
+    parts = parts_of(seen, chosen.columns, chosen.weights / scale, centre, spread)
     score = auroc(chosen.values(last[0]), last[1])
     positive = int(last[1].sum())
-    names: list[Neuron] = [seen.neurons[column] for column in np.flatnonzero(universal(seen.means[without]))]
+    everywhere = np.flatnonzero(universal(seen.means[without]))
     told = {
         "found_by": method,
         "way": chosen.way,
@@ -97,7 +91,7 @@ def find_concept(
         "error": auroc_error(score, positive, len(last[1]) - positive),
         "tested on": [positive, len(last[1]) - positive],
         "path": [step.to_dict() for step in path],
-        "universal": list(map(str, names)),
+        "universal": [str(seen.neurons[column]) for column in everywhere],
         "examples": int(given.positive.sum()),
         "others": int((~given.positive).sum()),
         "words": list(words),
@@ -105,7 +99,19 @@ def find_concept(
         "seed": seed,
         "made_with": model.made_with,
     }
-    return Concept(name, tuple(parts), model.name, model.fingerprint, told)
+    return Concept(name, parts, model.name, model.fingerprint, told)
+
+
+def parts_of(
+    seen: Read, columns: np.ndarray, weights: np.ndarray, centre: np.ndarray, spread: np.ndarray
+) -> tuple[Part, ...]:
+    """Neurons of `seen` with a weight each, the largest first; their means and deviations are of all of `seen`."""
+    found = []
+    for column, weight in zip(columns.tolist(), weights.tolist(), strict=True):
+        furthest = float((seen.high if weight > 0 else seen.low)[column])
+        own = float(centre[column]), float(spread[column]), furthest
+        found.append(Part(seen.neurons[column], "+" if weight > 0 else "-", abs(weight), *own))
+    return tuple(sorted(found, key=lambda part: -part.weight))
 
 
 def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> Texts:
