@@ -554,7 +554,8 @@ def edits(cases: int, out: str, seed: int, max_neurons: int, as_json: bool, **gi
     asked, tried = evaluation.cases(model, seed)
     if not asked:
         raise InputError(f"{model.name} says none of {tried} facts by itself, so there is nothing to edit.")
-    asked = asked[:: max(1, len(asked) // cases)][:cases] if cases else asked
+    count = min(cases or len(asked), len(asked))
+    asked = [asked[place * len(asked) // count] for place in range(count)]  # of all relations
     facts = runner.facts(
         model, "edits", dict.fromkeys(evaluation.METHODS), cases=len(asked), seed=seed, max_neurons=max_neurons
     )
