@@ -104,6 +104,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # the model
     "--model": {"default": "smollm2-135m", "help": "A preset, hub id, folder or .gguf file."},
     "--device": {"default": "auto", "help": "cuda, mps or cpu."},
+    "--device-map": {"help": "Instead: auto shares the model among devices, memory and disk; disk keeps it there."},
+    "--bits": {"type": click.Choice([8, 4]), "help": "Keep weights in so many, by bitsandbytes."},
     "--dtype": {"help": "float32, bfloat16, float16; default: what suits the device."},
     "--attention": {"help": "sdpa or eager; default: the model's own."},
     "--trust-remote-code": {"is_flag": True, "help": "Run the code that a model of the hub brings."},
@@ -111,7 +113,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """One meaning a name. A verb may give a name its own values (`options`), not another meaning."""
 
-MODEL = ("--model", "--device", "--dtype", "--attention", "--trust-remote-code", "--accept-terms")
+MODEL = (
+    "--model",
+    "--device",
+    "--device-map",
+    "--bits",
+    "--dtype",
+    "--attention",
+    "--trust-remote-code",
+    "--accept-terms",
+)
 EXPLAIN = ("--target", "--contrast", "--target-text", "--versus", "--prefix", "--at", "--centred", "--checkpoint")
 CHAT = ("--chat", "--system", "--messages")
 ARGUMENTS = {"--json": "as_json", "--model": "model_name", "--store": "store_path"}

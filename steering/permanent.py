@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from concepts.models.dispatch import replaceable
 from concepts.models.linear import Linear
 from concepts.models.model import Model
 from icebear.edits import Edit
@@ -30,6 +31,10 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
     for edit in recipe:
         site = _expressible(model, edit)
         module = model.site_module(site, edit.neuron.layer)
+        if not replaceable(module):
+            raise RecipeError(
+                f"{edit} is of packed or offloaded weights; load the model without --bits or --device-map."
+            )
         linear = Linear(module)
         ones = torch.ones_like(linear.rows(0, linear.dtype))
         _, scales, constants = maps.setdefault(names[id(module)], (linear, ones, torch.zeros_like(ones)))  # (in,)
@@ -110,7 +115,7 @@ def apply_patch(net: Any, file: str | Path) -> None:
 def _fits(net: Any, path: str, value: Tensor) -> bool:
     home, _, name = path.rpartition(".")
     module = dict(net.named_modules()).get(home)
-    if name not in getattr(module, "_parameters", {}):
+    if name not in getattr(module, "_parameters", {}) or not replaceable(module):  # type: ignore[arg-type]
         return False
     old = getattr(module, name)
     return value.shape == ((Linear(module).out_features,) if old is None else old.shape)

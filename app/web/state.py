@@ -61,6 +61,8 @@ def loading() -> background.Job:
     environ = os.environ
     options = {
         "device": environ.get("ICEBEAR_APP_DEVICE", "auto"),
+        "device_map": environ.get("ICEBEAR_APP_DEVICE_MAP") or None,
+        "bits": int(environ.get("ICEBEAR_APP_BITS") or 0) or None,
         "dtype": environ.get("ICEBEAR_APP_DTYPE") or None,
         "attention": environ.get("ICEBEAR_APP_ATTENTION") or None,
         "accept_terms": environ.get("ICEBEAR_APP_ACCEPT_TERMS") == "1",

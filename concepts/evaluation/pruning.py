@@ -87,9 +87,8 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
         gone = rank < round(share * order.numel())  # (L, N)
         if site == "head":
             gone = gone.repeat_interleave(model.head_dim, 1)
-        gone = gone.to(model.device)
         places = [(tap, layer) for layer in range(model.layers) if gone[layer].any()]
-        prune = lambda site, layer, x: x.masked_fill(gone[layer], 0)  # noqa: B023, E731
+        prune = lambda site, layer, x: x.masked_fill(gone[layer].to(x.device), 0)  # noqa: B023, E731
         with model.lock, torch.no_grad(), visiting(model, places, prune):
             for row, asked in enumerate(plans):
                 found[row].append(log_probability(model, asked)[0].item())

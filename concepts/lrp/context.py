@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
@@ -16,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
 from concepts.lrp import differences, rules
-from concepts.lrp.method import ATTNLRP, AttnLRP, Difference
+from concepts.lrp.method import ATTNLRP, AttnLRP, Difference, Epsilon
 from concepts.lrp.operations import TABLE, RelevanceMode, is_activation
+from concepts.models.dispatch import packed
 from concepts.models.families import family_of
+from concepts.models.linear import Linear
 
 _TORCH_ACTIVATIONS = (
     "SiLU GELU ReLU ReLU6 LeakyReLU ELU SELU CELU Mish Softplus Softsign Hardswish Hardsigmoid Hardtanh "
@@ -72,6 +75,8 @@ def relevance_rules(
         for module in net.modules():
             _freeze(module, undo)
             kind = type(module)
+            if packed(module):
+                undo.enter_context(wrapped(module, functools.partial(_packed, mode, module)))
             if kind.__name__ in own or _is_elementwise(kind, not paired):  # type: ignore[arg-type]  # classes have a hash
                 rule = differences.secant if paired else _identity
                 undo.enter_context(wrapped(module, functools.partial(_as_a_whole, mode, rule)))
@@ -103,6 +108,24 @@ def _as_a_whole(mode: RelevanceMode, rule: Callable, forward: Callable) -> Calla
             return forward(x)
         with mode.aside():
             return rule(forward, x)
+
+    return wrapper
+
+
+def _packed(mode: RelevanceMode, module: Any, forward: Callable) -> Callable:
+    """Eq. 8 for a linear map whose weight is kept in few bits, by an operation of its own."""
+    linear = Linear(module)
+
+    def wrapper(x: Tensor) -> Tensor:
+        if not is_activation(x):
+            return forward(x)
+        with mode.aside():
+            y = rules.Packed.apply(x, forward, linear)
+        if isinstance(mode.method, Difference):
+            return y
+        rule = mode.method.linear
+        weight = x if rule == Epsilon() else linear.rows(dtype=x.dtype)  # by the gradient it is not looked at
+        return mode.linear_map(F.linear, x, y, weight, linear.bias, rule)
 
     return wrapper
 

@@ -116,7 +116,7 @@ class Sinks:
             share = share.transpose(sink.axis, -1).reshape(count, -1, share.shape[sink.axis])  # (B, entries, positions)
             both = torch.stack((share.sum(1), share.clamp(min=0).sum(1)), 1)
             width = sink.columns.stop - sink.columns.start
-            found[:, :, sink.layer, sink.columns] += both[..., :width]
+            found[:, :, sink.layer, sink.columns] += both[..., :width].to(found.device)
         self.relevance = found
 
 

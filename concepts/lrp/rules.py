@@ -179,6 +179,19 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))
 
 
+class Packed(Function):
+    """Eq. 8 for a linear map that only its module knows how to run: the gradient goes through its weight as read."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Callable, linear: Any) -> Tensor:  # type: ignore[override]
+        ctx.linear = linear
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return g @ ctx.linear.rows(dtype=g.dtype), None, None
+
+
 class Account(Function):
     """Not a rule: adds factor x sum(x * g_x), the relevance that passes here, to a ledger's entry."""
 
@@ -214,4 +227,4 @@ def product(x: Tensor, g: Tensor, name: str) -> Tensor:
 def book(ledger: dict[str, Tensor], name: str, factor: float, relevance: Tensor) -> None:
     """Add factor x relevance (in batch order), summed per batch row, to `ledger[name]`, a tensor (B,)."""
     entry = ledger[name]
-    entry.add_(relevance.reshape(len(entry), -1).sum(1, dtype=entry.dtype), alpha=factor)
+    entry.add_(relevance.reshape(len(entry), -1).sum(1, dtype=entry.dtype).to(entry.device), alpha=factor)

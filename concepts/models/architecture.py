@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concepts.models import experts
+from concepts.models import dispatch, experts
 from concepts.models.families import FAMILIES, Family, family_of
 from concepts.models.fingerprint import fingerprint
 from concepts.models.linear import Linear
@@ -30,13 +30,20 @@ class Architecture:
                 "The model has an adapter beside its weights; merge it first (net = net.merge_and_unload())."
             )
         self.net = net.eval().requires_grad_(False)
+        dispatch.keep_packing(self.net)
         self.name = name or net.config._name_or_path or type(net).__name__
 
     # --- what it is -----------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
-        return self.net.device
+        """Where it reads; layers of a dispatched model may be elsewhere."""
+        return dispatch.input_device(self.net)
+
+    @cached_property
+    def offloaded(self) -> bool:
+        """Whether weights come only when they are used (see `concepts.models.dispatch`)."""
+        return dispatch.offloaded(self.net)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from concepts.models.dispatch import present
 from concepts.models.linear import WHOLE, Linear
 
 
@@ -24,7 +25,8 @@ def neuron_count(experts: Any) -> int:
 def w1(experts: Any) -> Tensor:
     """(E * I, D) the rows of the experts' gates, in float32."""
     gates = slice(experts.down_proj.shape[2])  # the ups are behind them
-    return torch.cat([Linear(weight).rows(gates) for weight in experts.gate_up_proj])
+    with present(experts):
+        return torch.cat([Linear(weight).rows(gates) for weight in experts.gate_up_proj])
 
 
 def w2(experts: Any, chosen: slice = WHOLE) -> Tensor:
@@ -32,8 +34,9 @@ def w2(experts: Any, chosen: slice = WHOLE) -> Tensor:
     neurons = torch.arange(neuron_count(experts))[chosen]
     width = experts.down_proj.shape[2]
     owners, places = neurons // width, neurons % width
-    own = [(Linear(experts.down_proj[expert]), places[owners == expert]) for expert in owners.unique().tolist()]
-    return torch.cat([linear.columns(here).T for linear, here in own])
+    with present(experts):
+        own = [(Linear(experts.down_proj[expert]), places[owners == expert]) for expert in owners.unique().tolist()]
+        return torch.cat([linear.columns(here).T for linear, here in own])
 
 
 Visit = Callable[[Tensor], Tensor]
@@ -72,5 +75,9 @@ def forward_past(experts: Any, visits: dict[str, Visit], before: Any = None) -> 
             out = out.index_add(0, rows, written * weights[rows, expert, None].to(written.dtype))
         return out
 
-    forward.visits = [*earlier, visits]  # type: ignore[attr-defined]
-    return forward
+    def loaded(*args: Tensor) -> Tensor:
+        with present(experts):
+            return forward(*args)
+
+    loaded.visits = [*earlier, visits]  # type: ignore[attr-defined]
+    return loaded

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from concepts.models.dispatch import named_weights
+
 SAMPLED = 16
 """Rows, and columns, of each parameter."""
 VALUES = 4096
@@ -23,8 +25,7 @@ def fingerprint(net: nn.Module, told: str) -> str:
         its rows and columns are zero.
     """
     signs, sizes = hashlib.sha256(told.encode()), hashlib.sha256()
-    for name, parameter in net.named_parameters():
-        values = parameter.detach()
+    for name, values in named_weights(net):
         signs.update(f"{name} {tuple(values.shape)}".encode())
         signs.update(_bytes(torch.signbit(_some(values.flatten()))))
         matrix = values.flatten(1) if values.dim() > 1 else values[None]

@@ -1,4 +1,4 @@
-"""A linear map's weight, read by rows and columns: only what is asked for is converted."""
+"""A linear map's weight, read by rows and columns: only what is asked for is converted (a packed one comes whole)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from concepts.models.dispatch import present, weight_of
 
 Chosen = int | slice | Tensor
 """One, several in a row, or indices."""
@@ -20,11 +22,27 @@ class Linear:
     """
 
     def __init__(self, module: Any) -> None:
-        weight: Tensor = (module if isinstance(module, Tensor) else module.weight).detach()
+        self._module = module
         self._transposed = isinstance(module, Conv1D)
-        self._weight = weight.T if self._transposed else weight
-        bias = getattr(module, "bias", None)
-        self.bias: Tensor | None = None if bias is None else bias.detach()
+
+    @property
+    def _weight(self) -> Tensor:
+        kept = self._module.detach() if isinstance(self._module, Tensor) else weight_of(self._module)
+        return kept.T if self._transposed else kept
+
+    @property
+    def bias(self) -> Tensor | None:
+        if getattr(self._module, "bias", None) is None:
+            return None
+        with present(self._module):
+            return self._module.bias.detach()
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        if isinstance(self._module, nn.Linear):  # whose weight may be packed
+            return self._module.out_features, self._module.in_features
+        kept = self._module if isinstance(self._module, Tensor) else self._module.weight
+        return tuple(kept.T.shape if self._transposed else kept.shape)
 
     @staticmethod
     def reads(module: nn.Module) -> bool:
@@ -33,11 +51,11 @@ class Linear:
 
     @property
     def out_features(self) -> int:
-        return self._weight.shape[0]
+        return self._shape[0]
 
     @property
     def in_features(self) -> int:
-        return self._weight.shape[1]
+        return self._shape[1]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -14,7 +14,9 @@ from concepts.models.gguf import load_gguf
 from concepts.models.model import Model
 from concepts.models.presets import PRESETS, fetch
 from concepts.models.tasks.known import task_of
+from icebear.cache import cache_folder
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
+from icebear.extras import need
 from icebear.paths import local
 
 
@@ -22,6 +24,8 @@ def load_model(
     name: str = "smollm2-135m",
     *,
     device: str = "auto",
+    device_map: str | dict[str, Any] | None = None,
+    bits: int | None = None,
     dtype: str | torch.dtype | None = None,
     attention: str | None = None,
     trust_remote_code: bool = False,
@@ -30,13 +34,15 @@ def load_model(
     """Load a preset, a folder (also of a LoRA adapter), a .gguf file or a hub id.
 
     device: ``auto`` takes cuda, then mps, then cpu.
+    device_map: instead, how accelerate shares the model among devices: ``auto`` fills the GPUs, then memory, then the
+        disk; ``disk`` keeps all of it there until it is used; or a dictionary of module and device, as of transformers.
+    bits: 8 or 4, to keep linear maps' weights in so many, by bitsandbytes (LLM.int8 or NF4).
     dtype: ``None`` takes bfloat16 on cuda when it has it, else float32.
     attention: ``sdpa``, ``eager``, or None for the model's default.
     accept_terms: download presets that ask for it (gemma3-270m).
 
     Raises `ModelError`, `UnknownName`, `DownloadError` or `InputError`, each with the way out.
     """
-    from transformers import AutoImageProcessor, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -45,34 +51,20 @@ def load_model(
     kind = _dtype(dtype, place)
     name = str(local(name)) if str(name).startswith("~") else name  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
-    source: str | Path = name
-    if name in PRESETS:
-        source = fetch(PRESETS[name], accept_terms)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    tokenizer = processor = None
+    source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
+    shared = _shared(name, source, device, device_map) | _packed(name, source, bits, kind)
     if name in PRESETS:  # which are known to load, whatever transformers remarks
         logging.set_verbosity_error()
     try:
         if not os.path.exists(source) and not gguf and not _hub_reachable():
             source = _from_hub_cache(name)
-        if gguf:
-            path = _existing(Path(name))
-            net = load_gguf(path, kind, attention)
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options)
-        elif (Path(source) / "adapter_config.json").is_file():
-            net = _load_adapter(Path(source), kind, attention, options)
-            own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
-            tokenizer = AutoTokenizer.from_pretrained(source if own else net.config._name_or_path, **options)
-        else:
-            auto = _auto_class(source, options)
-            net = auto.from_pretrained(
-                source, dtype=kind, attn_implementation=attention, use_safetensors=True, **options
-            )
-            if auto.__name__ == "AutoModelForImageClassification":
-                processor = AutoImageProcessor.from_pretrained(source, **options)
-            else:
-                tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        net = net.to(place)
+        net, tokenizer, processor = _read(
+            source,
+            {"dtype": kind, "attn_implementation": attention, **shared},
+            {"trust_remote_code": trust_remote_code},
+        )
+        if not (device_map or getattr(net, "is_quantized", False)):
+            net = net.to(place)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise _loading_error(name, error) from error
     finally:
@@ -82,7 +74,30 @@ def load_model(
         model.weights = f"{PRESETS[name].bits}-bit weights, de-quantised"
     elif gguf:
         model.weights = "weights of a GGUF file, de-quantised"
+    if bits:
+        model.weights += f", then kept in {bits} bits"
     return model
+
+
+def _read(source: str, kept: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The network, and its tokenizer or image processor.
+
+    kept: how weights are; options: of all that is read.
+    """
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    if source.lower().endswith(".gguf"):
+        path = _existing(Path(source))
+        return load_gguf(path, **kept), AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options), None
+    if (Path(source) / "adapter_config.json").is_file():
+        net = _load_adapter(Path(source), kept, options)
+        own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
+        return net, AutoTokenizer.from_pretrained(source if own else net.config._name_or_path, **options), None
+    auto = _auto_class(source, options)
+    net = auto.from_pretrained(source, use_safetensors=True, **kept, **options)
+    if auto.__name__ == "AutoModelForImageClassification":
+        return net, None, AutoImageProcessor.from_pretrained(source, **options)
+    return net, AutoTokenizer.from_pretrained(source, **options), None
 
 
 def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:
@@ -94,14 +109,45 @@ def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:
     return getattr(transformers, task_of(saved, config.is_encoder_decoder).auto_class)
 
 
-def _load_adapter(folder: Path, dtype: torch.dtype, attention: str | None, options: dict) -> Any:
+def _shared(name: str, source: str, device: str, device_map: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Options of `from_pretrained` for a model on several devices."""
+    if device_map is None:
+        return {}
+    if device != "auto":
+        raise InputError("Give either a device or a device map.")
+    _plain(name, source)
+    need("devices")
+    folder = cache_folder() / "offload"  # stays empty: weights of .safetensors are read where they are
+    return {"device_map": {"": "disk"} if device_map == "disk" else device_map, "offload_folder": str(folder)}
+
+
+def _packed(name: str, source: str, bits: int | None, dtype: torch.dtype) -> dict[str, Any]:
+    """Options of `from_pretrained` for weights in few bits."""
+    if bits is None:
+        return {}
+    if bits not in (4, 8):
+        raise InputError(f"Weights are kept in 8 or 4 bits, not {bits}.")
+    _plain(name, source)
+    need("bits")
+    from transformers import BitsAndBytesConfig
+
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    return {"quantization_config": BitsAndBytesConfig(**(four if bits == 4 else {"load_in_8bit": True}))}
+
+
+def _plain(name: str, source: str) -> None:
+    if source.lower().endswith(".gguf") or (Path(source) / "adapter_config.json").is_file():
+        raise InputError(
+            f"{name} is no plain folder of weights, so it is neither packed nor shared among devices; save it as one."
+        )
+
+
+def _load_adapter(folder: Path, kept: dict[str, Any], options: dict[str, Any]) -> Any:
     try:
         from peft import AutoPeftModelForCausalLM
     except ImportError:
         raise ModelError(f"{folder} is a LoRA adapter; pip install peft to load it.") from None
-    adapted = AutoPeftModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, **options
-    )
+    adapted = AutoPeftModelForCausalLM.from_pretrained(folder, use_safetensors=True, **kept, **options)
     return adapted.merge_and_unload()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from concepts.models.dispatch import weight_of
+
 
 def divisor(norm: nn.Module, x: Tensor) -> Tensor:
     """(..., 1) what a LayerNorm or RMSNorm divides x (..., D) by: its standard deviation or root mean square."""
@@ -21,7 +23,7 @@ def through(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | float) ->
     """
     if centres(norm):
         rows = rows - rows.mean(-1, keepdim=True)
-    gain = offset + norm.weight.detach().float()  # type: ignore[union-attr, operator]
+    gain = offset + weight_of(norm).float()
     return rows * gain / by
 
 

@@ -55,7 +55,7 @@ class LargestNeurons(Recorder):
         number = torch.full_like(at, self.names.index(site))
         where = torch.stack((number, torch.full_like(at, layer), place, index), -1)
         values = activation.flatten(1)[:, None].expand(-1, 2, -1).gather(-1, at)
-        self._merge(found, values, where)
+        self._merge(*(x.to(self.where.device) for x in (found, values, where)))
 
     def _merge(self, relevance: Tensor, activation: Tensor, where: Tensor) -> None:
         both = torch.cat((self.relevance, relevance), -1)

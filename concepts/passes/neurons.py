@@ -79,9 +79,9 @@ class Recorder:
         """(B, P, N) of (B, T, N); zero for positions of the other stack."""
         if self.columns is None:
             return x
-        span = self.batch.span_of(self.model, layer)
-        inside = (self.columns >= span.start) & (self.columns < span.stop)
-        places = (self.columns - span.start).clamp(0, x.shape[1] - 1)
+        span, columns = self.batch.span_of(self.model, layer), self.columns.to(x.device)
+        inside = (columns >= span.start) & (columns < span.stop)
+        places = (columns - span.start).clamp(0, x.shape[1] - 1)
         rows = torch.arange(len(x), device=x.device)[:, None]
         return x[rows, places] * inside[..., None]
 
@@ -151,7 +151,7 @@ class AllNeurons(Values):
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         out = self._of(site, layer)
         kept = self.activation[site][:, layer, self.span(layer)]
-        torch.mul(kept, gradient.view_as(kept), out=out)
+        torch.mul(kept, gradient.to(kept.device).view_as(kept), out=out)
         self.reached.add((site, layer))
 
     def _of(self, site: str, layer: int) -> Tensor:

@@ -83,7 +83,7 @@ def run(
         stack.enter_context(model.lock)
         stack.enter_context(torch.enable_grad())
         if method is not None:
-            start = 0 if checkpoint else LONG
+            start = 0 if checkpoint or model.offloaded else LONG  # the graph would keep what is loaded
             layers = model.layer_modules if checkpoint is not False else ()
             mode = stack.enter_context(
                 relevance_rules(

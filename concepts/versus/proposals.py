@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from concepts.models.chat import inside
+from concepts.models.linear import Linear
 from concepts.models.model import Model
 from concepts.models.prompts import PromptLike
 from icebear.errors import InputError
@@ -128,7 +129,7 @@ def _words_among(model: Model, tokens: Sequence[int], word: str) -> list[int]:
 
 def _nearest(model: Model, token: int) -> list[int]:
     """Tokens by the cosine of their embeddings to this one's."""
-    rows = model.net.get_input_embeddings().weight.detach().float()
+    rows = Linear(model.net.get_input_embeddings()).rows()
     own = torch.nn.functional.cosine_similarity(rows, rows[token], dim=-1)
     return own.topk(MOST).indices.tolist()
 

@@ -1,0 +1,113 @@
+"""Weights in few bits: bitsandbytes' linear maps are linear, and are read de-quantised."""
+
+import copy
+
+import pytest
+import torch
+from conftest import LLAMA_BIASES, random_model
+from transformers import LlamaConfig
+
+from concepts import CP_LRP, AttnLRP, Model, Neuron, attribute, project
+from concepts.lrp.method import Gamma
+from concepts.models.dispatch import packed
+from concepts.models.linear import Linear
+from concepts.models.loading import load_model
+from icebear.errors import InputError, ModelError, RecipeError
+from steering import Edit, Recipe, steer
+from steering.permanent import patch
+
+PROMPT = "Paris Rome A"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder, tmp_path_factory):
+    """The tiny model with biases."""
+    tokenizer = load_model(tiny_folder, device="cpu").tokenizer
+    folder = tmp_path_factory.mktemp("biases")
+    config = {**LLAMA_BIASES.to_dict(), "vocab_size": len(tokenizer)}
+    random_model(LlamaConfig(**config), dtype=torch.float32).net.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def pair(folder, bits):
+    """A model in few bits, and one in memory with the same weights as floating-point numbers."""
+    model, twin = load_model(folder, bits=bits), load_model(folder, device="cpu")
+    with torch.no_grad():
+        for path, module in model.net.named_modules():
+            if packed(module):
+                twin.net.get_submodule(path).weight.copy_(Linear(module).rows())
+    return model, twin
+
+
+@pytest.mark.parametrize("method", [AttnLRP(), CP_LRP, AttnLRP(linear=Gamma(0.2))], ids=str)
+def test_in_four_bits_it_is_the_model_of_its_weights(folder, method):
+    model, twin = pair(folder, 4)
+    assert sum(map(packed, model.net.modules())) == 7 * model.layers
+    assert model.width("ffn") == twin.width("ffn")
+    assert torch.allclose(model.next_logits(PROMPT), twin.next_logits(PROMPT), rtol=1e-4, atol=1e-5)
+    one, other = (attribute(each, PROMPT, method=method) for each in (model, twin))
+    assert torch.allclose(one.tokens, other.tokens, rtol=1e-3, atol=1e-4)
+    assert one.conserved.to_dict() == pytest.approx(other.conserved.to_dict(), rel=1e-3, abs=1e-4)
+    assert one.conserved.biases != 0
+    for site in ("ffn", "attn"):
+        assert torch.allclose(one.of(site), other.of(site), rtol=1e-3, atol=1e-4), site
+
+
+def test_in_eight_bits_what_rounding_takes_is_the_rest(folder):
+    """Activations are rounded as well there, so the map is linear but for that."""
+    model, twin = pair(folder, 8)
+    one, other = (attribute(each, PROMPT) for each in (model, twin))
+    assert 0 < abs(one.conserved.rest) < 0.1 * abs(one.conserved.target)
+    both = torch.stack((one.of("ffn").flatten(), other.of("ffn").flatten()))
+    assert torch.corrcoef(both)[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_it_is_steered_projected_and_undone(folder, bits):
+    model, twin = pair(folder, bits)
+    before = [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in model.net.named_modules()]
+    edit = Edit(Neuron(1, "ffn", 3), "add", 30.0)
+    plain = model.next_logits(PROMPT)
+    with steer(model, [edit]), steer(twin, [edit]):
+        changed = [each.next_logits(PROMPT) for each in (model, twin)]
+    assert torch.corrcoef(torch.stack(changed))[0, 1] > 0.99
+    assert not torch.allclose(changed[0], plain)
+    assert torch.equal(model.next_logits(PROMPT), plain)
+    assert before == [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in model.net.named_modules()]
+    rows = [[token.text for token in project(each, edit.neuron, 3).promoted] for each in (model, twin)]
+    assert rows[0] == rows[1]
+    found = attribute(model, PROMPT, versus="Rome Paris A")
+    assert abs(found.conserved.rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(found.conserved.target))
+
+
+def test_a_patch_needs_plain_weights(folder):
+    recipe = Recipe.for_model(load_model(folder, bits=8), "x", [Edit(Neuron(1, "ffn", 3), "scale", 0.0)])
+    with pytest.raises(RecipeError, match="packed or offloaded weights"):
+        patch(load_model(folder, bits=8), recipe)
+
+
+def test_it_is_another_model(folder):
+    names = {load_model(folder, bits=bits).fingerprint for bits in (None, 4, 8)}
+    assert len(names) == 3
+
+
+def test_what_it_cannot_do_is_told(folder, tmp_path):
+    with pytest.raises(InputError, match="8 or 4 bits, not 3"):
+        load_model(folder, bits=3)
+    (tmp_path / "m.gguf").write_bytes(b"")
+    with pytest.raises(InputError, match="no plain folder"):
+        load_model(str(tmp_path / "m.gguf"), bits=4)
+
+
+def test_an_unknown_kind_refuses_with_its_name(llama):
+    class OtherLinear(torch.nn.Linear):
+        pass
+
+    net = copy.deepcopy(llama.net).float()
+    old = net.model.layers[1].mlp.down_proj
+    other = OtherLinear(old.in_features, old.out_features, bias=False)
+    other.weight = torch.nn.Parameter(old.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    net.model.layers[1].mlp.down_proj = other
+    with pytest.raises(ModelError, match="weights of OtherLinear"):
+        project(Model(net, llama.tokenizer), Neuron(1, "ffn", 3))
