@@ -25,6 +25,7 @@ VIEWS = {
     "search": "search?text=water",
     "steer": "steer",
     "compare": "compare",
+    "concept": "concept",
 }
 
 
@@ -53,6 +54,11 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
             box.fill("What is the capital of France? Answer in one sentence.")
             box.press("Enter")
             page.get_by_role("button", name="Paris").click(timeout=120_000)
+            settled(page)
+        if name == "concept":
+            page.get_by_text("music", exact=True).click()
+            settled(page).get_by_role("button", name="Generate").click()
+            page.locator("mark").first.wait_for(timeout=120_000)
             settled(page)
         if name == "neuron" and page.get_by_text("Which tokens caused it?").count():
             page.get_by_text("Which tokens caused it?").click()

@@ -225,7 +225,7 @@ def steer(
     price = 0.25 if strength is None and kl is None else kl
     recipe = found.recipe(model, strength, price, where, away=away)
     result = compare(model, prompt, recipe, max_new_tokens, None, temperature, seed)
-    values = [found.measure(model, result[key]["text"]).value for key in ("plain", "steered")]
+    values = [found.measure(model, prompt + result[key]["text"]).value for key in ("plain", "steered")]
     if save:
         recipe.save(save)
     if as_json:

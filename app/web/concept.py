@@ -93,7 +93,7 @@ def _neurons(found: Concept) -> None:
     path = found.provenance.get("path")
     if path:
         with st.expander("How many neurons"):
-            st.dataframe(pandas.DataFrame(path), hide_index=True)
+            st.dataframe(pandas.DataFrame(path).drop_duplicates(), hide_index=True)
 
 
 def _measure(found: Concept) -> None:
