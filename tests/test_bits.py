@@ -95,9 +95,9 @@ def test_it_is_another_model(folder):
 def test_what_it_cannot_do_is_told(folder, tmp_path):
     with pytest.raises(InputError, match="8 or 4 bits, not 3"):
         load_model(folder, bits=3)
-    (tmp_path / "m.gguf").write_bytes(b"")
-    with pytest.raises(InputError, match="no plain folder"):
-        load_model(str(tmp_path / "m.gguf"), bits=4)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="is a LoRA adapter, which is neither"):
+        load_model(str(tmp_path), bits=4)
 
 
 def test_an_unknown_kind_refuses_with_its_name(llama):

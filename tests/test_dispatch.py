@@ -85,9 +85,9 @@ def test_a_model_is_loaded_by_a_device_map(device_map, tiny_folder):
 def test_bad_device_maps_are_told(tiny_folder, tmp_path):
     with pytest.raises(InputError, match="either a device or a device map"):
         load_model(tiny_folder, device="cpu", device_map="auto")
-    (tmp_path / "m.gguf").write_bytes(b"")
-    with pytest.raises(InputError, match="no plain folder of weights"):
-        load_model(str(tmp_path / "m.gguf"), device_map="auto")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="is a LoRA adapter, which is neither"):
+        load_model(str(tmp_path), device_map="auto")
     told = CliRunner().invoke(main, ["attribute", "Rome", "--model", tiny_folder, "--device-map", "nowhere"])
     assert told.exit_code == 1
     assert "nowhere" in told.output

@@ -8,6 +8,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from conftest import LLAMA, random_model
@@ -15,8 +17,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from concepts import Model, attribute, load_model
+from concepts.models import gguf as gguf_files
 from concepts.models import loading
 from icebear.errors import IcebearError, ModelError
 
@@ -183,3 +187,56 @@ def test_an_adapter_beside_the_weights_is_refused_and_merged_it_is_right():
             Model(given)
     found = attribute(Model(adapted.merge_and_unload()), IDS)
     assert found.target.logit == pytest.approx(logits.max().item(), rel=1e-4)
+
+
+def write_gguf(path, seed=0):
+    """A Llama of two layers and bytes for tokens, as llama.cpp keeps it."""
+    generator, tokens = np.random.default_rng(seed), [*bytes_to_unicode().values(), "ab", "<s>", "</s>", "<unk>"]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 257 + [3] * 3)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(258)
+    writer.add_unk_token_id(259)
+    shapes = {"token_embd": (len(tokens), 32), "output": (len(tokens), 32), "output_norm": (32,)}
+    for layer in range(2):
+        own = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (32, 32))
+        own |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64), "attn_norm": (32,), "ffn_norm": (32,)}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", generator.normal(0, 0.1, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_converted_once_for_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
+    converted = []
+    plain = gguf_files.load_gguf
+    monkeypatch.setattr(gguf_files, "load_gguf", lambda *given: converted.append(given) or plain(*given))
+    write_gguf(tmp_path / "a.gguf")
+    first = load_model(str(tmp_path / "a.gguf"), device="cpu")
+    (tmp_path / "a.gguf").rename(tmp_path / "b.gguf")
+    second = load_model(str(tmp_path / "b.gguf"), device="cpu")
+    assert len(converted) == 1
+    assert (first.name, second.name) == (str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"))
+    assert "GGUF" in second.weights
+    assert torch.equal(first.next_logits("ice bear"), second.next_logits("ice bear"))
+    write_gguf(tmp_path / "b.gguf", seed=1)
+    third = load_model(str(tmp_path / "b.gguf"), device="cpu")
+    assert len(converted) == 2
+    assert third.fingerprint != second.fingerprint
+    assert load_model(str(tmp_path / "b.gguf"), device_map="disk").offloaded

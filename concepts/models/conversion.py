@@ -15,14 +15,12 @@ from icebear.errors import ModelError
 
 def from_gguf(parts: Sequence[Path], folder: Path, name: str) -> None:
     """A GGUF file in parts; in float32, which holds every de-quantised value exactly."""
-    from transformers import AutoTokenizer
-
     from concepts.models.gguf import load_gguf
 
-    net = load_gguf(parts[0], torch.float32)
+    net, tokenizer = load_gguf(parts[0], torch.float32)
     net.config._name_or_path = name
     net.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(parts[0].parent, gguf_file=parts[0].name).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def flan_t5_small(parts: Sequence[Path], folder: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from concepts.models.gguf import load_gguf
+from concepts.models.gguf import converted
 from concepts.models.model import Model
 from concepts.models.presets import PRESETS, fetch
 from concepts.models.tasks.known import task_of
@@ -58,6 +58,8 @@ def load_model(
     try:
         if not os.path.exists(source) and not gguf and not _hub_reachable():
             source = _from_hub_cache(name)
+        if gguf:
+            source = str(converted(_existing(Path(name)), kind))
         net, tokenizer, processor = _read(
             source,
             {"dtype": kind, "attn_implementation": attention, **shared},
@@ -86,9 +88,6 @@ def _read(source: str, kept: dict[str, Any], options: dict[str, Any]) -> tuple[A
     """
     from transformers import AutoImageProcessor, AutoTokenizer
 
-    if source.lower().endswith(".gguf"):
-        path = _existing(Path(source))
-        return load_gguf(path, **kept), AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options), None
     if (Path(source) / "adapter_config.json").is_file():
         net = _load_adapter(Path(source), kept, options)
         own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
@@ -136,9 +135,9 @@ def _packed(name: str, source: str, bits: int | None, dtype: torch.dtype) -> dic
 
 
 def _plain(name: str, source: str) -> None:
-    if source.lower().endswith(".gguf") or (Path(source) / "adapter_config.json").is_file():
+    if (Path(source) / "adapter_config.json").is_file():
         raise InputError(
-            f"{name} is no plain folder of weights, so it is neither packed nor shared among devices; save it as one."
+            f"{name} is a LoRA adapter, which is neither packed nor shared among devices; merge it and save it."
         )
 
 
