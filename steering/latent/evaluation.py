@@ -37,13 +37,8 @@ TURNED = (5, 20)
 """of the concepts that are turned."""
 WAYS = ("means", "cna", "w2", "relevance")
 VECTOR, PROMPT, PLAIN = "residual stream", "prompt", "plain"
-METHODS = (
-    *(f"{way} {size}" for way in WAYS for size in TURNED),
-    VECTOR,
-    "random neurons",
-    "wrong sign",
-    "noise",
-)
+CONTROLS = ("random neurons", "wrong sign", "noise")
+METHODS = (*(f"{way} {size}" for way in WAYS for size in TURNED), VECTOR, *CONTROLS)
 OPENINGS = (
     "Yesterday I read that",
     "It is well known that",
@@ -434,32 +429,44 @@ def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def frontier(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Concept score over price and over the text's perplexity: means over concepts, each method a line."""
+    """Concept score over price and over the text's perplexity, a line a method: means over concepts, with standard
+    errors from a bootstrap over them."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    def told(name: str, column: str) -> tuple[list[float], list[float]]:
+        values = np.array([[line["prices"][f"{price}"][name][column] for price in PRICES] for line in lines])
+        draws = np.random.default_rng(0).integers(len(lines), size=(2000, len(lines)))
+        return values.mean(0).tolist(), values[draws].mean(1).std(0).tolist()
+
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True)
-    for name in METHODS:
-        score, fluency = (
-            [np.mean([line["prices"][f"{price}"][name][column] for line in lines]) for price in PRICES]
-            for column in ("score", "perplexity")
-        )
-        left.plot(PRICES, score, marker="o", label=name)
-        right.plot(fluency, score, marker="o", label=name)
-    for name, marker in ((PROMPT, "*"), (PLAIN, "x")):
-        cells = [line["prices"][f"{PRICES[0]}"][name] for line in lines]
-        score, fluency = (np.mean([cell[column] for cell in cells]) for column in ("score", "perplexity"))
-        right.scatter([fluency], [score], marker=marker, color="black", label=name, zorder=3)
-        left.axhline(float(score), color="black", linestyle=":" if name == PLAIN else "--", label=name)
-    left.set_xlabel("price: KL at neutral places, nats")
+    for number, name in enumerate(METHODS):
+        (score, error), (fluency, _) = told(name, "score"), told(name, "perplexity")
+        control = name in CONTROLS
+        style: dict[str, Any] = {
+            "color": f"{0.3 + 0.2 * CONTROLS.index(name)}" if control else f"C{number // 2}",
+            "linestyle": ":" if control else "--" if name.endswith(f" {TURNED[0]}") else "-",
+            "marker": "x" if control else "o",
+        }
+        left.errorbar(PRICES, score, error, label=name, capsize=2, **style)
+        right.plot(fluency, score, **style)
+    for name, marker in ((PROMPT, "*"), (PLAIN, "s")):
+        height, place = told(name, "score")[0][0], told(name, "perplexity")[0][0]
+        right.scatter([place], [height], marker=marker, color="black", zorder=3)
+        left.axhline(height, color="black", linestyle="-" if name == PLAIN else "-.", linewidth=0.8, label=name)
     left.set_xscale("log")
-    right.set_xlabel("perplexity of the text under the plain model")
     right.set_xscale("log")
+    left.set_xticks(PRICES, [f"{price}" for price in PRICES])
+    left.minorticks_off()
+    right.xaxis.set_minor_formatter("{x:.0f}")
+    right.xaxis.set_major_formatter("{x:.0f}")
+    left.set_xlabel("price: KL at neutral places, nats")
+    right.set_xlabel("perplexity under the plain model (star: a plain prompt, square: plain text)")
     left.set_ylabel("concept score: mean probability of the frozen classifier")
     left.legend(fontsize=7)
     figure.tight_layout()
     for suffix in (".svg", ".png"):
-        figure.savefig(path.with_suffix(suffix), dpi=150)
+        figure.savefig(path.with_suffix(suffix), dpi=100)
     pyplot.close(figure)
