@@ -91,7 +91,7 @@ def why(model: Model, answer: Answer, words: str, rather: str, hops: int) -> Gro
     from concepts.attribution import attribute
     from concepts.vocabulary import project_many
 
-    found = attribute(model, answer, contrast=rather or None, span=words, hops=hops)
+    found = attribute(model, answer, contrast=rather or None, span=words, hops=hops, record="last")
     ranked = found.top(8, "ffn")
     said = {one.neuron: one for one in project_many(model, [row.neuron for row in ranked], 5)}
     table = ranking(ranked, found, said, "FFN neurons where it was said")

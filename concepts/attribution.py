@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 
@@ -20,16 +20,18 @@ from concepts.models.model import Model
 from concepts.models.plan import Number, Plan, Token, per_prompt, phrase_ids, plan
 from concepts.models.prompts import AUTO, Prompt, PromptLike, Prompts, prompts_of
 from concepts.passes.inputs import Inputs
+from concepts.passes.largest import LargestNeurons
 from concepts.passes.neurons import AllNeurons
 from concepts.passes.run import Recorder, new_ledger, run
 from concepts.passes.stream import Stream
 from concepts.passes.targets import Logits
 from concepts.relevance import Conservation, Relevance
-from concepts.telling import Recorded, kept_at, said, token_relevance
+from concepts.telling import Recorded, kept_at, kept_of, said, token_relevance, unranked
 from concepts.versus.compare import compared
 from concepts.versus.proposals import proposed
 from icebear.errors import InputError, NumericalError
 
+Kept = Literal["all", "top"]
 ROWS = 16
 """Prompts that go through the model at once, however many are given."""
 
@@ -47,6 +49,8 @@ class Options(TypedDict, total=False):
     hops: int
     centred: bool
     record: Recorded
+    keep: Kept
+    k: int
     checkpoint: bool | None
     strict: bool
 
@@ -85,6 +89,8 @@ def attribute(
     hops: int = 0,
     centred: bool = False,
     record: Recorded = "all",
+    keep: Kept = "all",
+    k: int = 100,
     checkpoint: bool | None = None,
     strict: bool = True,
 ) -> Relevance | list[Relevance]:
@@ -115,6 +121,10 @@ def attribute(
         themselves, so that a span of one token is that token's attribution (docs/results.md compares both).
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
         whole prompt of 2,000 tokens takes gigabytes in a large model.
+    keep: ``top`` keeps, of all positions, the sums by layer, head and token and only the `k` neurons of each site that
+        speak most for the target, and the k most against it (sinks and a chat's template apart); beside them all
+        neurons where the prediction is made, or at the positions of `record`. Of several other prompts, of prompts
+        that differ in length and of a phrase against another all are looked at first.
     checkpoint: keep one residual stream a layer and recompute the rest; by default for 2,048 tokens and more.
     strict: raise `MissingRule` for an operation without a rule (False: warn, and list it in the result).
 
@@ -136,13 +146,17 @@ def attribute(
         prompts, asked, others, first = _of_answer(model, prompt, span, asked[0], others)
     elif span is not None:
         raise InputError("A span is of an answer; let the model answer first (model.answer).")
-    explain = partial(_explained, model, how=How(method, place, tuple(sites), record, checkpoint, strict))
+    how = How(method, place, tuple(sites), *_keeping(record, keep, k), checkpoint, strict)
+    explain = partial(_explained, model, how=how)
     numbers: list[Number] = ["centred" if centred else "logits"] * len(prompts)
     if any(one["target_text"] is not None and one["contrast"] is not None for one in asked):
         phrases = [_phrases(model, *pair) for pair in zip(prompts, asked, strict=True)]
         numbers = [number for number, *_ in phrases]
         apart: Sequence[list[Prompt] | None] = others or [None] * len(prompts)
-        results = [_less(explain, *row) for row in zip(prompts, phrases, apart, strict=True)]
+        whole = partial(_explained, model, how=how if how.k is None else how._replace(record="all", k=None))
+        results = [_less(whole, *row) for row in zip(prompts, phrases, apart, strict=True)]
+        if how.k is not None:
+            results = [one.only(how.k, kept_of(one.explained_at, len(one.tokens), how.record)) for one in results]
     else:
         results = explain(prompts, asked, others, number=numbers[0])
     if first is not None or target_text is not None:
@@ -161,13 +175,23 @@ def _way(method: Any, compares: bool, place: str | None) -> Any:
     return ATTNLRP if method is None and not compares else method
 
 
+def _keeping(record: Recorded, keep: str, k: int) -> tuple[Recorded, int | None]:
+    """The positions kept whole, and how many neurons of the others, None for no choice."""
+    if keep == "all":
+        return record, None
+    if keep != "top" or k < 1:
+        raise InputError(f"Kept are all neurons or the top k, at least 1, not {keep!r} and {k}.")
+    return "last" if record == "all" else record, k
+
+
 class How(NamedTuple):
-    """Of `attribute`, which says what they mean; place: of coefficients between two prompts."""
+    """Of `attribute`, which says what they mean; place: of coefficients between two prompts; k: None keeps all."""
 
     method: Any
     place: str | None
     sites: tuple[str, ...]
     record: Recorded
+    k: int | None
     checkpoint: bool | None
     strict: bool
 
@@ -190,7 +214,7 @@ def _explained(
         wanted = asked[start : start + ROWS]
         columns = {name: [one[name] for one in wanted] for name in wanted[0]}
         planned = plan(model, prompts[start : start + ROWS], **columns, number=number)
-        found += relevance_of(model, planned, how.method, how.sites, how.record, how.checkpoint, how.strict)
+        found += relevance_of(model, planned, how.method, *how[2:])
     return found
 
 
@@ -251,10 +275,11 @@ def relevance_of(
     method: AttnLRP | Baseline,
     sites: Sequence[str] = (),
     record: Recorded = "all",
+    k: int | None = None,
     checkpoint: bool | None = None,
     strict: bool = True,
 ) -> list[Relevance]:
-    """`attribute` of what a plan says."""
+    """`attribute` of what a plan says; k: beside the positions recorded keep so many of all."""
     if not isinstance(method, AttnLRP):
         return _of_tokens_only(model, plan.resolved(model), method)
     batch = plan.batch
@@ -268,6 +293,10 @@ def relevance_of(
     neurons = AllNeurons(model, batch, sites, columns)
     ledger = new_ledger(model, len(batch.ids))
     recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
+    largest: LargestNeurons | None = None
+    if k is not None:
+        largest = LargestNeurons(model, batch, sites, k, lambda row: unranked(model, batch, stream, row))
+        recorders.append(largest)
     numbers, missing = run(model, target, recorders, method, ledger=ledger, strict=strict, checkpoint=checkpoint)
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):
@@ -289,6 +318,7 @@ def relevance_of(
                 positions=signed,
                 positive_positions=positive,
                 sites=neurons.row(row),
+                largest=largest.row(row) if largest else None,
                 recorded=recorded[row],
                 sinks=stream.sinks(row),
                 conserved=Conservation(target=numbers[row].item(), tokens=tokens.sum().item(), **kept),

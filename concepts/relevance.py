@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,6 +96,25 @@ class Rather:
     tokens: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Largest:
+    """What is kept of all positions where their neurons are not, with ``keep="top"``."""
+
+    k: int
+    ranked: dict[str, tuple[Ranked, ...]]
+    """site -> its k that speak most for the target and its k that speak most against it, neither at sinks nor in a
+    chat's template."""
+    layers: dict[str, Tensor]
+    """site -> (L, T) sums over all its neurons."""
+    heads: Tensor | None
+    """(L, T, H) of whole heads, with the site `attn`."""
+
+    def top(self, k: int, site: str, sign: str) -> list[Ranked]:
+        if k > self.k:
+            raise InputError(f"The {self.k} largest of each site were kept; pass attribute(k={k}), or keep='all'.")
+        return sorted(self.ranked[site], key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron))[:k]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Relevance:
     """Signed relevance of one prompt's tokens and neurons for one target."""
@@ -135,6 +155,8 @@ class Relevance:
     """The phrase that it is explained against."""
     hops: tuple[Tensor, ...] = ()
     """(T,) the tokens' relevance after 0, 1, ... hops, if any were made; the last one is `tokens`."""
+    largest: Largest | None = None
+    """With ``keep="top"``: what is kept of the other positions."""
     positions: Tensor | None = None
     """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
     with ``positions=True`` (PA-LRP)."""
@@ -192,6 +214,18 @@ class Relevance:
             versus = replace(versus, numbers=tuple(here - there for here, there in numbers))
         return replace(self, tokens=tokens, sites=sites, rather=own, conserved=conserved, versus=versus)
 
+    def only(self, k: int, recorded: Sequence[int]) -> Relevance:
+        """Of one that recorded all positions what ``keep="top"`` keeps: those recorded, and the largest."""
+        every = partial(self.top, k, position="all")
+        ranked = {site: (*every(site), *every(site, sign="-")) for site in self.sites}
+        heads = self.heads() if "attn" in self.sites else None
+        largest = Largest(k, ranked, {site: self.layers(site) for site in self.sites}, heads)
+        at, versus = list(recorded), self.versus
+        if versus:
+            versus = replace(versus, activation={site: x[:, at] for site, x in versus.activation.items()})
+        sites = {site: (relevance[:, at], activation[:, at]) for site, (relevance, activation) in self.sites.items()}
+        return replace(self, sites=sites, recorded=tuple(at), versus=versus, largest=largest)
+
     def combined(self, reading: Reading = "relu") -> Tensor:
         """(T,) the tokens' relevance and their positions', all layers together; see `summed_positions`."""
         return self.tokens + self.summed_positions(reading)
@@ -241,12 +275,16 @@ class Relevance:
         return self.of("v")
 
     def layers(self, site: str = "ffn") -> Tensor:
-        """(L, P) relevance summed over a site's neurons."""
-        return self.of(site).sum(-1)
+        """(L, P) relevance summed over a site's neurons; with ``keep="top"`` at all positions, (L, T)."""
+        values = self.of(site)
+        return self.largest.layers[site] if self.largest else values.sum(-1)
 
     def heads(self) -> Tensor:
-        """(L, P, H) relevance of the attention heads' outputs."""
-        return self.attn.unflatten(-1, (self.head_count, -1)).sum(-1)
+        """(L, P, H) relevance of the attention heads' outputs; with ``keep="top"`` at all positions, (L, T, H)."""
+        values = self.attn
+        if self.largest and self.largest.heads is not None:
+            return self.largest.heads
+        return values.unflatten(-1, (self.head_count, -1)).sum(-1)
 
     def conservation(self) -> Conservation:
         return self.conserved
@@ -319,16 +357,24 @@ class Relevance:
             raise InputError(f"The number of neurons to rank must be at least 1, not {k}.")
         if polarity and site == "head":
             raise InputError("A head has no activation, so it has no polarity; leave the polarity out, or rank attn.")
-        positions = self._positions(position, include_sinks, include_template)
-        found = [
-            ranked
-            for name in ([site] if site else self.sites)
-            for ranked in self._top_of_site(k, name, polarity, positions, sign, layers, position == "last")
-        ]
+        found: list[Ranked] = []
+        for name in [site] if site else self.sites:
+            if self.largest and position == "all" and name != "head":
+                self._site(name)
+                if polarity or include_sinks or include_template or layers is not None:
+                    raise InputError("Only the largest of each site were kept; to choose among all pass keep='all'.")
+                found += self.largest.top(k, name, sign)
+                continue
+            positions = self._positions(position, include_sinks, include_template, name)
+            found += self._top_of_site(k, name, polarity, positions, sign, layers, position == "last")
         found.sort(key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
         return found[:k]
 
-    def _positions(self, position: Position, include_sinks: bool, include_template: bool) -> list[int]:
+    def _kept(self, site: str) -> Sequence[int]:
+        """The positions that `of` a site has, or `heads`."""
+        return range(len(self.tokens)) if self.largest and site == "head" else self.recorded
+
+    def _positions(self, position: Position, include_sinks: bool, include_template: bool, site: str) -> list[int]:
         """Asked for in the ranking; they must have been recorded."""
         count = len(self.tokens)
         if position == "all":
@@ -340,10 +386,10 @@ class Relevance:
             wanted = [position % count]
         else:
             raise InputError(f"Position {position!r} is not last, all or one of 0 to {count - 1}.")
-        if not set(wanted) <= set(self.recorded):
+        if not set(wanted) <= set(self._kept(site)):
             raise InputError(
-                f"Only positions {', '.join(map(str, self.recorded)) or 'none'} were recorded; pass record='all' to "
-                "rank others."
+                f"Only positions {', '.join(map(str, self.recorded)) or 'none'} were recorded; pass record='all' "
+                "to rank others."
             )
         return wanted
 
@@ -362,7 +408,8 @@ class Relevance:
             relevance, activation = self.heads(), None
         else:
             relevance, activation = self._site(site)
-        columns = [self.recorded.index(position) for position in positions]
+        kept = self._kept(site)
+        columns = [kept.index(position) for position in positions]
         chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
         where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
         signed = 1 if sign == "+" else -1
@@ -383,7 +430,7 @@ class Relevance:
             column = int(where[layer, index, p])
             yield Ranked(
                 Neuron(layer, site, index),
-                self.recorded[column],
+                kept[column],
                 float("nan") if activation is None else activation[layer, column, index].item(),
                 chosen[layer, index, p].item(),
                 self.versus.activation[site][layer, column, index].item() if self.versus and site != "head" else None,
@@ -393,7 +440,8 @@ class Relevance:
         """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks and a template's;
         ``last`` is summed over `explained_at`."""
         values = self.heads() if neuron.site == "head" else self.of(neuron.site)
-        columns = [self.recorded.index(place) for place in self._positions(position, False, False)]
+        kept = self._kept(neuron.site)
+        columns = [kept.index(place) for place in self._positions(position, False, False, neuron.site)]
         return values[neuron.layer, columns, neuron.index].sum().item()
 
     # --- as other things ------------------------------------------------------------------------------

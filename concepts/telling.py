@@ -11,9 +11,12 @@ from torch import Tensor
 from concepts.baselines.methods import Baseline
 from concepts.lrp.method import AttnLRP, Difference
 from concepts.models import images
+from concepts.models.batch import Batch
+from concepts.models.chat import inside
 from concepts.models.model import Model
 from concepts.models.plan import Plan
 from concepts.models.provenance import provenance
+from concepts.passes.stream import Stream
 from icebear.errors import InputError
 
 Recorded = Literal["all", "last"] | Sequence[int]
@@ -62,11 +65,23 @@ def token_relevance(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> 
 
 def kept_at(plan: Plan, row: int, record: Recorded) -> tuple[int, ...]:
     """The positions whose neurons are kept."""
-    count = len(plan.batch.columns(row))
+    return kept_of(plan.explained_at(row), len(plan.batch.columns(row)), record)
+
+
+def kept_of(explained_at: tuple[int, ...], count: int, record: Recorded) -> tuple[int, ...]:
+    """The same of a prompt of `count` tokens. Raises `InputError`."""
     if record == "all":
         return tuple(range(count))
     if record == "last":
-        return plan.explained_at(row)
+        return explained_at
     if not all(-count <= position < count for position in record):
         raise InputError(f"The positions to record must be all, last, or of 0 to {count - 1}, not {record!r}.")
     return tuple(sorted({position % count for position in record}))
+
+
+def unranked(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int, ...]:
+    """Positions that a ranking sets apart: sinks, and what a chat's template wrote."""
+    ids = batch.row_ids(row)
+    turns = model.turns(ids, model.pieces(ids)) if model.task.looks_back else ()
+    said = inside(turns)
+    return (*stream.sinks(row), *(place for place in range(len(ids)) if turns and place not in said))

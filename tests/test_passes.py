@@ -101,25 +101,83 @@ def test_one_result_of_a_batch_does_not_keep_the_others_alive(llama):
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_the_largest_and_the_sums_are_those_of_all(llama, stop):
-    asked = plan(llama, prompts(2))
-    every = AllNeurons(llama, asked.batch, SITES, stop=stop)
-    largest = LargestNeurons(llama, asked.batch, SITES, 7, stop=stop)
+@pytest.mark.parametrize("name", ["llama", "t5", "qwen3_moe"])
+def test_the_largest_and_the_sums_are_those_of_all(name, stop):
+    """Of rows of different lengths; positions that are set apart are not ranked, but count in sums."""
+    model = made(name)
+    asked, apart = plan(model, prompts(2)), [(0,), (1, 2)]
+    every = AllNeurons(model, asked.batch, SITES, stop=stop)
+    largest = LargestNeurons(model, asked.batch, SITES, 7, apart.__getitem__, stop=stop)
     for recorder in (every, largest):
-        run(llama, Logits(asked), [Inputs(), recorder], CP_LRP)
-    for site in SITES:
-        torch.testing.assert_close(largest.sums[site], every.relevance[site].sum(-1))
-    heads = every.relevance["attn"].unflatten(-1, (llama.heads, -1)).sum(-1)
-    torch.testing.assert_close(largest.heads, heads)
+        run(model, Logits(asked), [Inputs(), recorder], CP_LRP)
     for row in range(2):
-        values = torch.cat([every.relevance[site][row].flatten() for site in SITES])
-        for sign, order in (("+", values.sort(descending=True)), ("-", values.sort())):
-            found = largest.row(row, sign)
-            torch.testing.assert_close(torch.tensor([r.relevance for r in found]), order.values[:7])
-            for r in found:
-                place = r.neuron.layer, r.position, r.neuron.index
-                assert every.relevance[r.neuron.site][row][place] == pytest.approx(r.relevance)
-                assert every.activation[r.neuron.site][row][place] == pytest.approx(r.activation)
+        found = largest.row(row)
+        for site in SITES:
+            values, activations = every.row(row)[site]
+            torch.testing.assert_close(found.layers[site], values.sum(-1))
+            ranked = values.clone()
+            ranked[:, list(apart[row])] = torch.nan
+            flat = ranked[~ranked.isnan()]
+            for sign, order in (("+", flat.sort(descending=True)), ("-", flat.sort())):
+                top = found.top(7, site, sign)
+                torch.testing.assert_close(torch.tensor([r.relevance for r in top]), order.values[:7])
+                for r in top:
+                    place = r.neuron.layer, r.position, r.neuron.index
+                    assert r.position not in apart[row]
+                    assert values[place] == pytest.approx(r.relevance)
+                    assert activations[place] == pytest.approx(r.activation)
+        heads = every.row(row)["attn"][0].unflatten(-1, (model.heads, -1)).sum(-1)
+        torch.testing.assert_close(found.heads, heads)
+
+
+OTHER = [*IDS[:2], 9, *IDS[3:]]
+"""Another prompt of as many tokens."""
+KEPT = {
+    "alone": {},
+    "one other": {"versus": OTHER},
+    "one other, attention constant": {"versus": OTHER, "method": "difference-constant"},
+    "two others": {"versus": [OTHER, [*OTHER[:-1], 4]]},
+    "a shorter one": {"versus": OTHER[:-2]},
+    "a phrase": {"target_text": "ab", "contrast": "be"},
+    "recorded too": {"record": [1, -1]},
+}
+
+
+@pytest.mark.parametrize("asked", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_keeping_the_top_changes_nothing_that_is_told(llama, asked, checkpoint):
+    model = Model(llama.net, Letters())
+    asked = {"contrast": 5, "checkpoint": checkpoint, **asked}
+    top = attribute(model, IDS, **asked, keep="top", k=9)
+    every = attribute(model, IDS, **{**asked, "record": "all"})
+    torch.testing.assert_close(top.tokens, every.tokens)
+    at = list(top.recorded)
+    assert at == ([1, len(IDS) - 1] if "record" in asked else list(every.explained_at))
+    for site in every.sites:
+        torch.testing.assert_close(top.layers(site), every.layers(site))
+        torch.testing.assert_close(top.of(site), every.of(site)[:, at])
+        torch.testing.assert_close(top.activation(site), every.activation(site)[:, at])
+    for site in (*every.sites, "head", None):
+        for position, sign in (("all", "+"), ("all", "-"), ("last", "+")):
+            some, all_ = (one.top(9, site, position=position, sign=sign) for one in (top, every))
+            assert [(r.neuron, r.position) for r in some] == [(r.neuron, r.position) for r in all_]
+            for a, b in zip(some, all_, strict=True):
+                told = [
+                    [r.relevance, *([] if r.neuron.site == "head" else [r.activation, r.versus or 0])] for r in (a, b)
+                ]
+                assert told[0] == pytest.approx(told[1], rel=1e-4, abs=1e-7)
+
+
+def test_what_was_not_kept_is_refused(llama):
+    found = attribute(llama, IDS, keep="top", k=3)
+    with pytest.raises(InputError, match=r"The 3 largest of each site were kept; pass attribute\(k=4\)"):
+        found.top(4, position="all")
+    for choice in ({"polarity": "+"}, {"include_sinks": True}, {"layers": range(1)}):
+        with pytest.raises(InputError, match="to choose among all pass keep='all'"):
+            found.top(3, position="all", **choice)
+    for wrong in ({"keep": "some"}, {"keep": "top", "k": 0}):
+        with pytest.raises(InputError, match="Kept are all neurons or the top k"):
+            attribute(llama, IDS, **wrong)
 
 
 def test_many_prompts_go_through_in_parts(llama, monkeypatch):

@@ -192,9 +192,9 @@ def rank(
         raise click.UsageError("--ablate goes with --versus and --site ffn or head.")
     position = position or ("all" if asked["versus"] else "last")
     model = load(**given)
-    record = "last" if position == "last" and not ablate else "all"
-    relevance = _explained(model, image, sites=_recorded(site), record=record, **asked)
     where = _position(position)
+    kept = {} if ablate or include_sinks or include_template or polarity else _kept(top, where)
+    relevance = _explained(model, image, sites=_recorded(site), **kept, **asked)
     found = relevance.top(top, site, polarity, where, include_sinks, include_template=include_template)
     words = _words(model, [row.neuron for row in found])
     with store_if_any(store_path, model) as store:
@@ -246,6 +246,13 @@ def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_
         print_json({**told, "file": file, "prompts": len(cases), "ranking": rows})
     else:
         stdout().print(behaviour_table(found, words, len(cases)))
+
+
+def _kept(top: int, position: Any) -> dict[str, Any]:
+    """What a ranking needs of all neurons at all tokens."""
+    if position == "all":
+        return {"keep": "top", "k": top}
+    return {"record": position if position == "last" else [position]}
 
 
 def _recorded(site: str | None) -> tuple[str, ...]:

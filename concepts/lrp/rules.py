@@ -192,6 +192,24 @@ class Packed(Function):
         return g @ ctx.linear.rows(dtype=g.dtype), None, None
 
 
+class Shown(Function):
+    """Not a rule: shows what is kept of a value, and the gradient that comes to it, to a function in the backward pass.
+
+    A hook would hold what it is to show even where a layer's values are recomputed; what is saved here is not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor, show: Callable) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(kept)
+        ctx.show = show
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        ctx.show(ctx.saved_tensors[0], g)
+        return g, None, None
+
+
 class Account(Function):
     """Not a rule: adds factor x sum(x * g_x), the relevance that passes here, to a ledger's entry."""
 

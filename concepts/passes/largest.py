@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,13 +10,14 @@ from torch import Tensor
 from concepts.models.batch import Batch
 from concepts.models.model import Model
 from concepts.passes.neurons import Recorder
+from concepts.relevance import Largest
 from icebear.records import Neuron, Ranked
 
 
 class LargestNeurons(Recorder):
-    """Keeps, for each row and sign, the k largest relevances, and the sums by layer and by head.
+    """Keeps, for each row, site and sign, the k largest relevances, and the sums by layer and by head.
 
-    Memory is one place's activations beyond what is kept: sums take (B, L, P), those of heads (B, L, P, H).
+    Memory is one place's activations beyond what is kept: sums take (B, L, T) a site, those of heads (B, L, T, H).
     """
 
     def __init__(
@@ -25,50 +26,79 @@ class LargestNeurons(Recorder):
         batch: Batch,
         sites: Iterable[str],
         k: int,
-        positions: Sequence[Sequence[int]] | None = None,
+        apart: Callable[[int], Iterable[int]] = lambda row: (),
+        partner: Callable[[Tensor], Tensor] | None = None,
         stop: bool = False,
     ) -> None:
+        """apart: a row's positions that are not ranked; asked in the backward pass, when sinks are known.
+        partner: of activations (B, T, N) those that they are compared with; relevance is then of the difference."""
         sites = tuple(sites)
-        super().__init__(model, batch, sites, positions, stop)
-        self.k, rows = k, len(batch.ids)
+        super().__init__(model, batch, sites, stop=stop)
+        self.k, self.apart, self.partner, rows = k, apart, partner, len(batch.ids)
         self.sums = {site: torch.zeros(rows, model.layers, self.kept, **self.options) for site in sites}
         self.heads = torch.zeros(rows, model.layers, self.kept, model.heads, **self.options)
         """Of the site `attn`."""
-        self.relevance = torch.zeros(rows, 2, 0, **self.options)
-        """(B, 2, <= k) signed as -r for the second, which are the most negative; largest first."""
-        self.activation = torch.zeros(rows, 2, 0, **self.options)
-        self.where = torch.zeros(rows, 2, 0, 4, dtype=torch.long, device=model.device)
-        """(B, 2, <= k, 4) index among `sites`, layer, place among what is kept, index."""
-        self.names = sites
+        self.unranked: Tensor | None = None
+        """(B, T) padding, and what is set apart."""
+        kinds = 1 if partner is None else 2
+        self.found = {
+            site: (
+                torch.zeros(rows, 2, 0, **self.options),
+                torch.zeros(rows, 2, 0, kinds, **self.options),
+                torch.zeros(rows, 2, 0, 3, dtype=torch.long, device=model.device),
+            )
+            for site in sites
+        }
+        """Largest first: relevance (B, 2, <= k), signed as -r for the second, which are the most negative; activation
+        here (and there), (B, 2, <= k, 1 or 2); layer, column and index (B, 2, <= k, 3)."""
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         dtype, span = self.options["dtype"], self.span(layer)
-        activation = activation.to(dtype)
-        relevance = activation * gradient.to(dtype)  # (B, P, N)
+        kinds = [activation] if self.partner is None else [activation, self.partner(activation)]
+        difference = kinds[0].to(dtype) if self.partner is None else (kinds[0] - kinds[1]).to(dtype)
+        relevance = difference * gradient.to(dtype)  # (B, T, N)
         self.sums[site][:, layer, span] = relevance.sum(-1)
         if site == "attn":
             self.heads[:, layer, span] = relevance.unflatten(-1, (self.model.heads, -1)).sum(-1)
-        flat = relevance.flatten(1)
-        signed = torch.stack((flat, -flat), 1)  # (B, 2, P * N)
-        found, at = signed.topk(min(self.k, signed.shape[-1]), -1)
-        place, index = at // relevance.shape[-1] + span.start, at % relevance.shape[-1]
-        number = torch.full_like(at, self.names.index(site))
-        where = torch.stack((number, torch.full_like(at, layer), place, index), -1)
-        values = activation.flatten(1)[:, None].expand(-1, 2, -1).gather(-1, at)
-        self._merge(*(x.to(self.where.device) for x in (found, values, where)))
+        unranked = self._unranked()[:, span, None].to(relevance.device)
+        halves = []
+        for sign in (1, -1):
+            flat = relevance.masked_fill_(unranked, -sign * torch.inf).flatten(1)  # (B, T * N)
+            best, at = flat.topk(min(self.k, flat.shape[1]), -1, largest=sign > 0)
+            place, index = at // relevance.shape[-1] + span.start, at % relevance.shape[-1]
+            where = torch.stack((torch.full_like(at, layer), place, index), -1)
+            values = torch.stack([x.flatten(1).gather(1, at).to(dtype) for x in kinds], -1)
+            halves.append((sign * best, values, where))
+        self._merge(site, [torch.stack(parts, 1) for parts in zip(*halves, strict=True)])
 
-    def _merge(self, relevance: Tensor, activation: Tensor, where: Tensor) -> None:
-        both = torch.cat((self.relevance, relevance), -1)
-        self.relevance, order = both.topk(min(self.k, both.shape[-1]), -1)
-        self.activation = torch.cat((self.activation, activation), -1).gather(-1, order)
-        self.where = torch.cat((self.where, where), 2).gather(2, order[..., None].expand(-1, -1, -1, 4))
+    def _unranked(self) -> Tensor:
+        if self.unranked is None:
+            self.unranked = torch.ones(len(self.batch.ids), self.kept, dtype=torch.bool)
+            for row, unranked in enumerate(self.unranked):
+                apart = set(self.apart(row))
+                unranked[[at for place, at in enumerate(self.batch.columns(row)) if place not in apart]] = False
+        return self.unranked
 
-    def row(self, row: int, sign: str = "+") -> list[Ranked]:
-        """The largest of one prompt, those that speak for the target or (``-``) against it; `Ranked.position` is the
-        place among what is kept."""
-        half, factor = (0, 1) if sign == "+" else (1, -1)
-        parts = (self.where[row, half], self.activation[row, half], factor * self.relevance[row, half])
-        return [
-            Ranked(Neuron(layer, self.names[site], index), place, activation, relevance)
-            for (site, layer, place, index), activation, relevance in zip(*(x.tolist() for x in parts), strict=True)
-        ]
+    def _merge(self, site: str, found: Sequence[Tensor]) -> None:
+        pairs = zip(self.found[site], found, strict=True)
+        relevance, values, where = (torch.cat((kept, x.to(kept.device)), 2) for kept, x in pairs)
+        relevance, order = relevance.topk(min(self.k, relevance.shape[-1]), -1)
+        values, where = (x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (values, where))
+        self.found[site] = relevance, values, where
+
+    def row(self, row: int) -> Largest:
+        """What is kept of one prompt, on the CPU."""
+        columns = self.batch.columns(row)
+        return Largest(
+            self.k,
+            {site: tuple(self._ranked(row, site, columns)) for site in self.found},
+            {site: sums[row][:, columns].cpu() for site, sums in self.sums.items()},
+            self.heads[row][:, columns].cpu() if "attn" in self.sums else None,
+        )
+
+    def _ranked(self, row: int, site: str, columns: Sequence[int]) -> Iterable[Ranked]:
+        for half, sign in enumerate((1, -1)):
+            parts = (x[row, half].tolist() for x in self.found[site])
+            for relevance, (here, *there), (layer, column, index) in zip(*parts, strict=True):
+                if relevance > -torch.inf:
+                    yield Ranked(Neuron(layer, site, index), columns.index(column), here, sign * relevance, *there)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from concepts.lrp import rules
 from concepts.models.batch import Batch
 from concepts.models.model import Model
 from concepts.passes.sites import visiting
@@ -70,10 +72,10 @@ class Recorder:
         self.begin(site, layer, activation)
         if self.stop:
             return self._stopped.setdefault((site, layer), x.detach().requires_grad_())
-        if x.requires_grad:
-            shape = x.shape  # a hook that held x itself would keep the whole graph alive
-            x.register_hook(lambda g: self.end(site, layer, activation, self._chosen(layer, g.view(shape))))
-        return None
+        return rules.Shown.apply(x, activation, partial(self._come, site, layer)) if x.requires_grad else None
+
+    def _come(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
+        self.end(site, layer, activation, self._chosen(layer, gradient))
 
     def _chosen(self, layer: int, x: Tensor) -> Tensor:
         """(B, P, N) of (B, T, N); zero for positions of the other stack."""
@@ -108,7 +110,8 @@ class Values(Recorder):
     def _space(self, sites: Iterable[str]) -> dict[str, Tensor]:
         empty = torch.zeros if self.batch.decoder else torch.empty
         rows, model = len(self.batch.ids), self.model
-        return {site: empty(rows, model.layers, self.kept, model.width(site), **self.options) for site in sites}
+        options = {**self.options, "device": "cpu"}  # of a long prompt they take more than the pass
+        return {site: empty(rows, model.layers, self.kept, model.width(site), **options) for site in sites}
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         here = self.activation[site][:, layer, self.span(layer)]

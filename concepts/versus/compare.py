@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -18,12 +19,13 @@ from concepts.models.model import Model
 from concepts.models.plan import Number, Plan, plan
 from concepts.models.prompts import Prompt
 from concepts.passes.inputs import Inputs
+from concepts.passes.largest import LargestNeurons
 from concepts.passes.neurons import AllNeurons, Values
 from concepts.passes.run import Recorder, look, run
 from concepts.passes.stream import Stream
 from concepts.passes.targets import Logits
-from concepts.relevance import Conservation, Relevance, Versus
-from concepts.telling import Recorded, kept_at, said, token_relevance
+from concepts.relevance import Conservation, Largest, Relevance, Versus
+from concepts.telling import Recorded, kept_at, said, token_relevance, unranked
 from concepts.versus.alignment import alignment
 from icebear.errors import InputError, NumericalError
 
@@ -47,6 +49,7 @@ def compared(
     at: str | None,
     sites: Sequence[str],
     record: Recorded,
+    k: int | None,
     checkpoint: bool | None,
     strict: bool,
 ) -> Relevance:
@@ -54,11 +57,16 @@ def compared(
     pairs, own = _pairs(model, prompt, others, asked, number)
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     method, at, note = _way(method, at, equal)
+    if isinstance(method, Difference) and (k is None or len(pairs) == 1):
+        sums = _by_difference_rules(model, pairs, method, sites, record, k, checkpoint, strict)
+        return sums.relevance(model, method, at, own, note)
+    wanted, record = kept_at(pairs[0], 0, record), record if k is None else "all"
     if isinstance(method, Difference):
-        found = _by_difference_rules(model, pairs, method, sites, record, checkpoint, strict)
+        sums = _by_difference_rules(model, pairs, method, sites, record, None, checkpoint, strict)
     else:
-        found = _by_coefficients(model, pairs, method, at, sites, record, checkpoint, strict)
-    return found.relevance(model, method, at, own, note)
+        sums = _by_coefficients(model, pairs, method, at, sites, record, checkpoint, strict)
+    found = sums.relevance(model, method, at, own, note)
+    return found if k is None else found.only(k, wanted)
 
 
 def _way(method: Method | None, at: str | None, equal: bool) -> tuple[Method, str, str]:
@@ -135,6 +143,7 @@ class _Sums:
         self.tops: list[set[int]] = []
         self.numbers: list[tuple[float, float]] = []
         self.shares: list[Tensor] = []
+        self.largest: Largest | None = None
 
     def begin(self, logits: Tensor, sinks: tuple[int, ...], own: dict[str, Tensor]) -> None:
         """Of the prompt itself: logits (1, P, V), sinks, and the sites' activations (L, P, N)."""
@@ -181,6 +190,7 @@ class _Sums:
             sites={site: (self.sites[site], self.own[site]) for site in self.sites},
             recorded=self.recorded,
             sinks=self.sinks,
+            largest=self.largest,
             conserved=Conservation(difference, tokens.sum().item(), 0.0, 0.0, 0.0),
             image=image,
             versus=Versus(
@@ -218,6 +228,7 @@ def _by_difference_rules(
     method: Difference,
     sites: Sequence[str],
     record: Recorded,
+    k: int | None,
     checkpoint: bool | None,
     strict: bool,
 ) -> _Sums:
@@ -229,7 +240,12 @@ def _by_difference_rules(
         values = Values(model, pair.batch, sites, columns)
         neurons = AllNeurons(model, pair.batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
         recorders: list[Recorder] = [inputs, stream, values, neurons]
+        if k is not None:
+            apart = partial(unranked, model, pair.batch, stream)
+            largest = LargestNeurons(model, pair.batch, sites, k, apart, partner)
+            recorders.append(largest)
         numbers, _ = run(model, target, recorders, method, strict=strict, checkpoint=checkpoint)
+        sums.largest = None if k is None else largest.row(0)
         parts = [_product(x - partner(x), g)[0] for x, g in zip(inputs.values, inputs.gradients, strict=True)]
         relevance = {site: found for site, (found, _) in neurons.row(0).items()}
         there = {site: values.values(1, x) for site, x in values.activation.items()}
