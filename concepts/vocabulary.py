@@ -81,6 +81,7 @@ def written(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tenso
     rows = w2(model, site, layer, chosen)
     if rows is None:
         return None
+    rows = rows * model.residual_scale
     divisors = calibrate(model).divisors
     for path in model.norms_behind(layer, site):
         rows = norms.through(model.net.get_submodule(path), rows, model.family.norm_offset, divisors[path][1])
@@ -125,7 +126,7 @@ def unembed(model: Model, x: Tensor) -> Tensor:
 
 def unembedding(model: Model, chosen: Chosen = WHOLE) -> Tensor:
     """(N, D) in float32: the rows of `vocabulary` for chosen tokens, through the map before it where there is one."""
-    rows = vocabulary(model).rows(chosen)
+    rows = vocabulary(model).rows(chosen) * model.logit_scale
     if getattr(model.net.config, "scale_decoder_outputs", False):  # T5
         rows = rows * model.net.config.d_model**-0.5
     return rows @ Linear(model.unembedding_in).rows() if model.unembedding_in else rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    CONFIG_MAPPING,
     BertConfig,
     BloomConfig,
     DeiTConfig,
@@ -15,6 +16,7 @@ from transformers import (
     GPT2Config,
     GPTJConfig,
     GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -30,6 +32,10 @@ from transformers import (
     T5Config,
     ViTConfig,
 )
+
+LIKE_LLAMA = "smollm3 olmo olmo3 cohere cohere2 arcee exaone4 nemotron starcoder2 apertus".split()
+WITH_HEADS = "seed_oss helium ministral hunyuan_v1_dense ernie4_5 gemma glm glm4".split()
+"""Whose head width is of its own by default."""
 
 
 def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -68,6 +74,11 @@ def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, Pre
         "qwen3": Qwen3Config(**grouped, head_dim=6 * scale),
         "olmo2": Olmo2Config(**grouped),
         "stablelm": StableLmConfig(**grouped, partial_rotary_factor=1 / 3),
+        **{name: CONFIG_MAPPING[name](**grouped) for name in LIKE_LLAMA},
+        **{name: CONFIG_MAPPING[name](**grouped, head_dim=6 * scale) for name in WITH_HEADS},
+        "granite": GraniteConfig(
+            **grouped, residual_multiplier=0.5, logits_scaling=3.0, embedding_multiplier=2.0, attention_multiplier=0.3
+        ),
         "phi3": Phi3Config(**grouped, original_max_position_embeddings=positions),
         "gemma2": Gemma2Config(**gemma),
         "gemma3": Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention"] * (layers // 2)),

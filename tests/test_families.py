@@ -157,7 +157,7 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
             model.net(torch.tensor([IDS]), use_cache=False)
     hook.remove()
     assert torch.equal(streams[0], streams[1])
-    row = w2(model, "ffn", last)[7].double()
+    row = w2(model, "ffn", last)[7].double() * model.residual_scale
     assert w1(model, "ffn", last).shape == w2(model, "ffn", last).shape
     if not model.family.ffn_norm:
         assert torch.allclose(streams[2] - streams[0], row.expand(len(IDS), -1), atol=1e-5)
@@ -166,7 +166,7 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
 
 def test_which_ffns_are_gated():
     single = {"gpt2", "gptj", "phi", "gpt_neox", "gpt_neox, serial", "opt", "opt, norms behind", "bloom"}
-    single |= {"falcon", "falcon, grouped", "falcon, alibi"}
+    single |= {"falcon", "falcon, grouped", "falcon, alibi", "arcee", "nemotron", "apertus", "starcoder2"}
     assert {name for name in [*CONFIGS, *EXPERTS] if not gated(make(name))} == single
 
 

@@ -12,7 +12,7 @@ from concepts import Model, Neuron, attribute, project
 from concepts import calibration as texts
 from concepts.calibration import calibrate
 from concepts.models.norms import divisor
-from concepts.vocabulary import typical, w2_row
+from concepts.vocabulary import typical, unembedding, w2_row
 from steering import steer
 
 
@@ -74,7 +74,7 @@ def test_the_direct_path_is_what_the_rules_see(name):
     row = w2_row(model, Neuron(last, "ffn", neuron))
     for path in behind:
         row = row * calibrate(model).divisors[path][1] / seen[path][0, -1]
-    logit = (row @ model.net.get_output_embeddings().weight[5]).item()
+    logit = (row @ unembedding(model, 5)).item()
     gradient = found.ffn[last, -1, neuron] / found.activation("ffn")[last, -1, neuron]
     assert logit == pytest.approx(gradient.item(), rel=1e-3, abs=1e-6)
 

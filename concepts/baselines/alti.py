@@ -113,7 +113,7 @@ def _read(model: Model, plan: Plan, row: int) -> tuple[list[_Layer], Tensor]:
     for number in range(model.layers):
         v = values[number].unflatten(-1, (-1, dim))  # (T, KV, d)
         v = v.repeat_interleave(heads // v.shape[1], 1)
-        o = Linear(model.site_module("attn", number)).columns().T.unflatten(0, (heads, dim))
+        o = Linear(model.site_module("attn", number)).columns().T.unflatten(0, (heads, dim)) * model.residual_scale
         layers.append(_Layer(streams[number], output.attentions[number][0].float(), v, o))
     return layers, streams[model.layers]
 

@@ -172,6 +172,18 @@ class Architecture:
         names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross}
         return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
 
+    @property
+    def residual_scale(self) -> float:
+        """By what all that is written to the residual stream is multiplied."""
+        name = self.family.residual_scale
+        return getattr(self.config, name) if name else 1.0
+
+    @property
+    def logit_scale(self) -> float:
+        name = self.family.logit_scale if self.has_family else ""
+        value = getattr(self.config, name.removeprefix("/")) if name else 1.0
+        return 1 / value if name.startswith("/") else value
+
     def norms_behind(self, layer: int, site: str = "ffn") -> list[str]:
         """Paths of the norms on the direct way from a neuron to the unembedding: its layer's own behind W2 (sandwich or
         post-norm), and the final one."""

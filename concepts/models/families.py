@@ -43,6 +43,10 @@ class Family:
     attn_norm: str = ""
     norm_offset: float = 0.0
     """The gain of a norm is offset + weight."""
+    residual_scale: str = ""
+    """The entry of the configuration by which all that is written to the residual stream is multiplied, or empty."""
+    logit_scale: str = ""
+    """The same of logits; what they are divided by, behind a ``/``."""
     activations: tuple[str, ...] = ()
     """Classes of modules that are an element-wise non-linearity (Eq. 9) and are the family's own."""
     position_inputs: tuple[str, ...] = ("position_embeddings",)
@@ -56,6 +60,10 @@ class Family:
 
 
 LLAMA = Family("llama")
+LIKE_LLAMA = "stablelm smollm3 olmo seed_oss helium ministral hunyuan_v1_dense ernie4_5".split()
+UNGATED = replace(LLAMA, ffn_in="mlp.up_proj")
+OLMO2 = replace(LLAMA, name="olmo2", ffn_norm="post_feedforward_layernorm", attn_norm="post_attention_layernorm")
+GLM = replace(LLAMA, name="glm", ffn_in="mlp.gate_up_proj")
 GEMMA3 = Family(
     "gemma3",
     ffn_norm="post_feedforward_layernorm",
@@ -210,9 +218,21 @@ FAMILIES: dict[str, Family] = {
     "qwen3": replace(LLAMA, name="qwen3"),
     "mixtral": replace(LLAMA, name="mixtral", experts="mlp.experts"),
     "qwen3_moe": replace(LLAMA, name="qwen3_moe", experts="mlp.experts"),
-    "olmo2": replace(LLAMA, name="olmo2", ffn_norm="post_feedforward_layernorm", attn_norm="post_attention_layernorm"),
+    "olmo2": OLMO2,
     "phi3": replace(LLAMA, name="phi3", ffn_in="mlp.gate_up_proj", qkv="self_attn.qkv_proj"),
-    "stablelm": replace(LLAMA, name="stablelm"),
+    **{name: replace(LLAMA, name=name) for name in LIKE_LLAMA},
+    "granite": replace(LLAMA, name="granite", residual_scale="residual_multiplier", logit_scale="/logits_scaling"),
+    "cohere": replace(LLAMA, name="cohere", logit_scale="logit_scale"),
+    "cohere2": replace(LLAMA, name="cohere2", logit_scale="logit_scale"),
+    "arcee": replace(UNGATED, name="arcee"),
+    "apertus": replace(UNGATED, name="apertus"),
+    "nemotron": replace(UNGATED, name="nemotron", norm_offset=1.0),
+    "olmo3": replace(OLMO2, name="olmo3"),
+    "exaone4": replace(OLMO2, name="exaone4"),
+    "starcoder2": replace(LLAMA, name="starcoder2", ffn_out="mlp.c_proj", ffn_in="mlp.c_fc"),
+    "glm": GLM,
+    "glm4": replace(GLM, name="glm4", ffn_norm="post_mlp_layernorm", attn_norm="post_self_attn_layernorm"),
+    "gemma": replace(LLAMA, name="gemma", norm_offset=1.0),
     "gemma2": replace(GEMMA3, name="gemma2"),
     "gemma3_text": GEMMA3,
     "gemma3": replace(GEMMA3, layers="model.language_model.layers", final_norm="model.language_model.norm"),

@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from concepts.models.dispatch import weight_of
 
+OWN_LAYER_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm", "OlmoLayerNorm")
+"""Classes that are no torch LayerNorm, but centre as one."""
+
 
 def divisor(norm: nn.Module, x: Tensor) -> Tensor:
     """(..., 1) what a LayerNorm or RMSNorm divides x (..., D) by: its standard deviation or root mean square."""
@@ -23,9 +26,10 @@ def through(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | float) ->
     """
     if centres(norm):
         rows = rows - rows.mean(-1, keepdim=True)
-    gain = offset + weight_of(norm).float()
-    return rows * gain / by
+    if getattr(norm, "weight", None) is not None:
+        rows = rows * (offset + weight_of(norm).float())
+    return rows / by
 
 
 def centres(norm: nn.Module) -> bool:
-    return isinstance(norm, nn.LayerNorm)
+    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in OWN_LAYER_NORMS

@@ -17,6 +17,7 @@ from torch import Tensor
 from concepts.models.model import Model
 from concepts.models.prompts import PromptLike
 from icebear.errors import InputError
+from icebear.fingerprints import hashed
 from steering.apply import steer
 from steering.latent.choosing import auroc, separation, universal
 from steering.latent.concept import Concept
@@ -170,7 +171,7 @@ def detection(found: Seen) -> dict[str, dict[str, float]]:
     methods: dict[str, dict[str, float]] = {}
     for size in SIZES:
         columns = ranked[:size]
-        methods[f"{size} neurons"] = {
+        methods[f"{size} neuron{'s' * (size > 1)}"] = {
             name: auroc(found.x[part][:, columns] @ weights[columns], found.positive[part])
             for name, part in tests.items()
         }
@@ -225,7 +226,7 @@ def directions(ground: Ground, found: Seen, seed: int) -> dict[str, Callable[[fl
     """method -> strength -> context."""
     model = ground.model
     concepts = {f"{way} {size}": concept_of(found, way, size) for way in WAYS for size in TURNED}
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng([seed, hashed(found.topic.name)])
     best = concepts[f"means {TURNED[-1]}"]
     by_layer = columns_of(found.material.seen.neurons)
     places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
