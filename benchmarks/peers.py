@@ -1,15 +1,17 @@
-"""What the rules cost beside LXT: each as the ratio to its own plain gradient x input, tokens only, in its own process.
+"""What the rules cost beside LXT: time as the ratio to its own plain gradient x input, and peak memory, tokens only.
 
-python benchmarks/peers.py [--tokens 32 128 512] [--rounds 9] [--python VENV/bin/python]
+python benchmarks/peers.py [--tokens 32 128 512 1024 2048 4096] [--rounds 9] [--python VENV/bin/python]
 
 Without --python an environment for LXT is made in benchmarks/.lxt: transformers 4.57.6, with which LXT 2.1 works (it
-asks for torchvision, which a language model does not use: a stub stands in). Both read the same weights.
+asks for torchvision, which a language model does not use: a stub stands in). Both read the same weights, each in its own
+process; each peak is of a fresh one, beyond the loaded model. Past 1,024 tokens there are three rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -86,7 +88,7 @@ def ratios(pair: tuple[Work, Work], tokens: list[int], rounds: int) -> None:
     for count in tokens:
         ids = torch.randint(100, 40000, (count,), generator=torch.Generator().manual_seed(0)).tolist()
         found = []
-        for turn in range(rounds + 2):
+        for turn in range((3 if count > 1024 else rounds) + 2):
             seconds = []
             for work in pair:
                 start = time.perf_counter()
@@ -99,35 +101,57 @@ def ratios(pair: tuple[Work, Work], tokens: list[int], rounds: int) -> None:
         print(f"{count} {ratio:.3f} {own:.0f} {plain:.0f}", flush=True)
 
 
+def peak(work: Work, tokens: list[int]) -> None:
+    """Prints the MiB that a pass takes at most, beyond what was there before it (Linux)."""
+    work(tokens[:8])
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    work(tokens)
+    print(round(resident("VmHWM") - before))
+
+
+def resident(field: str) -> float:
+    return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512, 1024, 2048, 4096])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--python", type=Path)
     parser.add_argument("--child", choices=["icebear", "lxt"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--peak", type=int, choices=[0, 1], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        ratios({"icebear": icebear, "lxt": lxt}[options.child](options.folder), options.tokens, options.rounds)
+        pair = {"icebear": icebear, "lxt": lxt}[options.child](options.folder)
+        if options.peak is None:
+            ratios(pair, options.tokens, options.rounds)
+        else:
+            peak(pair[options.peak], list(range(100, 100 + options.tokens[0])))
         return
     from concepts.models.presets import PRESETS, fetch
 
-    asked = ["--folder", str(fetch(PRESETS["smollm2-135m"])), "--rounds", str(options.rounds), "--tokens"]
-    asked += map(str, options.tokens)
+    folder = str(fetch(PRESETS["smollm2-135m"]))
     pythons = {"icebear": Path(sys.executable), "lxt": options.python or environment()}
-    print("| | tokens | relevance / gradient x input | relevance, ms | gradient x input, ms |")
-    print("| --- | --- | --- | --- | --- |")
-    for name, python in pythons.items():
-        paths = {"icebear": str(HERE.parent), "lxt": ""}[name]
-        lines = subprocess.run(
-            [python, __file__, "--child", name, *asked],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": paths},
-        ).stdout.split("\n")
-        for line in filter(None, lines):
-            print(f"| {name} | {' | '.join(line.split())} |", flush=True)
+
+    def child(name: str, *asked: object) -> list[str]:
+        command = [pythons[name], __file__, "--child", name, "--folder", folder, *map(str, asked)]
+        # What is freed goes back at once, so that a peak is what was in use.
+        env = {
+            **os.environ,
+            "PYTHONPATH": {"icebear": str(HERE.parent), "lxt": ""}[name],
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+        }
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout.split()
+
+    print("| | tokens | relevance / gradient x input | ms | ms | peak, MiB | peak, MiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for count in options.tokens:
+        for name in pythons:
+            times = child(name, "--rounds", options.rounds, "--tokens", count)[1:]
+            peaks = [child(name, "--peak", which, "--tokens", count)[0] for which in (0, 1)]
+            print(f"| {name} | {count} | {' | '.join([*times, *peaks])} |", flush=True)
 
 
 if __name__ == "__main__":

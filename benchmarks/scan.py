@@ -4,6 +4,7 @@ python benchmarks/scan.py speed     the scan against a bare forward pass over th
 python benchmarks/scan.py later     the same behind all shards of a finished index (--store), as most of a scan is
 python benchmarks/scan.py memory    peak memory of a scan of 300 and of 3,000 summaries, in fresh processes
 python benchmarks/scan.py reading   bytes a neuron, card and search time, annotation in batches and one by one
+python benchmarks/scan.py million   a million made sentences through a random model of two layers, 64 wide
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from actmax import annotate, build_index, describe, index, read_corpus
 from actmax.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
 from actmax.topk import merge
-from concepts import Neuron, attribute, load_model
+from concepts import Model, Neuron, attribute, load_model
 from concepts.neuron_attribution import attribute_neurons
 from db import open_store
 
@@ -103,6 +106,47 @@ def one_scan(documents: int) -> None:
     print(f"| {documents} | {peak()} | {before} |", flush=True)
 
 
+def million(documents: int) -> None:
+    """Memory while it scans, the store's size, and cards; real words in a made order, by Zipf's law."""
+    tokenizer = load_model().tokenizer
+    words = sorted(word[1:] for word in tokenizer.get_vocab() if word[0] == "Ġ" and word[1:].isalpha())
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=tokenizer.vocab_size,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = Model(LlamaForCausalLM(config), tokenizer, name="made, 2 layers, 64 wide")
+    generator = numpy.random.default_rng(0)
+    share = 1 / numpy.arange(1, len(words) + 1)
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+        lines = Path(folder) / "made.txt"
+        with lines.open("w") as file:
+            for _ in range(documents // 1000):
+                drawn = generator.choice(len(words), (1000, 12), p=share / share.sum())
+                file.writelines(" ".join(words[i] for i in row).capitalize() + ".\n" for row in drawn)
+        print(f"{documents} lines, {lines.stat().st_size / 1e6:.0f} MB\n")
+        print("| sentences | tokens | seconds | resident, MB |\n| --- | --- | --- | --- |")
+        told = [0]
+
+        def progress(state) -> None:
+            if state.sentences >= told[0]:
+                now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+                print(f"| {state.sentences} | {state.tokens} | {state.seconds:.0f} | {now:.0f} |", flush=True)
+                told[0] += documents // 10
+
+        took = seconds(lambda: build_index(model, read_corpus(str(lines)), store, on_progress=progress))
+        print(f"\nin all {took:.0f} s, peak {peak()} MB, database {store.path.stat().st_size / 1e6:.0f} MB")
+        neurons = [Neuron(layer, "ffn", index) for layer in (0, 1) for index in range(0, 250, 10)]
+        cards = [1000 * seconds(lambda: describe(store, neuron)) for neuron in neurons]  # noqa: B023
+        print(f"card: first {cards[0]:.0f} ms, then median {statistics.median(cards[1:]):.0f} ms")
+        found = [1000 * seconds(lambda: store.search(text)) for text in words[:3000:300]]  # noqa: B023
+        print(f"search: median {statistics.median(found):.0f} ms")
+
+
 def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
@@ -143,13 +187,15 @@ def reading(documents: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("speed", "later", "memory", "reading"))
+    parser.add_argument("part", choices=("speed", "later", "memory", "reading", "million"))
     parser.add_argument("--store")
-    parser.add_argument("--documents", type=int, default=300)
+    parser.add_argument("--documents", type=int)
     options = parser.parse_args()
     if options.part == "memory":
         memory()
     elif options.part == "later":
-        later(options.documents, options.store)
+        later(options.documents or 300, options.store)
+    elif options.part == "million":
+        million(options.documents or 1_000_000)
     else:
-        {"speed": speed, "reading": reading}[options.part](options.documents)
+        {"speed": speed, "reading": reading}[options.part](options.documents or 300)

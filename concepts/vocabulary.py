@@ -93,7 +93,7 @@ def w2(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tensor | N
 
     None for a site that does not write to the residual stream.
     """
-    if site not in ("ffn", "attn", "cross"):
+    if site not in ("ffn", "shared", "attn", "cross"):
         return None
     mixture = model.experts(layer) if site == "ffn" else None
     if mixture is not None:
@@ -114,6 +114,9 @@ def w1(model: Model, site: str, layer: int) -> Tensor | None:
         modules = dict(model.layer_modules[layer].named_modules())
         first = next(modules[n] for n in model.family_at(layer).ffn_in.split() if n in modules)
         return Linear(first).rows(slice(model.width("ffn")))  # the gate comes before the rest where they are one map
+    if site == "shared":
+        beside, _, _ = model.family.shared.rpartition(".")
+        return Linear(model.layer_modules[layer].get_submodule(f"{beside}.gate_proj")).rows()
     columns = model.columns(site)
     return Linear(model.site_module(site, layer)).rows(WHOLE if columns is None else columns)
 

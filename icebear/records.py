@@ -8,7 +8,7 @@ from typing import Any
 
 from icebear.errors import InputError
 
-SITES = ("ffn", "attn", "q", "k", "v", "cross", "router")
+SITES = ("ffn", "attn", "q", "k", "v", "cross", "router", "shared")
 """Where neurons are read; `cross`, attention to the encoder, is only in decoders that have one, and
 `router`, the weights of experts, only in mixtures."""
 

@@ -33,9 +33,23 @@ from transformers import (
     ViTConfig,
 )
 
-LIKE_LLAMA = "smollm3 olmo olmo3 cohere cohere2 arcee exaone4 nemotron starcoder2 apertus".split()
+LIKE_LLAMA = "olmo cohere arcee nemotron starcoder2 apertus".split()
 WITH_HEADS = "seed_oss helium ministral hunyuan_v1_dense ernie4_5 gemma glm glm4".split()
 """Whose head width is of its own by default."""
+
+FEW = {"num_local_experts": 4}
+LATENT = {"q_lora_rank": 12, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "olmoe": {},
+    "qwen2_moe": {},
+    "gpt_oss": {**FEW, "sliding_window": 4},
+    "granitemoe": {**FEW, "residual_multiplier": 0.5, "logits_scaling": 3.0, "attention_multiplier": 0.3},
+    "glm4_moe": {**FEW, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+    "deepseek_v3": {
+        **{**FEW, **LATENT, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+        **{"num_key_value_heads": 4, "head_dim": 4},
+    },
+}
 
 
 def _parts(scale: int, layers: int, positions: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -62,6 +76,7 @@ def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, Pre
         "n_inner": 20 * scale,
         "n_positions": positions,
     }
+    sliding = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
     gemma = {**grouped, "head_dim": 6 * scale, "sliding_window": 4, "query_pre_attn_scalar": 6}
     falcon = {**small, "ffn_hidden_size": 20 * scale}
     neox = {**small, "max_position_embeddings": positions, "rotary_pct": 0.5}
@@ -75,13 +90,15 @@ def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, Pre
         "olmo2": Olmo2Config(**grouped),
         "stablelm": StableLmConfig(**grouped, partial_rotary_factor=1 / 3),
         **{name: CONFIG_MAPPING[name](**grouped) for name in LIKE_LLAMA},
+        "smollm3": CONFIG_MAPPING["smollm3"](**grouped, no_rope_layers=[1, 0] * (layers // 2)),
+        **{name: CONFIG_MAPPING[name](**grouped, **sliding) for name in ("olmo3", "cohere2", "exaone4")},
         **{name: CONFIG_MAPPING[name](**grouped, head_dim=6 * scale) for name in WITH_HEADS},
         "granite": GraniteConfig(
             **grouped, residual_multiplier=0.5, logits_scaling=3.0, embedding_multiplier=2.0, attention_multiplier=0.3
         ),
         "phi3": Phi3Config(**grouped, original_max_position_embeddings=positions),
         "gemma2": Gemma2Config(**gemma),
-        "gemma3": Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention"] * (layers // 2)),
+        "gemma3": Gemma3TextConfig(**{**gemma, **sliding}),
         "gpt2": GPT2Config(**gpt),
         "gptj": GPTJConfig(**gpt, rotary_dim=4 * scale),
         "phi": PhiConfig(**wide, partial_rotary_factor=0.5),
@@ -100,9 +117,12 @@ def dense(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, Pre
 
 def mixtures(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, PreTrainedConfig]:
     """Mixtures of four experts."""
+    few = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12 * scale, "head_dim": 6 * scale}
+    few["shared_expert_intermediate_size"] = 16 * scale
     grouped = _parts(scale, layers, positions)[2]
     return {
         "mixtral": MixtralConfig(**grouped, num_local_experts=4),
+        **{name: CONFIG_MAPPING[name](**{**grouped, **few, **extra}) for name, extra in MIXTURES.items()},
         "qwen3_moe": Qwen3MoeConfig(
             **grouped, moe_intermediate_size=12 * scale, num_experts=4, num_experts_per_tok=2, head_dim=6 * scale
         ),

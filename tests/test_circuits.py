@@ -35,7 +35,7 @@ from concepts.passes.sites import visiting
 from icebear.errors import InputError
 from steering import steer
 
-KNOWN = {**dense(layers=4), **mixtures(), "llama": LLAMA}
+KNOWN = {**dense(layers=4), "mixtral": mixtures()["mixtral"], "qwen3_moe": mixtures()["qwen3_moe"], "llama": LLAMA}
 
 
 def calibrated(config):

@@ -12,7 +12,7 @@ from families import dense, mixtures, others
 from test_others import make, prompt
 from test_twin import NO_SDPA, ONLY_SDPA
 
-from concepts import ATTNLRP, DIFFERENCE, Difference, attribute
+from concepts import ATTNLRP, DIFFERENCE, Difference, attribute, circuit
 from concepts.evaluation import pairs
 from concepts.lrp import differences, operations
 from concepts.lrp.context import relevance_rules
@@ -24,9 +24,12 @@ from concepts.passes.targets import Logits
 from icebear.errors import MissingRule
 
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]
+LACKING = {"gpt_oss": "max", "granitemoe": "topk", "glm4_moe": "topk", "deepseek_v3": "topk"}
+"""Mixtures that choose by logits, or by groups of experts."""
 FAMILIES = [
     (name, kind)
     for name in {**dense(), **mixtures()}
+    if name not in LACKING
     for kind in ("eager", "sdpa")
     if not (kind == "sdpa" and name in NO_SDPA) and not (kind == "eager" and name in ONLY_SDPA)
 ]
@@ -40,6 +43,18 @@ def pair_of(name):
         return prompt(model), prompt(model, 1)
     ids = prompt(model)
     return ids, [*ids[:3], 33, *ids[4:]]
+
+
+@pytest.mark.parametrize(("name", "operation"), LACKING.items())
+def test_what_has_no_difference_rule_is_refused_by_name_and_the_default_goes_another_way(name, operation):
+    model = random_model(mixtures()[name], "eager", torch.float32)
+    with pytest.raises(MissingRule, match=operation):
+        attribute(model, IDS, 11, 12, versus=OTHER, method=EXACT)
+    found = attribute(model, IDS, 11, 12, versus=OTHER)
+    assert found.versus.at == "midpoint"
+    assert "difference rules lack one for this model" in found.meaning()
+    with pytest.raises(MissingRule, match="A circuit needs difference rules"):
+        circuit(model, IDS, 11, 12, versus=OTHER)
 
 
 @pytest.mark.parametrize(("name", "kind"), FAMILIES)

@@ -71,14 +71,18 @@ def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(
         if mixture is None:
             twin = whole(model.site_module(site, layer)).T
         else:
-            twin = mixture.down_proj.detach().float().transpose(1, 2).flatten(0, 1)
-            gates = mixture.gate_up_proj.detach().float().unflatten(1, (2, -1))[:, 0]
+            down, up = (part.detach().float() for part in (mixture.down_proj, mixture.gate_up_proj))
+            turned = name == "gpt_oss"  # its weights lie the other way round, its gates and ups by turns
+            twin = (down if turned else down.transpose(1, 2)).flatten(0, 1)
+            gates = up[:, :, ::2].transpose(1, 2) if turned else up.unflatten(1, (2, -1))[:, 0]
             assert torch.equal(w1(model, "ffn", layer), gates.flatten(0, 1))
         assert len(twin) == model.width(site)
         for chosen in (slice(None), slice(3, 4), slice(1, len(twin) - 1), slice(len(twin) // 2 - 2, None, 3)):
             assert torch.equal(w2(model, site, layer, chosen), twin[chosen])
             assert torch.equal(written(model, site, layer, chosen), written(model, site, layer)[chosen])
         assert torch.equal(w2_row(model, Neuron(layer, site, 5)), written(model, site, layer)[5])
+    if "q" not in model.sites:
+        return
     joined = whole(model.site_module("q", layer))
     columns = model.columns("q")
     assert torch.equal(w1(model, "q", layer), joined if columns is None else joined[columns])
@@ -87,7 +91,9 @@ def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
     model = make(name)
-    twin = whole(model.net.get_output_embeddings())
+    config = model.config
+    twin = whole(model.net.get_output_embeddings()) * getattr(config, "logit_scale", 1)
+    twin = twin / getattr(config, "logits_scaling", 1)
     if model.unembedding_in:
         twin = twin @ whole(model.unembedding_in)
     x = torch.randn(3, model.config.hidden_size)

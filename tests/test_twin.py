@@ -1,5 +1,7 @@
 """Relevance by the operation table equals the papers' equations written out (tests/twin.py, tests/twin_models.py)."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
@@ -11,11 +13,16 @@ from concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, 
 
 MASKED = [*IDS[:4], 49, *IDS[4:]]
 IMAGE = torch.randn(3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-LLAMAS = "llama mistral qwen2 qwen3 olmo2 stablelm phi3 gemma2 gemma3".split()
 MODELS = {
     **{name: (twin_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in CONFIGS.items()},
     **{
-        name: (twin_models.llama if name in LLAMAS else twin_models.gpt, "AutoModelForCausalLM", config, IDS, {})
+        name: (
+            twin_models.gpt if config.model_type in twin_models.GPTS else twin_models.llama,
+            "AutoModelForCausalLM",
+            config,
+            IDS,
+            {},
+        )
         for name, config in dense().items()
         if name not in CONFIGS
     },
@@ -34,7 +41,7 @@ METHODS = [
     AttnLRP(linear=AlphaBeta(2), conv=ZPlus()),
     AttnLRP(softmax="constant", linear=Gamma(0.5)),
 ]
-NO_SDPA = {"bloom", "gptj", "gemma2"}
+NO_SDPA = {"bloom", "gptj", "gemma2", "gpt_oss"}
 ONLY_SDPA = {"falcon, alibi"}  # transformers adds its slopes twice in eager
 EVERY_RULE = {"llama", "gpt2", "bloom", "mixtral", "t5", "t5, relu", "bert", "vit"}
 CASES = [
@@ -72,6 +79,10 @@ def make(name, kind):
     return Model(net, Marked(), name)
 
 
+IN_FLOAT32 = {"glm4_moe", "deepseek_v3"}
+"""Their routers compute in float32 whatever the model does."""
+
+
 def close(a, b, tolerance=1e-8):
     return (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-12)
 
@@ -80,6 +91,8 @@ def close(a, b, tolerance=1e-8):
 def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
     build, _, _, prompt, options = MODELS[name]
     model = make(name, kind)
+    near = partial(close, tolerance=1e-5 if name in IN_FLOAT32 else 1e-8)
+    about = partial(pytest.approx, rel=1e-5 if name in IN_FLOAT32 else 1e-8)
     target = 1 if model.task.name == "image" else 11
     prefix = " ".join(map(str, options["written"][1:])) if options else None
     with Double():
@@ -87,24 +100,24 @@ def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
         leaves, tape, logits = twin_models.explain(build, method, model.net, prompt, target, **options)
     assert abs(found.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
     if model.task.name == "image":
-        assert close(found.image.pixels, leaves[0].R.sum(0))
+        assert near(found.image.pixels, leaves[0].R.sum(0))
         tape.kept["biases"] += sum(token.R.sum().item() for token in tape.own)
     else:
-        assert close(found.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
+        assert near(found.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
     for site in model.sites:
-        assert close(found.of(site), tape.site(site, model.layers, len(found.tokens))), site
+        assert near(found.of(site), tape.site(site, model.layers, len(found.tokens))), site
     conserved = found.conservation()
-    assert conserved.target == pytest.approx(logits[target].item(), rel=1e-10)
-    assert conserved.biases == pytest.approx(tape.kept["biases"], rel=1e-8, abs=1e-8)
+    assert conserved.target == about(logits[target].item())
+    assert conserved.biases == about(tape.kept["biases"], abs=1e-8)
     if method.positions:
         positions = tape.position_relevance(*found.positions.shape)
-        assert close(found.positions, positions)
-        assert conserved.positions == pytest.approx(positions.sum().item(), rel=1e-8, abs=1e-8)
+        assert near(found.positions, positions)
+        assert conserved.positions == about(positions.sum().item(), abs=1e-8)
     if kind == "eager" or method.positions or not ("t5" in name or "alibi" in name):
         # Fused attention does not tell what a constant position bias in it keeps: that is part of `softmax` there.
-        assert conserved.softmax == pytest.approx(tape.kept["softmax"], rel=1e-8, abs=1e-8)
+        assert conserved.softmax == about(tape.kept["softmax"], abs=1e-8)
     if not isinstance(method.linear, Epsilon) or method.linear.eps == 0:
-        assert abs(conserved.rest) < 1e-8 * max(1, abs(conserved.target))
+        assert abs(conserved.rest) < (1e-6 if name in IN_FLOAT32 else 1e-8) * max(1, abs(conserved.target))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

@@ -177,15 +177,25 @@ class Tape:
     def softcap(self, v, cap):
         return self.act(v, lambda x: torch.tanh(x / cap) * cap) if cap else v
 
-    def attention(self, q, k, v, mask=None, scale=1.0, bias=None, layer=0, cap=None):
-        """(H, T, d) each, mask (T, T) True where to look; returns (T, H * d)."""
+    def booked(self, x, name):
+        """A constant whose relevance is booked."""
+
+        def messages(R):
+            self.kept[name] += R.sum().item()
+            return []
+
+        return Value(self, x, [], messages)
+
+    def attention(self, q, k, v, mask=None, scale=1.0, bias=None, layer=0, cap=None, sinks=None):
+        """(H, T, d) each, mask (T, T) True where to look, sinks (H, T, 1) scores of nothing; returns (T, H * d)."""
         group = torch.arange(q.x.shape[0]) // (q.x.shape[0] // k.x.shape[0])
         k, v = (self.move(x, lambda n: n[group]) for x in (k, v))
         if self.method.softmax == "constant":
             scores = q.x @ k.x.transpose(1, 2) * scale
             scores = (torch.tanh(scores / cap) * cap if cap else scores) + (0 if bias is None else bias)
             scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-            O = self.weighted(scores.softmax(-1), v)
+            weights = (scores if sinks is None else torch.cat((scores, sinks), -1)).softmax(-1)
+            O = self.weighted(weights[..., : scores.shape[-1]], v)
         else:
             product = self.matmul(q, self.move(k, lambda n: n.transpose(1, 2)))
             scores = self.softcap(self.scale(product, scale), cap)
@@ -195,7 +205,12 @@ class Tape:
                 scores = self.constant(
                     scores, torch.zeros(mask.shape).masked_fill(~mask, -torch.inf).to(q.x.dtype), "biases"
                 )
-            O = self.matmul(self.softmax(scores), v)
+            if sinks is None:
+                weights = self.softmax(scores)
+            else:
+                weights = self.softmax(self.join([scores, self.booked(sinks, "biases")], -1))
+                weights = self.move(weights, lambda n: n[..., :-1])
+            O = self.matmul(weights, v)
         return self.move(O, lambda n: n.transpose(0, 1).flatten(1))
 
     # --- back ---

@@ -1,6 +1,7 @@
 """Forward passes of small models on the twin's tape (tests/twin.py), written out from their papers."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,10 @@ from twin import Tape
 
 def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
+
+
+def squared_relu(x):
+    return F.relu(x) ** 2
 
 
 def apply(tape, module, v):
@@ -28,104 +33,222 @@ def place(value, start):
 
 
 def norm(tape, v, module):
-    """LayerNorm, or RMSNorm, whose gain is 1 + weight in Gemma."""
-    if isinstance(module, torch.nn.LayerNorm):
-        return tape.layer_norm(v, module)
+    """LayerNorm, or RMSNorm; the gain is 1 + weight in Gemma and Nemotron. OLMo's has none."""
+    kind = type(module).__name__
+    if "LayerNorm" in kind:
+        weight = getattr(module, "weight", torch.ones(v.x.shape[-1])) + ("1P" in kind)
+        bias = getattr(module, "bias", None)
+        eps = next((getattr(module, name) for name in ("variance_epsilon", "eps") if hasattr(module, name)), 1e-5)
+        return tape.layer_norm(v, SimpleNamespace(weight=weight, bias=0 * weight if bias is None else bias, eps=eps))
     eps = next(getattr(module, name) for name in ("variance_epsilon", "eps") if hasattr(module, name))
-    return tape.rms(v, module.weight + ("Gemma" in type(module).__name__), eps)
+    return tape.rms(v, module.weight + ("Gemma" in kind), eps)
+
+
+BEHIND = {"olmo2", "olmo3", "exaone4"}
+"""Their norms are behind attention and FFN only."""
+PAIRS = {"cohere", "cohere2", "helium", "glm", "glm4", "ernie4_5", "deepseek_v3"}
+WITH_DENSE = {"glm4_moe", "deepseek_v3"}
+"""Their rotary embedding turns neighbours."""
+ONLY_SLIDING = {"cohere2", "exaone4"}
+"""Only their sliding layers are rotated."""
+F_OF = {"starcoder2": gelu_tanh, "arcee": squared_relu, "nemotron": squared_relu}
 
 
 @torch.no_grad()
 def llama(tape, net, ids):
-    """Llama, Mistral, Qwen 2 and 3, OLMo 2, StableLM, Phi 3, Gemma 2 and 3, Mixtral, Qwen3-MoE."""
-    core, config = net.model, net.config
+    """Llama and what is built like it, also as a mixture of experts."""
+    core, config, model = net.model, net.config, net.config.model_type
     H, KV, T = config.num_attention_heads, config.num_key_value_heads, len(ids)
     d = getattr(config, "head_dim", None) or config.hidden_size // H
-    scale = getattr(config, "query_pre_attn_scalar", d) ** -0.5
+    scale = getattr(config, "attention_multiplier", getattr(config, "query_pre_attn_scalar", d) ** -0.5)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    h = leaf = tape.leaf(core.embed_tokens(torch.tensor(ids)))
+    leaf = tape.leaf(core.embed_tokens(torch.tensor(ids)))
+    h = tape.scale(leaf, getattr(config, "embedding_multiplier", 1.0))
+    residual = getattr(config, "residual_multiplier", 1.0)
     for number, layer in enumerate(core.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        before = ["input_layernorm"]
-        between = {"before": "post_attention_layernorm"}
-        if hasattr(layer, "pre_feedforward_layernorm"):  # sandwich norms
-            between = {"after": "post_attention_layernorm", "before": "pre_feedforward_layernorm"}
-        elif config.model_type == "olmo2":  # norms behind attention and FFN only
-            before, between = [], {"after": "post_attention_layernorm"}
-        n = norm(tape, h, layer.input_layernorm) if before else h
-        kind = [kinds[number]] if config.model_type == "gemma3_text" else []
-        cos, sin = core.rotary_emb(h.x[None], torch.arange(T)[None], *kind)
-        if config.model_type == "phi3":
-            fused = apply(tape, attention.qkv_proj, n)
-            bounds = [0, H * d, (H + KV) * d, (H + 2 * KV) * d]
-            raw = [tape.move(fused, lambda x, i=i: x[:, bounds[i] : bounds[i + 1]]) for i in range(3)]
+        attention, mlp = layer.self_attn, layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+        first, between, second, behind = norms_of(layer, model)
+        n = norm(tape, h, first) if first else h
+        position = rotation(tape, core, config, h, number, kinds[number])
+        if model == "deepseek_v3":
+            parts, scale = latent(tape, attention, config, n, H, position), attention.scaling
         else:
-            raw = [apply(tape, getattr(attention, f"{name}_proj"), n) for name in "qkv"]
-        parts = []
-        for name, part, count in zip("qkv", raw, (H, KV, KV), strict=True):
-            tape.tag(name, number, part)
-            normed = getattr(attention, f"{name}_norm", None)
-            wide = normed is not None and normed.weight.shape[0] > d  # OLMo 2: of all heads together
-            part = norm(tape, part, normed) if wide else part
-            part = tape.heads(part, count)
-            part = norm(tape, part, normed) if normed is not None and not wide else part
-            parts.append(part if name == "v" else tape.rotate(part, cos[0], sin[0], number))
+            raw = qkv_of(tape, attention, n, H, KV, d)
+            for name, part in zip("qkv", raw, strict=True):
+                tape.tag(name, number, part)
+            parts = [query_or_key(tape, attention, "qk"[i], raw[i], (H, KV)[i], d, position) for i in range(2)]
+            parts.append(tape.heads(raw[2], KV))
         mask = causal(T)
-        window = config.sliding_window if "sliding" in kinds[number] or config.model_type == "mistral" else 0
+        window = config.sliding_window if "sliding" in kinds[number] or model == "mistral" else 0
         if window:
             mask &= ~torch.ones(T, T).tril(-window).bool()
         cap = getattr(config, "attn_logit_softcapping", None)
-        heads = tape.tag("attn", number, tape.attention(*parts, mask, scale, cap=cap))
-        o = apply(tape, attention.o_proj, heads)
-        h = tape.add(h, norm(tape, o, getattr(layer, between["after"])) if "after" in between else o)
-        n = norm(tape, h, getattr(layer, between["before"])) if "before" in between else h
+        sinks = attention.sinks.view(-1, 1, 1).expand(-1, T, 1) if hasattr(attention, "sinks") else None
+        heads = tape.attention(*parts, mask, scale, cap=cap, sinks=sinks)
+        o = apply(tape, attention.o_proj, tape.tag("attn", number, heads))
+        o = tape.scale(norm(tape, o, between) if between else o, residual)
+        if model not in ("cohere", "cohere2"):  # they compute both from the same
+            h, o = tape.add(h, o), None
+        n = norm(tape, h, second) if second else h
         if hasattr(mlp, "experts"):
-            h = tape.add(h, mixture(tape, mlp, n, number, getattr(config, "norm_topk_prob", True)))
-            continue
-        f = gelu_tanh if "gemma" in config.model_type else F.silu
-        if config.model_type == "phi3":
-            fused = apply(tape, mlp.gate_up_proj, n)
-            gate, up = (tape.move(fused, lambda x, i=i: x.chunk(2, -1)[i]) for i in range(2))
-        else:
-            gate, up = apply(tape, mlp.gate_proj, n), apply(tape, mlp.up_proj, n)
-        down = apply(tape, mlp.down_proj, tape.tag("ffn", number, tape.mul(tape.act(gate, f), up)))
-        after = getattr(layer, "post_feedforward_layernorm", None)
-        h = tape.add(h, norm(tape, down, after) if after is not None else down)
+            down = mixture(tape, mlp, n, number, config)
+        else:  # of a mixture, a layer without experts has no neurons
+            down = ffn(tape, mlp, n, number, model, "dense" if model in WITH_DENSE else "ffn")
+        down = tape.scale(norm(tape, down, behind) if behind else down, residual)
+        h = tape.add(*([h, down] if o is None else [h, o, down]))
     final = tape.move(norm(tape, h, core.norm), lambda n: n[-1])
     logits = tape.linear(final, net.lm_head.weight)
+    logits = tape.scale(logits, getattr(config, "logit_scale", 1 / getattr(config, "logits_scaling", 1)))
     return [leaf], tape.softcap(logits, getattr(config, "final_logit_softcapping", None))
 
 
-def mixture(tape, mlp, n, number, sum_to_1):
-    """Every expert on every token, times its weight, which is 0 where it is not chosen."""
-    experts, K, D = mlp.experts, mlp.gate.top_k, n.x.shape[-1]
-    logits = tape.linear(n, mlp.gate.weight)
-    s = tape.leaf(logits.x.softmax(-1)) if tape.method.softmax == "constant" else tape.softmax(logits)
-    chosen = torch.zeros_like(s.x).scatter(1, s.x.topk(K, -1).indices, 1.0)
-    kept = tape.scale(s, chosen)
-    total = kept.x.sum(-1, keepdim=True) if sum_to_1 else 1
-    weights = tape.tag("router", number, tape.scale(kept, 1 / total))  # Eq. 19
+def norms_of(layer, model):
+    """Before and behind attention, before and behind the FFN; None where there is none."""
+    named = lambda *names: next((getattr(layer, name) for name in names if hasattr(layer, name)), None)  # noqa: E731
+    if model in ("cohere", "cohere2"):
+        return layer.input_layernorm, None, layer.input_layernorm, None
+    if model in BEHIND:
+        return None, layer.post_attention_layernorm, None, layer.post_feedforward_layernorm
+    if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 2 and 3
+        between, second = layer.post_attention_layernorm, layer.pre_feedforward_layernorm
+    else:
+        between = named("post_self_attn_layernorm")  # GLM 4
+        second = named("post_attention_layernorm", "feedforward_layernorm")
+    behind = named("post_feedforward_layernorm", "post_mlp_layernorm")
+    return named("input_layernorm", "attention_layernorm"), between, second, behind
+
+
+def qkv_of(tape, attention, n, H, KV, d):
+    if not hasattr(attention, "qkv_proj"):
+        return [apply(tape, getattr(attention, f"{name}_proj"), n) for name in "qkv"]
+    fused = apply(tape, attention.qkv_proj, n)
+    bounds = [0, H * d, (H + KV) * d, (H + 2 * KV) * d]
+    return [tape.move(fused, lambda x, i=i: x[:, bounds[i] : bounds[i + 1]]) for i in range(3)]
+
+
+def rotation(tape, core, config, h, number, kind):
+    """What turns queries and keys of a layer; nothing where positions do not come in."""
+    model, T = config.model_type, len(h.x)
+    if model == "smollm3" and not config.no_rope_layers[number]:
+        return lambda part: part
+    if model in ONLY_SLIDING and "sliding" not in kind:
+        return lambda part: part
+    own = [kind] if model in ("gemma3_text", "olmo3") else []
+    cos, sin = (x[0] for x in core.rotary_emb(h.x[None], torch.arange(T)[None], *own))
+    if model == "gpt_oss":  # told once for both halves
+        cos, sin = (torch.cat((x, x), -1) for x in (cos, sin))
+    if model in PAIRS and "cohere" not in model:  # Cohere's are made so
+        cos, sin = (x[:, : x.shape[1] // 2].repeat_interleave(2, 1) for x in (cos, sin))
+    return lambda part: tape.rotate(part, cos, sin, number, pairs=model in PAIRS)
+
+
+def query_or_key(tape, attention, name, part, count, d, position):
+    normed = getattr(attention, f"{name}_norm", None)
+    wide = normed is not None and normed.weight.shape[0] > d  # OLMo 2: of all heads together
+    part = norm(tape, part, normed) if wide else part
+    part = tape.heads(part, count)
+    part = position(norm(tape, part, normed) if normed is not None and not wide else part)
+    late = getattr(attention, {"q": "query_layernorm", "k": "key_layernorm"}[name], None)  # Hunyuan
+    return norm(tape, part, late) if late is not None else part
+
+
+def latent(tape, attention, config, n, H, position):
+    """DeepSeek's: queries, keys and values out of a few numbers each; a part of queries and of one key is turned."""
+    own, rank = config.qk_nope_head_dim, config.kv_lora_rank
+    part = lambda v, start, stop: tape.move(v, lambda x: x[..., start:stop])  # noqa: E731
+    q = apply(tape, attention.q_b_proj, norm(tape, apply(tape, attention.q_a_proj, n), attention.q_a_layernorm))
+    q = tape.heads(q, H)
+    q = tape.join([part(q, 0, own), position(part(q, own, None))], -1)
+    small = apply(tape, attention.kv_a_proj_with_mqa, n)
+    shared = position(tape.heads(part(small, rank, None), 1))
+    kv = tape.heads(apply(tape, attention.kv_b_proj, norm(tape, part(small, 0, rank), attention.kv_a_layernorm)), H)
+    k = tape.join([part(kv, 0, own), tape.move(shared, lambda x: x.expand(H, -1, -1))], -1)
+    return [q, k, part(kv, own, None)]
+
+
+def ffn(tape, mlp, n, number, model, site="ffn"):
+    f = F_OF.get(model, gelu_tanh if "gemma" in model else F.silu)
+    f = mlp.act_fn if model == "apertus" else f  # it is learned
+    if hasattr(mlp, "gate_up_proj"):
+        fused = apply(tape, mlp.gate_up_proj, n)
+        gate, up = (tape.move(fused, lambda x, i=i: x.chunk(2, -1)[i]) for i in range(2))
+    elif hasattr(mlp, "gate_proj"):
+        gate, up = apply(tape, mlp.gate_proj, n), apply(tape, mlp.up_proj, n)
+    else:
+        gate, up = apply(tape, getattr(mlp, "c_fc" if model == "starcoder2" else "up_proj"), n), None
+    inner = tape.act(gate, f) if up is None else tape.mul(tape.act(gate, f), up)
+    return apply(tape, getattr(mlp, "c_proj", None) or mlp.down_proj, tape.tag(site, number, inner))
+
+
+def mixture(tape, mlp, n, number, config):
+    """Every expert on every token, times its weight (0 where it is not chosen), and the one that all tokens take."""
+    experts, D, model = mlp.experts, n.x.shape[-1], config.model_type
+    weights, chosen, constant = routed(tape, getattr(mlp, "gate", None) or mlp.router, n, config)
+    tape.tag("router", number, weights)
     neurons, outputs = [], []
     for e in range(len(experts.down_proj)):
-        width = experts.down_proj.shape[2]
-        gate = tape.linear(n, experts.gate_up_proj[e, :width])
-        up = tape.linear(n, experts.gate_up_proj[e, width:])
-        x = tape.scale(tape.mul(tape.act(gate, F.silu), up), chosen[:, e, None])
-        neurons.append(x)
-    joined = tape.tag("ffn", number, tape.join(neurons, -1))
+        neurons.append(tape.scale(expert(tape, experts, n, e), chosen[:, e, None]))
+    joined, width = tape.tag("ffn", number, tape.join(neurons, -1)), neurons[0].x.shape[-1]
     for e in range(len(experts.down_proj)):
         x = tape.move(joined, lambda places, e=e: places[:, e * width : (e + 1) * width])
-        x = silent_linear(tape, x, experts.down_proj[e])
+        x = silent_linear(tape, x, *expert_map(experts, "down", e))
         weight = tape.move(weights, lambda places, e=e: places[:, e, None].expand(-1, D))
-        out = tape.scale(x, weight.x) if tape.method.softmax == "constant" else tape.mul(x, weight)
-        outputs.append(out)
+        outputs.append(tape.scale(x, weight.x) if constant else tape.mul(x, weight))
+    shared = getattr(mlp, "shared_expert", None) or getattr(mlp, "shared_experts", None)
+    if shared is not None:
+        own = ffn(tape, shared, n, number, model, "shared")
+        if model == "qwen2_moe":
+            own = tape.mul(own, tape.act(apply(tape, mlp.shared_expert_gate, n), torch.sigmoid))
+        outputs.append(own)
     return tape.add(*outputs)
 
 
-def silent_linear(tape, v, weight):
+def routed(tape, router, n, config):
+    """The experts' weights (T, E), which are chosen, and whether the weights are constants."""
+    held, model = tape.method.softmax == "constant", config.model_type
+    logits = tape.linear(n, router.weight, getattr(router, "bias", None))
+    if model in ("gpt_oss", "granitemoe"):  # a softmax of those that are chosen
+        chosen = torch.zeros_like(logits.x).scatter(1, logits.x.topk(router.top_k, -1).indices, 1.0)
+        away = torch.zeros_like(logits.x).masked_fill(chosen == 0, -torch.inf)
+        if held:
+            return tape.leaf((logits.x + away).softmax(-1)), chosen, True
+        return tape.softmax(tape.constant(logits, away, "biases")), chosen, False
+    if model in WITH_DENSE:
+        s = tape.act(logits, torch.sigmoid)
+        groups = s.x.view(len(s.x), router.num_group, -1)
+        best = groups.topk(2, -1).values.sum(-1).topk(router.topk_group, -1).indices
+        inside = torch.zeros(groups.shape[:2]).scatter(1, best, 1.0)[..., None].expand(groups.shape).flatten(1)
+        among, held = s.x.masked_fill(inside == 0, -torch.inf), False
+    else:
+        s = tape.leaf(logits.x.softmax(-1)) if held else tape.softmax(logits)
+        among = s.x
+    chosen = torch.zeros_like(s.x).scatter(1, among.topk(router.top_k, -1).indices, 1.0)
+    kept = tape.scale(s, chosen)
+    total = kept.x.sum(-1, keepdim=True) if getattr(config, "norm_topk_prob", True) else 1
+    return tape.scale(kept, getattr(config, "routed_scaling_factor", 1) / total), chosen, held  # Eq. 19
+
+
+def expert_map(experts, name, e):
+    """(out, in), and the bias."""
+    weight, bias = getattr(experts, f"{name}_proj")[e], getattr(experts, f"{name}_proj_bias", None)
+    return (weight, None) if bias is None else (weight.T, bias[e])  # GPT-OSS
+
+
+def expert(tape, experts, n, e):
+    both = tape.linear(n, *expert_map(experts, "gate_up", e))
+    if not hasattr(experts, "gate_up_proj_bias"):
+        gate, up = (tape.move(both, lambda x, i=i: x.chunk(2, -1)[i]) for i in range(2))
+        return tape.mul(tape.act(gate, F.silu), up)
+    gate, up = (tape.move(both, lambda x, i=i: x[:, i::2]) for i in range(2))  # GPT-OSS
+    gate = tape.act(gate, lambda x: x.clamp(max=7))
+    up = tape.constant(tape.act(up, lambda x: x.clamp(-7, 7)), torch.ones(()), "biases")
+    return tape.mul(up, tape.mul(gate, tape.act(tape.scale(gate, 1.702), torch.sigmoid)))
+
+
+def silent_linear(tape, v, weight, bias):
     """A linear map of rows that may all be zero, which get nothing."""
     rows = (v.x != 0).any(-1).nonzero().flatten()
-    part = tape.linear(tape.move(v, lambda n: n[rows]), weight)
+    part = tape.linear(tape.move(v, lambda n: n[rows]), weight, bias)
     empty = tape.leaf(torch.zeros(1, part.x.shape[-1], dtype=v.x.dtype))
     where = torch.full((len(v.x),), len(rows)).scatter(0, rows, torch.arange(len(rows)))
     return tape.move(tape.join([part, empty], 0), lambda n: n[where])

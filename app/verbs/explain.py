@@ -264,7 +264,7 @@ def _words(model: Model, neurons: list[Any]) -> dict[Any, Any]:
     """neuron -> what it writes, of those that write."""
     from concepts.vocabulary import project_many
 
-    writers = [neuron for neuron in neurons if neuron.site in ("ffn", "attn", "cross")]
+    writers = [neuron for neuron in neurons if neuron.site in ("ffn", "shared", "attn", "cross")]
     return dict(zip(writers, project_many(model, writers, 5), strict=True))
 
 

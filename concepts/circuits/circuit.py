@@ -23,7 +23,7 @@ from concepts.models.prompts import PromptLike, Prompts
 from concepts.relevance import Relevance
 from concepts.versus.ablation import largest
 from concepts.vocabulary import project_many
-from icebear.errors import InputError
+from icebear.errors import InputError, MissingRule
 from icebear.records import Neuron
 
 WORDS = 6
@@ -105,6 +105,8 @@ def _compared(
         if len(told.prompts) != 1:
             raise InputError("A circuit compares with one other prompt; give one.")
         counts = len(relevance.tokens), len(told.prompts[0])
+        if told.at != "both" and counts[0] == counts[1]:
+            raise MissingRule(f"A circuit needs difference rules, but {told.note}")
         if told.at != "both":
             raise InputError(
                 f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the other {counts[1]}; "

@@ -40,6 +40,12 @@ RMS_NORMS = tuple(
 """Norms that scale each entry by a divisor (a constant, Eq. 19) and a weight: element by element y = f(x), so that
 Eq. 9 for the whole is the same as the table's rules for its ten operations, in less time."""
 
+SCANS = re.compile(
+    r"Mamba\d?(Mixer|Layer)$|(FalconH1|Bamba)Mixer$|Delta(Net|Attention)$|Rglru$|RwkvSelfAttention$|LSTMLayer$"
+)
+"""Classes that carry a state from token to token and multiply it with activations at each: Eq. 15 has a rule for every
+product, but would halve what lies further back at each token, whatever the model keeps of it."""
+
 
 @functools.cache
 def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
@@ -75,6 +81,8 @@ def relevance_rules(
         for module in net.modules():
             _freeze(module, undo)
             kind = type(module)
+            if SCANS.search(kind.__name__):
+                undo.enter_context(wrapped(module, functools.partial(_scan, mode, module)))
             if packed(module):
                 undo.enter_context(wrapped(module, functools.partial(_packed, mode, module)))
             if kind.__name__ in own or _is_elementwise(kind, not paired):  # type: ignore[arg-type]  # classes have a hash
@@ -96,6 +104,17 @@ def _with_mode(mode: RelevanceMode, forward: Callable) -> Callable:
             for name, path in places.items():
                 mode.refuse(name, path, "write it with torch's own operations")
         return output
+
+    return wrapper
+
+
+def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable) -> Callable:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if any(map(is_activation, (*args, *kwargs.values()))):
+            name = next(name for name, found in mode.net.named_modules() if found is module)
+            remedy = "explain a model with attention instead"
+            mode.refuse("scan over tokens", f"{name} ({type(module).__name__})", remedy)
+        return forward(*args, **kwargs)
 
     return wrapper
 
@@ -143,6 +162,8 @@ def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable) -> Callab
         read = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))  # (B, T, D)
         if read.shape[-2] < tokens:
             return forward(*args, **kwargs)
+        if kwargs.get("past_key_values") is not None:  # GraniteMoe keeps one unasked, and would read it twice
+            kwargs["past_key_values"] = None
         return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs)
 
     return wrapper

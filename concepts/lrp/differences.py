@@ -272,6 +272,8 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         return found
     if x.dim() != 2 or given.arguments.get("dim", -1) not in (1, -1) or not given.arguments.get("largest", True):
         raise MissingRule("topk that is no choice of experts has no difference rule.")
+    if bool((x.detach() < 0).any()):  # of scores, zero says not chosen; behind a softmax of logits it would say more
+        raise MissingRule("topk of logits, not of scores, has no difference rule.")
     own = torch.zeros_like(x, requires_grad=False).scatter(-1, found.indices, 1)
     both = ((own + partner(own)) > 0).to(own.dtype)
     indices = both.topk(min(2 * k, x.shape[-1]), -1).indices

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from concepts.lrp import rules
 from concepts.lrp.method import AttnLRP, Difference, Epsilon, LinearRule
+from concepts.models import experts
 from icebear.errors import MissingRule
 
 Rule = Callable[..., Any]
@@ -48,7 +49,9 @@ def add(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     y = func(*args, **kwargs)
     if mode.ledger is not None and is_activation(y):
         for constant in args[:2]:
-            if isinstance(constant, Tensor) and constant.is_floating_point() and not constant.requires_grad:
+            if isinstance(constant, float | int) and constant:
+                mode.book_constant(y, y.new_tensor(constant), "biases")
+            elif isinstance(constant, Tensor) and constant.is_floating_point() and not constant.requires_grad:
                 mode.book_constant(y, constant, constant_name(constant))
     return y
 
@@ -230,12 +233,12 @@ KEEP = """
     scatter scatter_ scatter_add scatter_add_ __setitem__ masked_fill masked_fill_ masked_scatter where
     tril triu max amax min amin topk sort maximum minimum
     avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d max_pool2d
-    split_with_sizes real copy_ fill_ zero_ T mT H mH
+    split_with_sizes real view_as_real view_as_complex reshape_as copy_ fill_ zero_ T mT H mH
     shape size dtype device ndim dim numel requires_grad grad_fn is_floating_point is_contiguous _set_grad_enabled
 """.split()
 LINEAR = "linear conv1d conv2d conv3d".split()
 ADD = "add add_ __add__ __iadd__ __radd__".split()
-CONCATENATE = "cat concat".split()
+CONCATENATE = "cat concat concatenate".split()
 ADDMM = "addmm baddbmm".split()
 ELEMENTWISE = """
     silu gelu relu leaky_relu elu selu celu mish softplus softsign hardswish hardsigmoid logsigmoid tanh
@@ -385,14 +388,20 @@ class RelevanceMode(TorchFunctionMode):
             if ledger is not None and bias is not None:
                 self.book_constant(y, bias, "biases")
             return y
-        keep = (lambda share: rules.book(ledger, "biases", +1, share)) if ledger is not None else (lambda share: None)
+        part = experts.part.get()
+        keep = (
+            (lambda share: rules.book(ledger, "biases", +1, share, part))
+            if ledger is not None
+            else (lambda share: None)
+        )
         return rules.LinearMap.apply(x, y.detach(), weight, bias, f, rule, keep)
 
     def book_constant(self, y: Tensor, value: Tensor, name: str) -> None:
         """Book what the constant summand `value` of y keeps: sum(value * g_y)."""
         ledger = self.ledger
         assert ledger is not None
-        y.register_hook(lambda g: rules.book(ledger, name, +1, rules.product(value, g, name)))
+        part = experts.part.get()
+        y.register_hook(lambda g: rules.book(ledger, name, +1, rules.product(value, g, name), part))
 
     def module_path(self) -> str:
         """The innermost module of `net` on the Python stack, as `model.layers.3.mlp (LlamaMLP)`."""

@@ -242,7 +242,17 @@ def product(x: Tensor, g: Tensor, name: str) -> Tensor:
     return found if name == "biases" else found.masked_fill(g == 0, 0)
 
 
-def book(ledger: dict[str, Tensor], name: str, factor: float, relevance: Tensor) -> None:
-    """Add factor x relevance (in batch order), summed per batch row, to `ledger[name]`, a tensor (B,)."""
+def book(
+    ledger: dict[str, Tensor], name: str, factor: float, relevance: Tensor, part: tuple[Tensor, int] | None = None
+) -> None:
+    """Add factor x relevance (in batch order), summed per batch row, to `ledger[name]`, a tensor (B,).
+
+    part: of relevance (R, ...) of some of the batch's tokens, which of how many (`concepts.models.experts.part`).
+    """
     entry = ledger[name]
+    if part is not None:
+        tokens, count = part
+        sums = relevance.flatten(1).sum(1, dtype=entry.dtype).to(entry.device)
+        entry.index_add_(0, (tokens * len(entry) // count).to(entry.device), sums, alpha=factor)
+        return
     entry.add_(relevance.reshape(len(entry), -1).sum(1, dtype=entry.dtype).to(entry.device), alpha=factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -86,7 +87,8 @@ class Architecture:
 
     @cached_property
     def context_length(self) -> int:
-        return getattr(self.config, "max_position_embeddings", None) or 1 << 30
+        longest: int = getattr(self.config, "max_position_embeddings", None) or 0
+        return longest if longest > 0 else 1 << 30
 
     @property
     def labels(self) -> dict[int, str]:
@@ -157,19 +159,21 @@ class Architecture:
     def sites(self) -> tuple[str, ...]:
         """Those that this model has."""
         family = self.stacks[-1][0]
-        lacks = {"cross": not family.cross, "router": not family.experts}
-        return tuple(site for site in SITES if not lacks.get(site))
+        own = {"router": family.experts, **{name: family.qkv or getattr(family, name) for name in "qkv"}}
+        return tuple(site for site in SITES if own.get(site, getattr(family, site, True)))
 
-    def layers_with(self, site: str) -> range:
+    def layers_with(self, site: str) -> Sequence[int]:
         """The layers that have a site. Raises `InputError` for one that the model lacks."""
         if site not in self.sites:
             raise InputError(f"{site!r} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
+        if self.family.experts and site in ("ffn", "router", "shared"):
+            return [layer for layer in range(self.layers) if self.experts(layer) is not None]
         return range(len(self.stacks[0][1]) if site == "cross" else 0, self.layers)
 
     def site_module(self, site: str, layer: int) -> nn.Module:
-        """The module whose input (`ffn`, `attn`, `cross`) or output (`q`, `k`, `v`, or all in one) is the site."""
+        """The module whose input (ffn, shared, attn, cross) or output (q, k, v, or all in one) is the site."""
         family = self.family_at(layer)
-        names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross}
+        names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross, "shared": family.shared}
         return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
 
     @property
@@ -188,21 +192,14 @@ class Architecture:
         """Paths of the norms on the direct way from a neuron to the unembedding: its layer's own behind W2 (sandwich or
         post-norm), and the final one."""
         family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
-        own = family.ffn_norm if site == "ffn" else family.attn_norm
+        own = family.ffn_norm if site in ("ffn", "shared") else family.attn_norm
         paths = (f"{family.layers}.{layer - first}.{own}" if own else "", family.final_norm)
         return [path for path in paths if path]
 
     def experts(self, layer: int) -> Any:
-        """A layer's experts, whose neurons are its site `ffn`; None in a dense model. Raises `ModelError` if mixed."""
-        if not self.family.experts:
-            return None
-        try:
-            return self.layer_modules[layer].get_submodule(self.family.experts)
-        except AttributeError:
-            raise ModelError(
-                f"Layer {layer} of {self.name} has no experts where others have; icebear reads only mixtures that have "
-                "them in every layer (sites=('attn',) works)."
-            ) from None
+        """A layer's experts, whose neurons are its site `ffn`; None where it has none."""
+        path = self.family.experts
+        return dict(self.layer_modules[layer].named_modules()).get(path) if path else None
 
     def columns(self, site: str) -> Tensor | None:
         """Where the site's neurons are in the output of a map that makes q, k and v in one; None for other sites."""
@@ -221,7 +218,7 @@ class Architecture:
         """The number of neurons of a site in each layer (heads, for `head`)."""
         if site == "head":
             return self.heads
-        layer = self.layers_with(site).start
+        layer = self.layers_with(site)[0]
         if site == "ffn" and self.family.experts:
             return experts.neuron_count(self.experts(layer))
         if site == "router":
@@ -230,16 +227,14 @@ class Architecture:
         if columns is not None:
             return len(columns)
         linear = Linear(self.site_module(site, layer))
-        return linear.in_features if site in ("ffn", "attn", "cross") else linear.out_features
+        return linear.in_features if site in ("ffn", "shared", "attn", "cross") else linear.out_features
 
     def check(self, neuron: Neuron) -> Neuron:
         """The neuron itself if this model has it, else `InputError`."""
         layers = self.layers_with("attn" if neuron.site == "head" else neuron.site)
         if neuron.layer not in layers:
-            of_site = f" with {neuron.site}" if layers.start else ""
-            raise InputError(
-                f"{neuron} is not in {self.name}: its layers{of_site} are {layers.start} to {layers.stop - 1}."
-            )
+            of_site = f" with {neuron.site}" if len(layers) < self.layers else ""
+            raise InputError(f"{neuron} is not in {self.name}: its layers{of_site} are {layers[0]} to {layers[-1]}.")
         if neuron.index >= self.width(neuron.site):
             raise InputError(
                 f"{neuron} is not in {self.name}: {neuron.site} has the neurons 0 to {self.width(neuron.site) - 1}."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,30 +14,53 @@ from torch import Tensor
 from concepts.models.dispatch import present
 from concepts.models.linear import WHOLE, Linear
 
+part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
+"""While an expert runs: its tokens among all of the batch, and how many these are."""
+
+
+@contextmanager
+def on_part(tokens: Tensor, count: int) -> Iterator[None]:
+    token = part.set((tokens, count))
+    try:
+        yield
+    finally:
+        part.reset(token)
+
 
 def count(experts: Any) -> int:
     return experts.down_proj.shape[0]
 
 
+def width(experts: Any) -> int:
+    """How many neurons each has."""
+    return int(experts.down_proj.shape[1 if experts.is_transposed else 2])
+
+
 def neuron_count(experts: Any) -> int:
     """How many neurons all experts have together; expert e has those from e * width on."""
-    return experts.down_proj.shape[0] * experts.down_proj.shape[2]
+    return count(experts) * width(experts)
+
+
+def _map(experts: Any, name: str, expert: int) -> tuple[Tensor, Tensor | None]:
+    """The weight (out, in) and the bias of one expert's ``gate_up`` or ``down``; of transformers' experts interface."""
+    weight = getattr(experts, f"{name}_proj")[expert]
+    bias = getattr(experts, f"{name}_proj_bias")[expert] if experts.has_bias else None
+    return weight.T if experts.is_transposed else weight, bias
 
 
 def w1(experts: Any) -> Tensor:
     """(E * I, D) the rows of the experts' gates, in float32."""
-    gates = slice(experts.down_proj.shape[2])  # the ups are behind them
+    gates = slice(width(experts)) if experts.is_concatenated else slice(0, None, 2)  # the ups are behind or between
     with present(experts):
-        return torch.cat([Linear(weight).rows(gates) for weight in experts.gate_up_proj])
+        return torch.cat([Linear(_map(experts, "gate_up", e)[0]).rows(gates) for e in range(count(experts))])
 
 
 def w2(experts: Any, chosen: slice = WHOLE) -> Tensor:
     """(N, D) what the chosen of all experts' neurons write, before the router's weight, in float32."""
     neurons = torch.arange(neuron_count(experts))[chosen]
-    width = experts.down_proj.shape[2]
-    owners, places = neurons // width, neurons % width
+    owners, places = neurons // width(experts), neurons % width(experts)
     with present(experts):
-        own = [(Linear(experts.down_proj[expert]), places[owners == expert]) for expert in owners.unique().tolist()]
+        own = [(Linear(_map(experts, "down", e)[0]), places[owners == e]) for e in owners.unique().tolist()]
         return torch.cat([linear.columns(here).T for linear, here in own])
 
 
@@ -46,10 +71,10 @@ def forward_past(experts: Any, visits: dict[str, Visit], before: Any = None) -> 
     """The experts' forward method, on whose neurons (B * T, E * I) and router's weights (B * T, E) the functions
     `visits["ffn"]` and `visits["router"]` look, and may change them; after those of `before`, if that is one as well.
 
-    The same sums as transformers' (`MixtralExperts` and its like), expert by expert; experts that are not chosen are
+    The same sums as transformers' (its experts interface), expert by expert; experts that are not chosen are
     silent, have no weight, and cost nothing.
     """
-    width = experts.down_proj.shape[2]
+    each = width(experts)
     earlier: list[dict[str, Visit]] = getattr(before, "visits", [])
 
     def visited(site: str, x: Tensor) -> Tensor:
@@ -65,13 +90,16 @@ def forward_past(experts: Any, visits: dict[str, Visit], before: Any = None) -> 
         weights = visited("router", weights)  # (B * T, E)
         parts = []
         for expert, rows in enumerate(chosen):
-            gate, up = F.linear(x[rows], experts.gate_up_proj[expert]).chunk(2, -1)
-            silent = torch.zeros(len(x), width, dtype=x.dtype, device=x.device)
-            parts.append(silent.index_copy(0, rows, experts.act_fn(gate) * up))
+            with on_part(rows, len(x)):
+                own = experts._apply_gate(F.linear(x[rows], *_map(experts, "gate_up", expert)))
+            silent = torch.zeros(len(x), each, dtype=x.dtype, device=x.device)
+            parts.append(silent.index_copy(0, rows, own))
         neurons = visited("ffn", torch.cat(parts, -1))  # (B * T, E * I)
         out = torch.zeros_like(x)
         for expert, rows in enumerate(chosen):
-            written = F.linear(neurons[rows, expert * width : (expert + 1) * width], experts.down_proj[expert])
+            inside = neurons[rows, expert * each : (expert + 1) * each]
+            with on_part(rows, len(x)):
+                written = F.linear(inside, *_map(experts, "down", expert))
             out = out.index_add(0, rows, written * weights[rows, expert, None].to(written.dtype))
         return out
 

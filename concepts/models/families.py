@@ -22,11 +22,15 @@ class Family:
     several names the first that a layer has."""
     experts: str = ""
     """The experts of a mixture, whose neurons are the site `ffn` instead, and their weights the site `router`."""
+    shared: str = ""
+    """The second linear map of the expert that every token takes beside the chosen ones: its input is the site
+    `shared`."""
     attn_out: str = "self_attn.o_proj"
     """The attention output projection: its input is the site `attn`."""
     cross: str = ""
     """The output projection of the attention to another stack: its input is the site `cross`."""
     q: str = "self_attn.q_proj"
+    """Empty, as k and v, where they are made of what is compressed first."""
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     qkv: str = ""
@@ -63,6 +67,8 @@ LLAMA = Family("llama")
 LIKE_LLAMA = "stablelm smollm3 olmo seed_oss helium ministral hunyuan_v1_dense ernie4_5".split()
 UNGATED = replace(LLAMA, ffn_in="mlp.up_proj")
 OLMO2 = replace(LLAMA, name="olmo2", ffn_norm="post_feedforward_layernorm", attn_norm="post_attention_layernorm")
+GRANITE = replace(LLAMA, name="granite", residual_scale="residual_multiplier", logit_scale="/logits_scaling")
+MIXTURE = replace(LLAMA, experts="mlp.experts")
 GLM = replace(LLAMA, name="glm", ffn_in="mlp.gate_up_proj")
 GEMMA3 = Family(
     "gemma3",
@@ -216,12 +222,15 @@ FAMILIES: dict[str, Family] = {
     "mistral": replace(LLAMA, name="mistral"),
     "qwen2": replace(LLAMA, name="qwen2"),
     "qwen3": replace(LLAMA, name="qwen3"),
-    "mixtral": replace(LLAMA, name="mixtral", experts="mlp.experts"),
-    "qwen3_moe": replace(LLAMA, name="qwen3_moe", experts="mlp.experts"),
+    **{name: replace(MIXTURE, name=name) for name in "mixtral qwen3_moe olmoe gpt_oss".split()},
+    "qwen2_moe": replace(MIXTURE, name="qwen2_moe", shared="mlp.shared_expert.down_proj"),
+    "glm4_moe": replace(MIXTURE, name="glm4_moe", shared="mlp.shared_experts.down_proj"),
+    "deepseek_v3": replace(MIXTURE, name="deepseek_v3", shared="mlp.shared_experts.down_proj", q="", k="", v=""),
+    "granitemoe": replace(GRANITE, name="granitemoe", experts="block_sparse_moe.experts"),
     "olmo2": OLMO2,
     "phi3": replace(LLAMA, name="phi3", ffn_in="mlp.gate_up_proj", qkv="self_attn.qkv_proj"),
     **{name: replace(LLAMA, name=name) for name in LIKE_LLAMA},
-    "granite": replace(LLAMA, name="granite", residual_scale="residual_multiplier", logit_scale="/logits_scaling"),
+    "granite": GRANITE,
     "cohere": replace(LLAMA, name="cohere", logit_scale="logit_scale"),
     "cohere2": replace(LLAMA, name="cohere2", logit_scale="logit_scale"),
     "arcee": replace(UNGATED, name="arcee"),

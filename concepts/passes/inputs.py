@@ -51,10 +51,9 @@ class Inputs:
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
         def leaf(stack: int, x: Tensor) -> Tensor:
-            if stack in self._leaves:  # the pass is repeated to find an operation without a rule
-                return self._leaves[stack]
-            self._leaves[stack] = self.change(stack, x.detach()).detach().requires_grad_()
-            return self._leaves[stack]
+            if stack not in self._leaves:  # else the pass is repeated to find an operation without a rule
+                self._leaves[stack] = self.change(stack, x.detach()).detach().requires_grad_()
+            return self._leaves[stack].clone()  # some models change it in place
 
         with changing(model, leaf):
             yield

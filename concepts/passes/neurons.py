@@ -107,9 +107,10 @@ class Values(Recorder):
         super().__init__(model, batch, sites, positions, stop)
         self.activation = self._space(sites)
 
-    def _space(self, sites: Iterable[str]) -> dict[str, Tensor]:
-        empty = torch.zeros if self.batch.decoder else torch.empty
+    def _space(self, sites: Sequence[str]) -> dict[str, Tensor]:
         rows, model = len(self.batch.ids), self.model
+        everywhere = not self.batch.decoder and all(len(model.layers_with(site)) == model.layers for site in sites)
+        empty = torch.empty if everywhere else torch.zeros
         options = {**self.options, "device": "cpu"}  # of a long prompt they take more than the pass
         return {site: empty(rows, model.layers, self.kept, model.width(site), **options) for site in sites}
 

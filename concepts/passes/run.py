@@ -90,7 +90,8 @@ def run(
                     model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers, checkpoint_from=start
                 )
             )
-            if isinstance(method, Difference) and model.family.experts:  # ours take both partners' experts for both
+            # Ours take both partners' experts for both, and know whose tokens an expert's bias was added to.
+            if model.has_family and model.family.experts:
                 routers = [("router", layer) for layer in model.layers_with("router")]
                 stack.enter_context(visiting(model, routers, lambda site, layer, x: None))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.

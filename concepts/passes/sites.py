@@ -27,7 +27,7 @@ def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> I
         for site, layer in places:
             if site in ("ffn", "router") and model.family.experts:
                 mixed.setdefault(layer, []).append(site)
-            elif site in ("ffn", "attn", "cross"):
+            elif site in ("ffn", "shared", "attn", "cross"):
                 _input(model, site, layer, visit, undo)
             else:
                 _output(model, site, layer, visit, undo)

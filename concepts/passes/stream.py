@@ -43,8 +43,11 @@ class Stream:
             yield
 
     def _read(self, layer: int, module: Any, args: Any, output: Any) -> None:
-        x = output[0] if isinstance(output, tuple) else output  # (B, T, D)
+        x = output[0] if isinstance(output, tuple | list) else output  # (B, T, D)
         columns = self.batch.span_of(self.model, layer)
+        if x.shape[:2] != self.norms[:, 0, columns].shape:  # of an unknown family: no residual stream
+            return
+        x = x.flatten(2)  # some keep several
         self.norms[:, layer, columns] = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=self.options["dtype"])
         if self.gradients and x.requires_grad:
             x.register_hook(partial(self._read_gradient, layer))

@@ -27,7 +27,7 @@ from concepts.passes.targets import Logits
 from concepts.relevance import Conservation, Largest, Relevance, Versus
 from concepts.telling import Recorded, kept_at, said, token_relevance, unranked
 from concepts.versus.alignment import alignment
-from icebear.errors import InputError, NumericalError
+from icebear.errors import InputError, MissingRule, NumericalError
 
 Method = AttnLRP | Difference | Baseline
 BY_DEFAULT: Method = DIFFERENCE
@@ -56,7 +56,29 @@ def compared(
     """`attribute` with `versus`, of one prompt; asked: its target, contrast, target_text, prefix and label's place."""
     pairs, own = _pairs(model, prompt, others, asked, number)
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
-    method, at, note = _way(method, at, equal)
+    way, place, note = _way(method, at, equal)
+    find = partial(_found, model, pairs, own, sites, record, k, checkpoint, strict)
+    try:
+        return find(way, place, note)
+    except MissingRule as error:
+        if method is not None or not isinstance(way, Difference):
+            raise
+        return find(WITHOUT_PARTNERS, "midpoint", f"difference rules lack one for this model: {error}")
+
+
+def _found(
+    model: Model,
+    pairs: Sequence[Plan],
+    own: bool,
+    sites: Sequence[str],
+    record: Recorded,
+    k: int | None,
+    checkpoint: bool | None,
+    strict: bool,
+    method: Method,
+    at: str,
+    note: str,
+) -> Relevance:
     if isinstance(method, Difference) and (k is None or len(pairs) == 1):
         sums = _by_difference_rules(model, pairs, method, sites, record, k, checkpoint, strict)
         return sums.relevance(model, method, at, own, note)
