@@ -53,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "multiple": True,
         "help": "Another prompt to compare with, or auto, auto:2; several times: the mean.",
     },
+    "--versus-model": {"help": "Another model of the same shape to compare with on the same prompt: base, fine-tuned."},
     "--at": {"help": "Of a model that labels tokens the one explained; with --versus prompt or midpoint (docs)."},
     "--method": {
         "show_default": "attnlrp; with --versus difference",
@@ -123,7 +124,17 @@ MODEL = (
     "--trust-remote-code",
     "--accept-terms",
 )
-EXPLAIN = ("--target", "--contrast", "--target-text", "--versus", "--prefix", "--at", "--centred", "--checkpoint")
+EXPLAIN = (
+    "--target",
+    "--contrast",
+    "--target-text",
+    "--versus",
+    "--versus-model",
+    "--prefix",
+    "--at",
+    "--centred",
+    "--checkpoint",
+)
 CHAT = ("--chat", "--system", "--messages")
 ARGUMENTS = {"--json": "as_json", "--model": "model_name", "--store": "store_path"}
 """What a verb's function calls them, where that is not the name itself."""

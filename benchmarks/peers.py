@@ -3,8 +3,8 @@
 python benchmarks/peers.py [--tokens 32 128 512 1024 2048 4096] [--rounds 9] [--python VENV/bin/python]
 
 Without --python an environment for LXT is made in benchmarks/.lxt: transformers 4.57.6, with which LXT 2.1 works (it
-asks for torchvision, which a language model does not use: a stub stands in). Both read the same weights, each in its own
-process; each peak is of a fresh one, beyond the loaded model. Past 1,024 tokens there are three rounds.
+asks for torchvision, which a language model does not use: a stub stands in). Both read the same weights, each in a
+process of its own; each peak is of a fresh one, beyond the loaded model. Past 1,024 tokens there are three rounds.
 """
 
 from __future__ import annotations

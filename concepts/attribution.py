@@ -28,6 +28,7 @@ from concepts.passes.targets import Logits
 from concepts.relevance import Conservation, Relevance
 from concepts.telling import Recorded, kept_at, kept_of, said, token_relevance, unranked
 from concepts.versus.compare import compared
+from concepts.versus.models import between_models
 from concepts.versus.proposals import proposed
 from icebear.errors import InputError, NumericalError
 
@@ -41,6 +42,7 @@ class Options(TypedDict, total=False):
 
     target_text: str | Sequence[str] | None
     versus: Any
+    versus_model: Model | None
     method: AttnLRP | Difference | Baseline | str | None
     sites: Sequence[str] | None
     prefix: str | Sequence[str] | None
@@ -81,6 +83,7 @@ def attribute(
     *,
     target_text: str | Sequence[str] | None = None,
     versus: PromptLike | Prompts | Sequence[PromptLike | Prompts] | None = None,
+    versus_model: Model | None = None,
     method: AttnLRP | Difference | Baseline | str | None = None,
     sites: Sequence[str] | None = None,
     prefix: str | Sequence[str] | None = None,
@@ -108,6 +111,8 @@ def attribute(
         there) x coefficient, the mean over several. ``auto`` takes one that the model itself finds likely
         (`concepts.versus.proposals`), ``auto:2`` the next one. Without a contrast, that is the other prompt's
         own answer. With a list of prompts one for each, or one for all.
+    versus_model: another model of the same shape (fine-tuned, edited, without its adapter) that this one is compared
+        with on the same prompt: relevance is then relevance here less relevance there, of this model's answer.
     method: a value, or the name of one in `concepts.lrp.method`, or in `concepts.baselines.methods`, which know tokens
         only. Default: AttnLRP; with versus difference rules (`concepts.versus.compare.BY_DEFAULT`).
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
@@ -130,13 +135,15 @@ def attribute(
 
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
     """
+    if versus_model is not None:
+        record, few = _keeping(record, keep, k)
+        same: dict[str, Any] = {"versus": versus, "target_text": target_text, "method": method, "sites": sites}
+        same |= {"prefix": prefix, "at": at, "span": span, "hops": hops, "centred": centred}
+        same |= {"record": record if few is None else "all", "checkpoint": checkpoint, "strict": strict}
+        return between_models(attribute, model, versus_model, prompt, target, contrast, few, same)  # type: ignore[no-any-return]
     prompts, single = prompts_of(list(prompt.prompt_ids) if isinstance(prompt, Answer) else prompt)
     place, label_at = (at, None) if isinstance(at, str) else (None, at)
     method = _way(method, versus is not None, place)
-    if sites is None:
-        sites = ("ffn", "attn") if model.has_family and (versus is not None or isinstance(method, AttnLRP)) else ()
-    if versus is None and sites and not isinstance(method, AttnLRP):
-        raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
     each = (per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, label_at))
     names = ("target", "contrast", "target_text", "prefix", "at")
     asked = [dict(zip(names, values, strict=True)) for values in zip(*each, strict=True)]
@@ -146,19 +153,16 @@ def attribute(
         prompts, asked, others, first = _of_answer(model, prompt, span, asked[0], others)
     elif span is not None:
         raise InputError("A span is of an answer; let the model answer first (model.answer).")
-    how = How(method, place, tuple(sites), *_keeping(record, keep, k), checkpoint, strict)
-    explain = partial(_explained, model, how=how)
+    recorded = _sites(model, sites, method, versus is not None)
+    how = How(method, place, recorded, *_keeping(record, keep, k), checkpoint, strict)
     numbers: list[Number] = ["centred" if centred else "logits"] * len(prompts)
     if any(one["target_text"] is not None and one["contrast"] is not None for one in asked):
         phrases = [_phrases(model, *pair) for pair in zip(prompts, asked, strict=True)]
         numbers = [number for number, *_ in phrases]
         apart: Sequence[list[Prompt] | None] = others or [None] * len(prompts)
-        whole = partial(_explained, model, how=how if how.k is None else how._replace(record="all", k=None))
-        results = [_less(whole, *row) for row in zip(prompts, phrases, apart, strict=True)]
-        if how.k is not None:
-            results = [one.only(how.k, kept_of(one.explained_at, len(one.tokens), how.record)) for one in results]
+        results = [_against(model, how, *row) for row in zip(prompts, phrases, apart, strict=True)]
     else:
-        results = explain(prompts, asked, others, number=numbers[0])
+        results = _explained(model, prompts, asked, others, number=numbers[0], how=how)
     if first is not None or target_text is not None:
         results = [replace(one, answer_from=one.predicted_at + 1 if first is None else first) for one in results]
     if hops:
@@ -173,6 +177,15 @@ def _way(method: Any, compares: bool, place: str | None) -> Any:
     if not compares and (isinstance(method, Difference) or place):
         raise InputError("Difference rules, and a place between prompts, want another prompt; give versus.")
     return ATTNLRP if method is None and not compares else method
+
+
+def _sites(model: Model, sites: Sequence[str] | None, method: Any, compares: bool) -> tuple[str, ...]:
+    """Those to record. Raises `InputError` for a method that knows tokens only."""
+    if sites is None:
+        return ("ffn", "attn") if model.has_family and (compares or isinstance(method, AttnLRP)) else ()
+    if not compares and sites and not isinstance(method, AttnLRP):
+        raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
+    return tuple(sites)
 
 
 def _keeping(record: Recorded, keep: str, k: int) -> tuple[Recorded, int | None]:
@@ -250,11 +263,16 @@ def _phrases(model: Model, prompt: Prompt, asked: dict[str, Any]) -> tuple[Numbe
     return "centred" if len(phrase) == len(other) else "mean", here, there
 
 
-def _less(explain: Any, prompt: Prompt, phrases: Any, others: Any) -> Relevance:
+def _against(model: Model, how: How, prompt: Prompt, phrases: Any, others: Any) -> Relevance:
     """Of one phrase rather than another one: a pass of each."""
     number, *both = phrases
-    found, rather = (explain([prompt], [ask], others and [others], number=number)[0] for ask in both)
-    return found.less(rather)
+    whole = how if how.k is None else how._replace(record="all", k=None)
+    explain = partial(_explained, model, [prompt], others=others and [others], number=number, how=whole)
+    found, rather = (explain([ask])[0] for ask in both)
+    less = found.less(rather)
+    if how.k is None:
+        return less
+    return less.only(how.k, kept_of(less.explained_at, len(less.tokens), how.record))
 
 
 def _others(model: Model, versus: Any, prompts: Sequence[Prompt], single: bool) -> list[list[Prompt]]:

@@ -77,13 +77,16 @@ class Versus:
     activation: dict[str, Tensor]
     """site -> (L, P, N) what stands for the activations, the mean over the prompts."""
     at: str
-    """Where the coefficients are from: ``both`` prompts (difference rules), ``prompt``, ``midpoint`` or ``path``."""
+    """Where the coefficients are from: ``both`` prompts (difference rules), ``prompt``, ``midpoint`` or ``path``; or of
+    each ``model`` its own."""
     numbers: tuple[float, ...]
     """The number explained, with each of the other prompts."""
     overlap: float | None
     """Of several: the share of their hundred largest nodes that two of them have in common, in the mean."""
     note: str = ""
     """Why it is not done as by default."""
+    model: str = ""
+    """The other model, of which it is the same prompt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +303,7 @@ class Relevance:
             return f"Conservation: {self.conserved}"
         whole, there = self.conserved.target, fmean(self.versus.numbers)
         told = f"Difference: {whole:.3f} = {whole + there:.3f} here less {there:.3f} there; "
-        if self.versus.at == "both" and self.method == DIFFERENCE:
+        if self.versus.model or (self.versus.at == "both" and self.method == DIFFERENCE):
             return told + f"the tokens' relevance adds up to {self.conserved.tokens:.3f}"
         return told + f"the tokens' linear share of it is {self.linear_share:.2f}, as these rules do not add up"
 
@@ -311,6 +314,8 @@ class Relevance:
                 "Compared with nothing: many of the largest are large for every prompt. Compare with another (versus)."
             )
         told = self.versus
+        if told.model:
+            return f"Compared with the model {told.model} on the same prompt: relevance here less relevance there"
         others = " and ".join(repr("".join(tokens)) for tokens in told.prompts[:3])
         more = f" and {len(told.prompts) - 3} more" if len(told.prompts) > 3 else ""
         own = (
@@ -526,6 +531,7 @@ def _versus_dict(relevance: Relevance) -> dict[str, Any]:
         "own_answers": told.own,
         "at": told.at,
         "numbers": list(told.numbers),
+        "model": told.model or None,
         "linear_share": relevance.linear_share,
         "overlap": told.overlap,
         "note": told.note,

@@ -35,6 +35,7 @@ ASKED = (
     "--contrast",
     "--target-text",
     "--versus",
+    "--versus-model",
     "--prefix",
     "--at",
     "--centred",
@@ -105,6 +106,8 @@ def _asked(given: dict[str, Any], prompt: str | None) -> dict[str, Any]:
     versus, at, method = asked["versus"], asked["at"], asked["method"]
     versus = [likewise(asked["prompt"], other) for other in versus]
     asked["versus"] = (versus[0] if len(versus) == 1 else versus) if versus else None
+    other = asked["versus_model"]
+    asked["versus_model"] = other and load(**{**given, "model_name": other})  # what is left is how to load
     asked["at"] = int(at) if at and at.lstrip("-").isdigit() else at
     asked["method"] = method and method_named(method)
     return asked
@@ -162,8 +165,8 @@ def rank(
 ) -> None:
     """The neurons that carried the prediction after PROMPT, by signed relevance.
 
-    With --versus those that made the difference to another prompt. --ablate then exchanges all others (of one site) for
-    what they are there, and says how much of the difference is left.
+    With --versus those that made the difference to another prompt, with --versus-model to another model. --ablate then
+    exchanges all others (of one site) for what they are there, and says how much of the difference is left.
 
     Where there is a store with labels that hold, they are told.
 
@@ -181,16 +184,17 @@ def rank(
     _one_of({"a PROMPT": prompt, "--image": image, "--file": file, "--messages": given["messages"]})
     asked = _asked(given, prompt)
     if file:
-        unsuited = [asked[name] for name in ("target_text", "prefix", "at", "span")]
+        unsuited = [asked[name] for name in ("target_text", "prefix", "at", "span", "versus_model")]
         if position or include_sinks or include_template or ablate or any(value is not None for value in unsuited):
             raise click.UsageError(
                 "--file goes with --target, --contrast, --versus, --site, --polarity and --top only."
             )
         _rank_behaviour(file, given, asked, as_json, k=top, site=site, polarity=polarity)
         return
-    if ablate and (not asked["versus"] or site not in ("ffn", "head")):
-        raise click.UsageError("--ablate goes with --versus and --site ffn or head.")
-    position = position or ("all" if asked["versus"] else "last")
+    compares = bool(asked["versus"] or asked["versus_model"])
+    if ablate and (not compares or site not in ("ffn", "head")):
+        raise click.UsageError("--ablate goes with --versus or --versus-model, and --site ffn or head.")
+    position = position or ("all" if compares else "last")
     model = load(**given)
     where = _position(position)
     kept = {} if ablate or include_sinks or include_template or polarity else _kept(top, where)
@@ -281,9 +285,11 @@ def _position(text: str) -> Any:
 
 @click.command()
 @click.argument("neuron")
-@options("--top", "--json", *MODEL)
-def project(neuron: str, top: int, as_json: bool, **given: Any) -> None:
+@options("--versus-model", "--top", "--json", *MODEL)
+def project(neuron: str, versus_model: str | None, top: int, as_json: bool, **given: Any) -> None:
     """The vocabulary that NEURON promotes and suppresses.
+
+    With --versus-model also there, and how alike are what it reads and what it writes.
 
     \b
     Example:
@@ -291,16 +297,24 @@ def project(neuron: str, top: int, as_json: bool, **given: Any) -> None:
     """
     from app.terminal import projection
     from concepts.models.provenance import provenance
+    from concepts.versus.models import likeness
     from concepts.vocabulary import project as run
     from icebear.records import Neuron
 
     wanted = Neuron.parse(neuron)
     model = load(**given)
-    result = run(model, wanted, top)
+    other = load(**{**given, "model_name": versus_model}) if versus_model else None
+    results = [run(one, wanted, top) for one in (model, other) if one]
+    alike = likeness(model, other, wanted) if other is not None else {}
     if as_json:
-        print_json({**result.to_dict(), **provenance(model)})
-    else:
-        stdout().print(projection(result))
+        there = {"versus_model": {**results[1].to_dict(), "cosines": alike}} if other else {}
+        print_json({**results[0].to_dict(), **there, **provenance(model)})
+        return
+    stdout().print(projection(results[0]))
+    if other:
+        stdout().print(f"In {other.name}:", markup=False)
+        stdout().print(projection(results[1]))
+        stdout().print("Cosine of both: " + ", ".join(f"{what} {cosine:.4f}" for what, cosine in alike.items()))
 
 
 VERBS = (attribute, rank, project)

@@ -51,6 +51,8 @@ class Nodes:
             raise InputError("Only a list that is compared with another prompt can be ablated; give versus.")
         if len(relevance.recorded) != len(relevance.tokens) or not model.task.looks_back:
             raise InputError("Ablation is for causal models, and for what recorded all positions.")
+        if not relevance.versus.pairs:
+            raise InputError("Of an answer compared with another model's nothing is exchanged; give a prompt.")
         if relevance.rather:
             raise InputError("A phrase against another one is not ablated; leave the contrast out.")
         contrast = relevance.contrast.id if relevance.contrast else None
