@@ -11,6 +11,8 @@ from concepts.vocabulary import project
 from db.store import Store
 from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection
 
+LARGE = 1 << 30
+"""Bytes of vectors, which a search reads whole, from where on a card does without (an 8B model's have some 16 GB)."""
 SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
 """What neurons can have in common -> the sites without it."""
 
@@ -38,6 +40,8 @@ class Card:
     """polarity -> how well that holds, if it was measured."""
     nearest: dict[str, list[Hit]]
     """What they have in common (``writes``, ``reads``, ``examples``) -> the neurons most like this one at ``+``."""
+    left_out: bool
+    """Whether the nearest, and without a model the vocabulary, were left out; see `describe`."""
     made_with: dict[str, Any]
     """Model, versions, corpus and settings, see `Store.made_with`."""
 
@@ -87,16 +91,22 @@ def _example(example: Example) -> dict[str, Any]:
     }
 
 
-def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 10) -> Card:
-    """The card of a neuron of the store's index; a model makes its vocabulary exact, see `Store.vocabulary`."""
+def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 10, whole: bool | None = None) -> Card:
+    """The card of a neuron of the store's index; a model makes its vocabulary exact, see `Store.vocabulary`.
+
+    whole: also what reads all of the store's vectors, which are the nearest neurons and, without a model, the
+        vocabulary; by default where these have less than `LARGE` bytes.
+    """
+    whole = store.vector_bytes() < LARGE if whole is None else whole
     statistics = store.statistics(neuron)
     meanings = {polarity: found for (_, polarity), found in store.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
-    common = [by for by, silent in SILENT.items() if neuron.site not in silent]
+    common = [by for by, silent in SILENT.items() if whole and neuron.site not in silent]
+    writes = neuron.site not in SILENT["writes"]
     return Card(
         neuron,
         store.by,
-        _vocabulary(store, statistics, model, k) if neuron.site not in SILENT["writes"] else None,
+        _vocabulary(store, statistics, model, k) if writes and (whole or model) else None,
         {polarity: found[:k] for polarity, found in examples.items()},
         statistics,
         store.classes(neuron),
@@ -105,6 +115,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
         store.label(neuron),
         store.label_scores(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
+        not whole,
         store.made_with(),
     )
 

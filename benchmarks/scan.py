@@ -4,6 +4,7 @@ python benchmarks/scan.py speed     the scan against a bare forward pass over th
 python benchmarks/scan.py later     the same behind all shards of a finished index (--store), as most of a scan is
 python benchmarks/scan.py memory    peak memory of a scan of 300 and of 3,000 summaries, in fresh processes
 python benchmarks/scan.py reading   bytes a neuron, card and search time, annotation in batches and one by one
+python benchmarks/scan.py large     cards of a made store of an 8B model's size (459,000 neurons, 29 million examples)
 python benchmarks/scan.py million   a million made sentences through a random model of two layers, 64 wide
 """
 
@@ -23,11 +24,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from actmax import annotate, build_index, describe, index, read_corpus
+from actmax.classes import ensure_classes
 from actmax.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
 from actmax.topk import merge
 from concepts import Model, Neuron, attribute, load_model
 from concepts.neuron_attribution import attribute_neurons
 from db import open_store
+from icebear.records import Sentence
 
 
 def seconds(work) -> float:
@@ -104,6 +107,47 @@ def one_scan(documents: int) -> None:
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
         build_index(model, read_corpus("wiki-summaries", limit=documents), store)
     print(f"| {documents} | {peak()} | {before} |", flush=True)
+
+
+def large(neurons: int) -> None:
+    """32 layers of 14,336 FFN neurons, 4,096 wide; made numbers in the tables, files of vectors that are only long."""
+    layers, k, count = 32, 32, 36_000
+    each = neurons // layers
+    generator = numpy.random.default_rng(0)
+    facts = {"by": "activation", "gated": True, "sites": ["ffn"], "corpus": "made", "limit": None, "finished": True}
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+        texts = [f"Sentence {i} of a corpus that was made for its size." for i in range(count)]
+        made = [Sentence(i, text, "", 0, len(text), tuple(text.split())) for i, text in enumerate(texts)]
+
+        def examples():
+            for neuron in range(neurons):
+                chosen = generator.integers(0, count, (2, k)).tolist()
+                for polarity in (0, 1):
+                    for rank in range(k):
+                        value = (1 - 2 * polarity) * float(k - rank)
+                        yield neuron, polarity, rank, chosen[polarity][rank], 3, value
+
+        rows = ((n, n // each, "ffn", n % each, 0.0, 1.0, -9.0, 9.0, 0.5, "[1, 2, 1]") for n in range(neurons))
+        with store.exclusively():
+            store.commit_shards({0: [(sentence, b"") for sentence in made]}, {}, facts)
+            store.finish(rows, examples(), (), facts)
+            ensure_classes(store)
+        for name, length in (("w2", neurons), ("w1", neurons), ("examples", 2 * neurons), ("tokens", 128_256)):
+            with store.vectors(name).open("wb") as file:
+                file.truncate(length * 4096 * 2)  # float16
+        print(f"database {store.path.stat().st_size / 1e9:.1f} GB, vectors {store.vector_bytes() / 1e9:.1f} GB")
+        drawn = [Neuron(int(layer), "ffn", int(i)) for layer, i in generator.integers(0, (layers, each), (100, 2))]
+        before = read_bytes()
+        cards = [1000 * seconds(lambda: describe(store, neuron)) for neuron in drawn]  # noqa: B023
+        print(
+            f"card: first {cards[0]:.0f} ms, median {statistics.median(cards[1:]):.1f} ms, most {max(cards[1:]):.0f} ms"
+        )
+        print(f"read for 100 cards: {(read_bytes() - before) / 1e6:.0f} MB")
+
+
+def read_bytes() -> int:
+    """What this process has read so far, from disk or its cache (Linux)."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def million(documents: int) -> None:
@@ -187,7 +231,7 @@ def reading(documents: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("speed", "later", "memory", "reading", "million"))
+    parser.add_argument("part", choices=("speed", "later", "memory", "reading", "large", "million"))
     parser.add_argument("--store")
     parser.add_argument("--documents", type=int)
     options = parser.parse_args()
@@ -195,6 +239,8 @@ if __name__ == "__main__":
         memory()
     elif options.part == "later":
         later(options.documents or 300, options.store)
+    elif options.part == "large":
+        large(options.documents or 32 * 14_336)
     elif options.part == "million":
         million(options.documents or 1_000_000)
     else:

@@ -172,6 +172,10 @@ class ScanFile(SqliteFile):
                 digest.update(repr(row).encode())
         return digest.hexdigest()
 
+    def vector_bytes(self) -> int:
+        """How much its files of vectors have together."""
+        return sum(path.stat().st_size for path in map(self.vectors, NAMES) if path.exists())
+
     def vectors(self, name: str) -> Path:
         """The file of the vectors called `name`, see `db.vectors`."""
         return self.path.with_name(f"{self.path.name}.{name}.faiss")

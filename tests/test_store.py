@@ -15,6 +15,7 @@ import torch
 from conftest import LLAMA, Letters, printed, random_model
 from transformers import GPT2Config
 
+import actmax.card
 from actmax import build_index, describe, index, read_corpus
 from app.terminal import card
 from concepts import Model
@@ -246,6 +247,21 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
             assert {hit.polarity for hit in store.similar(neuron, 60, by="reads")} == {""}
 
 
+def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monkeypatch):
+    neuron = Neuron(1, "ffn", 3)
+    with open_store(tmp_path / "i.db") as store:
+        build_index(model, corpus, store, k=K)
+        whole = describe(store, neuron)
+        monkeypatch.setattr(actmax.card, "LARGE", store.vector_bytes())
+        with monkeypatch.context() as patch:
+            patch.setattr(vectors, "load", None)
+            quick = describe(store, neuron)
+        assert (quick.nearest, quick.projection, quick.left_out) == ({}, None, True)
+        assert quick.examples == whole.examples
+        assert (whole.left_out, describe(store, neuron, whole=True).nearest) == (False, whole.nearest)
+        assert describe(store, neuron, model).projection.promoted[0].id == whole.projection.promoted[0].id
+
+
 def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
     seen = []
@@ -278,7 +294,7 @@ def test_damaged_stale_and_other_vectors_are_made_anew(model, corpus, tmp_path):
 
 def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
-        with pytest.raises(InputError, match=r"needs sites, of ffn, attn, q, k, v, cross, router, not fnn"):
+        with pytest.raises(InputError, match=r"needs sites, of ffn, attn, q, k, v, cross, router, shared, not fnn"):
             build_index(model, corpus, store, k=K, sites=("fnn",))
         assert store.facts() == {}
         build_index(model, corpus, store, k=K, sites=("ffn", "ffn"))

@@ -128,7 +128,7 @@ def neuron(
         store.check(model.fingerprint, model.name)
         if annotated:
             annotating(model, store, [wanted], top)
-        found = describe(store, wanted, model, top)
+        found = describe(store, wanted, model, top, whole=True)
     if html:
         write_page(html, found.to_html())
     if as_json:

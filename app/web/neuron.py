@@ -62,6 +62,10 @@ def _by_the_model(neuron: Neuron) -> None:
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     card = describe(opened, neuron, k=EXAMPLES)
+    if card.left_out:
+        size = f"{opened.vector_bytes() / 1e9:.0f} GB"
+        if st.button(f"Vocabulary and nearest neurons (reads {size})", icon=":material/hub:", key="whole_card"):
+            card = describe(opened, neuron, k=EXAMPLES, whole=True)
     _head(card)
     if card.projection:
         st.html(_styled(page.vocabulary(card.projection)))

@@ -10,7 +10,7 @@ import torch
 
 from concepts.models.answer import Answer
 from concepts.models.model import Model
-from concepts.models.plan import plan
+from concepts.models.plan import Plan, plan
 from concepts.models.prompts import prompts_of
 from concepts.relevance import Relevance, Versus
 from concepts.vocabulary import w1, w2
@@ -80,9 +80,9 @@ def _less(
         raise InputError(f"{other.name} splits the prompt into other tokens than {model.name}; give token ids.")
     if here.positions is not None:
         raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
-    pairs = ()
+    pairs: tuple[Plan, ...] = ()
     if prompt is not None:
-        asked = {name: options.get(name) for name in ("prefix", "at")}
+        asked: dict[str, Any] = {name: options.get(name) for name in ("prefix", "at")}
         target, contrast = here.target, here.contrast
         pairs = (plan(model, [prompt], target and target.id, contrast and contrast.id, **asked),)
     versus = Versus(
