@@ -135,22 +135,19 @@ def main() -> None:
     folder = str(fetch(PRESETS["smollm2-135m"]))
     pythons = {"icebear": Path(sys.executable), "lxt": options.python or environment()}
 
-    def child(name: str, *asked: object) -> list[str]:
+    def child(name: str, *asked: object, **env: str) -> list[str]:
         command = [pythons[name], __file__, "--child", name, "--folder", folder, *map(str, asked)]
-        # What is freed goes back at once, so that a peak is what was in use.
-        env = {
-            **os.environ,
-            "PYTHONPATH": {"icebear": str(HERE.parent), "lxt": ""}[name],
-            "MALLOC_MMAP_THRESHOLD_": "65536",
-        }
-        return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout.split()
+        env |= {"PYTHONPATH": {"icebear": str(HERE.parent), "lxt": ""}[name]}
+        found = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **env})
+        return found.stdout.split()
 
     print("| | tokens | relevance / gradient x input | ms | ms | peak, MiB | peak, MiB |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in options.tokens:
         for name in pythons:
             times = child(name, "--rounds", options.rounds, "--tokens", count)[1:]
-            peaks = [child(name, "--peak", which, "--tokens", count)[0] for which in (0, 1)]
+            at_once = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back, so that a peak is what was in use
+            peaks = [child(name, "--peak", which, "--tokens", count, **at_once)[0] for which in (0, 1)]
             print(f"| {name} | {count} | {' | '.join([*times, *peaks])} |", flush=True)
 
 

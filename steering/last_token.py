@@ -61,7 +61,7 @@ class LastToken:
         def visit(site: str, layer: int, x: Tensor) -> None:
             found[layer] = x[0].float().cpu().T
 
-        places = [("ffn", layer) for layer in range(self.model.layers)]
+        places = [("ffn", layer) for layer in self.model.layers_with("ffn")]
         with self.model.lock, torch.no_grad(), visiting(self.model, places, visit):
             self.model.net(**self._inputs(1))
         return found
@@ -90,7 +90,7 @@ class LastToken:
         model, slopes = self.model, _Slopes(edits)
         run(model, _Margin(self._inputs(1), explained), [Inputs(), slopes], method)
         found = torch.zeros(model.layers, model.width("ffn"), self.steps)
-        for layer, gradient in enumerate(slopes.gradients):
+        for layer, gradient in zip(model.layers_with("ffn"), slopes.gradients, strict=True):
             if gradient is not None:
                 found[layer] = gradient[0].float().cpu().T
         return found.nan_to_num(0.0, 0.0, 0.0)
@@ -121,7 +121,7 @@ class _Slopes:
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
-        with visiting(model, [("ffn", layer) for layer in range(model.layers)], self._visit):
+        with visiting(model, [("ffn", layer) for layer in model.layers_with("ffn")], self._visit):
             yield
 
     def _visit(self, site: str, layer: int, x: Tensor) -> Tensor:

@@ -297,9 +297,10 @@ def test_reading_a_prompt_once_changes_nothing():
         slopes = last.slopes({}, lambda logits: logits[0, 5] - logits[0, 6], ATTNLRP)
         assert torch.allclose(last.activations()[..., 0], whole.activation("ffn")[:, -1], atol=1e-5), name
         assert torch.allclose((slopes * last.activations())[..., 0], whole.ffn[:, -1], atol=1e-4), name
-        with steer(model, ["L0.ffn.3=2@last"]):
+        first = model.layers_with("ffn")[0]
+        with steer(model, [f"L{first}.ffn.3=2@last"]):
             edited = model.next_logits(IDS)
-        assert torch.allclose(last.logits([{}, {(0, 3, 0): 2.0}])[1, 0], edited, atol=1e-4), name
+        assert torch.allclose(last.logits([{}, {(first, 3, 0): 2.0}])[1, 0], edited, atol=1e-4), name
 
 
 def test_many_rows_go_in_parts(letters, monkeypatch):
