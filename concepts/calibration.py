@@ -100,7 +100,7 @@ def _measured(model: Model) -> Calibration:
             kept[row, [batch.columns(row)[place] for place in stream.sinks(row)]] = False
         for layer in range(model.layers):
             here = kept[:, neurons.span(layer)]
-            found = neurons.activation["ffn"][:, layer, neurons.span(layer)][here].float().cpu()  # (tokens, F)
+            found = neurons.activation["ffn"][:, layer, neurons.span(layer)][here.cpu()].float()  # (tokens, F)
             if len(found):
                 low[layer] = torch.minimum(low[layer], found.amin(0))
                 high[layer] = torch.maximum(high[layer], found.amax(0))

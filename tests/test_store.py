@@ -1,6 +1,7 @@
 """One file: what is refused, with a sentence that helps; search; readers and writers."""
 
 import contextlib
+import copy
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from conftest import LLAMA, Letters, printed, random_model
 from transformers import GPT2Config
 
 import actmax.card
-from actmax import build_index, describe, index, read_corpus
+from actmax import annotate, build_index, describe, index, read_corpus
 from app.terminal import card
 from concepts import Model
 from concepts.vocabulary import w1, w2_row
@@ -260,6 +261,20 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
         assert quick.examples == whole.examples
         assert (whole.left_out, describe(store, neuron, whole=True).nearest) == (False, whole.nearest)
         assert describe(store, neuron, model).projection.promoted[0].id == whole.projection.promoted[0].id
+
+
+def test_an_index_in_16_bits_is_one_of_its_own(model, corpus, tmp_path):
+    half = Model(random_model(LLAMA, dtype=torch.bfloat16).net, Letters(), model.name)
+    with open_store(tmp_path / "i.db") as store:
+        build_index(half, corpus, store, k=K)
+        assert store.fact("dtype") == "bfloat16"
+        neuron = Neuron(1, "ffn", 3)
+        whole = Model(copy.deepcopy(half.net).float(), Letters(), model.name)
+        assert whole.fingerprint == half.fingerprint
+        with pytest.raises(StoreError, match="built with dtype 'bfloat16', not 'float32'"):
+            build_index(whole, corpus, store, k=K)
+        with pytest.raises(StoreError, match="is an index in bfloat16, not in float32"):
+            annotate(whole, store, [neuron])
 
 
 def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatch):
