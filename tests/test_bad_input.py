@@ -131,7 +131,7 @@ def test_targets():
 def test_neurons():
     fails("project", "L30.ffn.0", message="its layers are 0 to 29")
     fails("project", "L3.ffn.1536", message="has the neurons 0 to 1535")
-    fails("project", "L3.mlp.1", message="the sites are ffn, attn, q, k, v, cross, router and head")
+    fails("project", "L3.mlp.1", message="the sites are ffn, attn, q, k, v, cross, router, shared and head")
     fails("project", "29.860", message="write it like L29.ffn.860")
     fails("project", "L3.q.1", message="project neurons of ffn and attn")
     fails(*STEER, "--edit", "L99.ffn.1*0", message="its layers are 0 to 29")

@@ -256,7 +256,7 @@ def _kept(top: int, position: Any) -> dict[str, Any]:
     """What a ranking needs of all neurons at all tokens."""
     if position == "all":
         return {"keep": "top", "k": top}
-    return {"record": position if position == "last" else [position]}
+    return {"record": "last"} if position == "last" else {}
 
 
 def _recorded(site: str | None) -> tuple[str, ...]:
