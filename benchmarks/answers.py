@@ -12,7 +12,8 @@ import statistics
 import time
 
 import torch
-from attribution import arguments, memory, peak, tokens
+from attribution import arguments, memory, tokens
+from resident import peak
 
 from concepts import attribute, load_model
 from concepts.models.answer import Answer

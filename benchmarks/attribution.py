@@ -9,16 +9,14 @@ is that of a fresh process for each line, less what the loaded model takes.
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from resident import peak
 
 from concepts import attribute, load_model
 from concepts.passes.inputs import Inputs
@@ -99,18 +97,6 @@ def memory(script: str, model_name: str, names: Sequence[str], counts: Sequence[
             command = [sys.executable, script, "--model", model_name, "--peak", name, "--tokens", str(count)]
             cells.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
-
-
-def peak(run: Callable[[], Any]) -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (Linux)
-    before = resident("VmRSS")
-    run()
-    print(round(resident("VmHWM") - before))
-
-
-def resident(field: str) -> float:
-    """MiB of VmRSS (now) or VmHWM (peak)."""
-    return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def arguments(about: str | None, rounds: int) -> argparse.ArgumentParser:

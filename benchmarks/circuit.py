@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import torch
-from attribution import resident, tokens
+from attribution import tokens
+from resident import resident
 
 from concepts import attribute, circuit, load_model
 

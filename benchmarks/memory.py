@@ -13,7 +13,8 @@ import subprocess
 import sys
 
 import torch
-from attribution import gradient_x_input, peak
+from attribution import gradient_x_input
+from resident import peak
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from concepts import Model, attribute

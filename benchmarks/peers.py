@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from resident import peak
 
 HERE = Path(__file__).parent
 NEEDS = ["torch==2.13.0", "transformers==4.57.6", "tokenizers==0.22.1", "huggingface_hub<1", "safetensors"]
@@ -101,19 +102,6 @@ def ratios(pair: tuple[Work, Work], tokens: list[int], rounds: int) -> None:
         print(f"{count} {ratio:.3f} {own:.0f} {plain:.0f}", flush=True)
 
 
-def peak(work: Work, tokens: list[int]) -> None:
-    """Prints the MiB that a pass takes at most, beyond what was there before it (Linux)."""
-    work(tokens[:8])
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    work(tokens)
-    print(round(resident("VmHWM") - before))
-
-
-def resident(field: str) -> float:
-    return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512, 1024, 2048, 4096])
@@ -128,7 +116,9 @@ def main() -> None:
         if options.peak is None:
             ratios(pair, options.tokens, options.rounds)
         else:
-            peak(pair[options.peak], list(range(100, 100 + options.tokens[0])))
+            work, tokens = pair[options.peak], list(range(100, 100 + options.tokens[0]))
+            work(tokens[:8])
+            peak(lambda: work(tokens))
         return
     from concepts.models.presets import PRESETS, fetch
 

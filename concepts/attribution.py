@@ -136,11 +136,11 @@ def attribute(
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
     """
     if versus_model is not None:
-        record, few = _keeping(record, keep, k)
         same: dict[str, Any] = {"versus": versus, "target_text": target_text, "method": method, "sites": sites}
         same |= {"prefix": prefix, "at": at, "span": span, "hops": hops, "centred": centred}
-        same |= {"record": record if few is None else "all", "checkpoint": checkpoint, "strict": strict}
-        return between_models(attribute, model, versus_model, prompt, target, contrast, few, same)  # type: ignore[no-any-return]
+        same |= {"checkpoint": checkpoint, "strict": strict}
+        keeping = _keeping(record, keep, k)
+        return between_models(attribute, model, versus_model, prompt, target, contrast, keeping, same)  # type: ignore[no-any-return]
     prompts, single = prompts_of(list(prompt.prompt_ids) if isinstance(prompt, Answer) else prompt)
     place, label_at = (at, None) if isinstance(at, str) else (None, at)
     method = _way(method, versus is not None, place)

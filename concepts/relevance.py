@@ -15,7 +15,7 @@ from torch import Tensor
 from concepts.baselines.methods import Baseline
 from concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
 from concepts.lrp.positions import Reading, Summed
-from concepts.models.chat import Turn, inside
+from concepts.models.chat import Turn, outside
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
 
@@ -193,8 +193,7 @@ class Relevance:
     @property
     def template(self) -> tuple[int, ...]:
         """Positions of a chat that its template wrote, not a message."""
-        said = inside(self.turns)
-        return tuple(place for place in range(len(self.tokens)) if place not in said) if self.turns else ()
+        return outside(self.turns, len(self.tokens))
 
     def less(self, other: Relevance) -> Relevance:
         """Of this answer rather than another one behind the same prompt; their tokens before it have the difference."""

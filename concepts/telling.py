@@ -12,7 +12,7 @@ from concepts.baselines.methods import Baseline
 from concepts.lrp.method import AttnLRP, Difference
 from concepts.models import images
 from concepts.models.batch import Batch
-from concepts.models.chat import inside
+from concepts.models.chat import outside
 from concepts.models.model import Model
 from concepts.models.plan import Plan
 from concepts.models.provenance import provenance
@@ -83,5 +83,4 @@ def unranked(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int,
     """Positions that a ranking sets apart: sinks, and what a chat's template wrote."""
     ids = batch.row_ids(row)
     turns = model.turns(ids, model.pieces(ids)) if model.task.looks_back else ()
-    said = inside(turns)
-    return (*stream.sinks(row), *(place for place in range(len(ids)) if turns and place not in said))
+    return (*stream.sinks(row), *outside(turns, len(ids)))

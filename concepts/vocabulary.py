@@ -10,7 +10,7 @@ from concepts.models import experts, norms
 from concepts.models.linear import WHOLE, Chosen, Linear
 from concepts.models.model import Model
 from icebear.errors import InputError
-from icebear.records import Neuron, Projection, Promotion
+from icebear.records import WRITERS, Neuron, Projection, Promotion
 
 BLOCK = 1024
 """Tokens whose rows of the unembedding are converted at a time."""
@@ -93,7 +93,7 @@ def w2(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tensor | N
 
     None for a site that does not write to the residual stream.
     """
-    if site not in ("ffn", "shared", "attn", "cross"):
+    if site not in WRITERS:
         return None
     mixture = model.experts(layer) if site == "ffn" else None
     if mixture is not None:

@@ -11,6 +11,8 @@ from icebear.errors import InputError
 SITES = ("ffn", "attn", "q", "k", "v", "cross", "router", "shared")
 """Where neurons are read; `cross`, attention to the encoder, is only in decoders that have one, and
 `router`, the weights of experts, only in mixtures."""
+WRITERS = ("ffn", "shared", "attn", "cross")
+"""Of these, what writes to the residual stream: the inputs of a linear map."""
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")
 

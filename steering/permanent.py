@@ -16,6 +16,7 @@ from concepts.models.model import Model
 from icebear.edits import Edit
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
+from icebear.records import WRITERS
 
 
 def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
@@ -58,7 +59,7 @@ def _expressible(model: Model, edit: Edit) -> str:
         raise RecipeError(f"{edit} acts at some tokens only, which no weight does; a patch needs edits at all tokens.")
     if edit.unit:
         raise RecipeError(f"{edit} is in units of an index; give its value as a plain number.")
-    if site not in ("ffn", "shared", "attn", "cross") or (site == "ffn" and model.family.experts):
+    if site not in WRITERS or (site == "ffn" and model.family.experts):
         raise RecipeError(f"{edit} is not read by one linear map, so no weight can express it.")
     return site
 

@@ -75,6 +75,8 @@ def test_a_planted_edit_is_what_differs_most(llama):
     assert [r.neuron for r in top.top(5, "ffn", position="all")] == [
         r.neuron for r in found.top(5, "ffn", position="all")
     ]
+    rows = attribute(llama, IDS, versus_model=other, keep="top", k=5, record=[1, -1])
+    assert rows.recorded == (1, len(IDS) - 1)
     alike = likeness(llama, other, PLANTED)
     assert alike == pytest.approx({"reads": 1, "writes": -1})
     assert likeness(llama, other, Neuron(1, "ffn", 7)) == pytest.approx({"reads": 1, "writes": 1})

@@ -30,23 +30,7 @@ if TYPE_CHECKING:
     from concepts.relevance import Relevance
 
 
-ASKED = (
-    "--target",
-    "--contrast",
-    "--target-text",
-    "--versus",
-    "--versus-model",
-    "--prefix",
-    "--at",
-    "--centred",
-    "--method",
-    "--checkpoint",
-    "--image",
-    *CHAT,
-    "--span",
-    "--hops",
-    "--max-new-tokens",
-)
+ASKED = (*EXPLAIN, "--method", "--image", *CHAT, "--span", "--hops", "--max-new-tokens")
 
 
 @click.command()
@@ -267,8 +251,9 @@ def _recorded(site: str | None) -> tuple[str, ...]:
 def _words(model: Model, neurons: list[Any]) -> dict[Any, Any]:
     """neuron -> what it writes, of those that write."""
     from concepts.vocabulary import project_many
+    from icebear.records import WRITERS
 
-    writers = [neuron for neuron in neurons if neuron.site in ("ffn", "shared", "attn", "cross")]
+    writers = [neuron for neuron in neurons if neuron.site in WRITERS]
     return dict(zip(writers, project_many(model, writers, 5), strict=True))
 
 

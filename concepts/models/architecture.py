@@ -16,7 +16,7 @@ from concepts.models.linear import Linear
 from concepts.models.tasks.base import Task
 from concepts.models.tasks.known import task_of
 from icebear.errors import InputError, ModelError
-from icebear.records import SITES, Neuron
+from icebear.records import SITES, WRITERS, Neuron
 
 
 class Architecture:
@@ -167,8 +167,12 @@ class Architecture:
         if site not in self.sites:
             raise InputError(f"{site!r} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
         if self.family.experts and site in ("ffn", "router", "shared"):
-            return [layer for layer in range(self.layers) if self.experts(layer) is not None]
+            return self._with_experts
         return range(len(self.stacks[0][1]) if site == "cross" else 0, self.layers)
+
+    @cached_property
+    def _with_experts(self) -> list[int]:
+        return [layer for layer in range(self.layers) if self.experts(layer) is not None]
 
     def site_module(self, site: str, layer: int) -> nn.Module:
         """The module whose input (ffn, shared, attn, cross) or output (q, k, v, or all in one) is the site."""
@@ -227,7 +231,7 @@ class Architecture:
         if columns is not None:
             return len(columns)
         linear = Linear(self.site_module(site, layer))
-        return linear.in_features if site in ("ffn", "shared", "attn", "cross") else linear.out_features
+        return linear.in_features if site in WRITERS else linear.out_features
 
     def check(self, neuron: Neuron) -> Neuron:
         """The neuron itself if this model has it, else `InputError`."""

@@ -176,6 +176,12 @@ def inside(found: Sequence[Turn]) -> set[int]:
     return {place for turn in found for place in range(turn.first, turn.last)}
 
 
+def outside(found: Sequence[Turn], count: int) -> tuple[int, ...]:
+    """The positions that the template wrote, of so many; none where there is no message."""
+    said = inside(found)
+    return tuple(place for place in range(count) if place not in said) if found else ()
+
+
 @dataclass(frozen=True)
 class Marks:
     """What a template writes around messages."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from concepts.lrp.context import wrapped
 from concepts.models import experts
 from concepts.models.model import Model
+from icebear.records import WRITERS
 
 Visit = Callable[[str, int, Tensor], Tensor | None]
 
@@ -27,7 +28,7 @@ def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> I
         for site, layer in places:
             if site in ("ffn", "router") and model.family.experts:
                 mixed.setdefault(layer, []).append(site)
-            elif site in ("ffn", "shared", "attn", "cross"):
+            elif site in WRITERS:
                 _input(model, site, layer, visit, undo)
             else:
                 _output(model, site, layer, visit, undo)

@@ -79,16 +79,14 @@ def _found(
     at: str,
     note: str,
 ) -> Relevance:
-    if isinstance(method, Difference) and (k is None or len(pairs) == 1):
-        sums = _by_difference_rules(model, pairs, method, sites, record, k, checkpoint, strict)
-        return sums.relevance(model, method, at, own, note)
-    wanted, record = kept_at(pairs[0], 0, record), record if k is None else "all"
+    late = k is not None and not (isinstance(method, Difference) and len(pairs) == 1)  # of a mean all are wanted first
+    wanted, record = kept_at(pairs[0], 0, record), "all" if late else record
     if isinstance(method, Difference):
-        sums = _by_difference_rules(model, pairs, method, sites, record, None, checkpoint, strict)
+        sums = _by_difference_rules(model, pairs, method, sites, record, None if late else k, checkpoint, strict)
     else:
         sums = _by_coefficients(model, pairs, method, at, sites, record, checkpoint, strict)
     found = sums.relevance(model, method, at, own, note)
-    return found if k is None else found.only(k, wanted)
+    return found.only(k, wanted) if late and k else found
 
 
 def _way(method: Method | None, at: str | None, equal: bool) -> tuple[Method, str, str]:

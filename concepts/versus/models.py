@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 
 from concepts.models.answer import Answer
 from concepts.models.model import Model
-from concepts.models.plan import Plan, plan
+from concepts.models.plan import Plan, per_prompt, plan
 from concepts.models.prompts import prompts_of
 from concepts.relevance import Relevance, Versus
+from concepts.telling import Recorded, kept_of
 from concepts.vocabulary import w1, w2
 from icebear.errors import InputError
 from icebear.records import Neuron
@@ -25,35 +26,47 @@ def between_models(
     prompt: Any,
     target: Any,
     contrast: Any,
-    k: int | None,
+    keeping: tuple[Recorded, int | None],
     options: dict[str, Any],
 ) -> Any:
     """What `explain` finds in the model less what it finds in the other, of the model's own answer where it is open.
 
-    k: keep so many neurons of all positions. Raises `InputError` where shapes or tokens differ.
+    keeping: the positions kept whole, and how many neurons of the others, None for no choice. Raises `InputError` where
+        shapes or tokens differ.
     """
     if options["versus"] is not None:
         raise InputError("Compare with another prompt or with another model; leave versus or versus_model out.")
     _same_shape(model, other)
+    record, k = keeping
+    options = {**options, "record": record if k is None else "all"}
     here = explain(model, prompt, target, contrast, **options)
-    open_ = options.get("target_text") is None and not isinstance(prompt, Answer)
+    single, open_ = not isinstance(here, list), options["target_text"] is None and not isinstance(prompt, Answer)
+    rows = [here] if single else here
     if open_:
-        rows = here if isinstance(here, list) else [here]
         target = [row.target.id for row in rows]
         contrast = [row.contrast.id if row.contrast else None for row in rows]
-        if here is not rows:
+        if single:
             target, contrast = target[0], contrast[0]
     there = explain(other, prompt, target, contrast, **options)
-    if not isinstance(here, list):
-        one = prompts_of(prompt)[0][0] if open_ else None
-        return _less(model, other, here, there, one, k, options)
+    pairs = zip(rows, [there] if single else there, _plans(model, prompt, rows, options, open_), strict=True)
+    found = [_less(model, other, *pair) for pair in pairs]
+    if k is not None:
+        found = [one.only(k, kept_of(one.explained_at, len(one.tokens), record)) for one in found]
+    return found[0] if single else found
+
+
+def _plans(
+    model: Model, prompt: Any, rows: Sequence[Relevance], options: dict[str, Any], open_: bool
+) -> list[tuple[Plan, ...]]:
+    """What was asked of each prompt; of an answer or a text of several tokens nothing that can be asked again."""
+    if not open_:
+        return [()] * len(rows)
+    each = [per_prompt(options[name], len(rows)) for name in ("prefix", "at")]
+    asked = zip(prompts_of(prompt)[0], rows, *each, strict=True)
     return [
-        _less(model, other, *row, k, options) for row in zip(here, there, _each(prompt, len(here), open_), strict=True)
+        (plan(model, [one], row.target and row.target.id, row.contrast and row.contrast.id, prefix=prefix, at=at),)
+        for one, row, prefix, at in asked
     ]
-
-
-def _each(prompt: Any, count: int, open_: bool) -> list[Any]:
-    return list(prompts_of(prompt)[0]) if open_ else [None] * count
 
 
 def _same_shape(model: Model, other: Model) -> None:
@@ -73,18 +86,11 @@ def _same_shape(model: Model, other: Model) -> None:
         )
 
 
-def _less(
-    model: Model, other: Model, here: Relevance, there: Relevance, prompt: Any, k: int | None, options: dict[str, Any]
-) -> Relevance:
+def _less(model: Model, other: Model, here: Relevance, there: Relevance, pairs: tuple[Plan, ...]) -> Relevance:
     if here.token_ids != there.token_ids:
         raise InputError(f"{other.name} splits the prompt into other tokens than {model.name}; give token ids.")
     if here.positions is not None:
         raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
-    pairs: tuple[Plan, ...] = ()
-    if prompt is not None:
-        asked: dict[str, Any] = {name: options.get(name) for name in ("prefix", "at")}
-        target, contrast = here.target, here.contrast
-        pairs = (plan(model, [prompt], target and target.id, contrast and contrast.id, **asked),)
     versus = Versus(
         prompts=(here.token_strings,),
         pairs=pairs,
@@ -97,14 +103,13 @@ def _less(
         overlap=None,
         model=other.name,
     )
-    found = replace(
+    return replace(
         here,
         tokens=here.tokens - there.tokens,
         sites={site: (here.of(site) - there.of(site), here.activation(site)) for site in here.sites},
         conserved=here.conserved.less(there.conserved),
         versus=versus,
     )
-    return found if k is None else found.only(k, found.explained_at)
 
 
 def likeness(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:
