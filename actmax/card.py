@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from actmax.page import STYLE, card_fragment, card_page
+from concepts import files
 from concepts.models.model import Model
 from concepts.vocabulary import project
 from db.store import Store
 from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection
+from icebear.tables import Tabled
+
+if TYPE_CHECKING:
+    import pandas
 
 LARGE = 1 << 30
 """Bytes of vectors, which a search reads whole, from where on a card does without (an 8B model's have some 16 GB)."""
@@ -18,7 +24,7 @@ SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
 
 
 @dataclass(frozen=True)
-class Card:
+class Card(Tabled):
     """A neuron: vocabulary (None if it does not write), examples of both signs, statistics, class and label."""
 
     neuron: Neuron
@@ -58,6 +64,33 @@ class Card:
     def _repr_html_(self) -> str:
         """For a notebook, with its style, which touches nothing but cards."""
         return f"<style>{STYLE}</style>{card_fragment(self)}"
+
+    def save(self, path: str | Path) -> None:
+        """All of it as a JSON file, for `load`. Raises `InputError`."""
+        files.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Card:
+        """What `save` wrote. Raises `InputError`."""
+        return files.load(cls, path)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The examples as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
+        import pandas
+
+        rows = [
+            {
+                "neuron": str(self.neuron),
+                "polarity": polarity,
+                self.by: example.value,
+                "token": example.token_text,
+                "text": example.sentence.text,
+                "title": example.sentence.title,
+            }
+            for polarity, found in self.examples.items()
+            for example in found
+        ]
+        return pandas.DataFrame(rows)
 
     def to_dict(self) -> dict[str, Any]:
         return {

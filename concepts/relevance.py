@@ -6,24 +6,26 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from concepts import files
 from concepts.baselines.methods import Baseline
 from concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
 from concepts.lrp.positions import Reading, Summed
 from concepts.models.chat import Turn, outside
+from concepts.models.images import ImageMap
+from concepts.models.plan import Plan
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
+from icebear.tables import Tabled
 
 if TYPE_CHECKING:
     import pandas
-
-    from concepts.models.images import ImageMap
-    from concepts.models.plan import Plan
 
 Position = int | Literal["last", "all"]
 
@@ -119,7 +121,7 @@ class Largest:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relevance:
+class Relevance(Tabled):
     """Signed relevance of one prompt's tokens and neurons for one target."""
 
     tokens: Tensor
@@ -484,7 +486,7 @@ class Relevance:
         return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_frame(self, k: int = 100, **ranking: Any) -> pandas.DataFrame:
-        """The top k neurons as a pandas table; takes the arguments of `top`."""
+        """The top k neurons as a pandas table; takes the arguments of `top`. `to_arrow` has it as an Arrow table."""
         import pandas
 
         rows = [
@@ -496,11 +498,35 @@ class Relevance:
                 "position": r.position,
                 "token": self.token_strings[r.position],
                 "activation": r.activation,
+                **({"versus": r.versus} if self.versus else {}),
                 "relevance": r.relevance,
             }
             for r in self.top(k, **ranking)
         ]
         return pandas.DataFrame(rows)
+
+    def tokens_frame(self) -> pandas.DataFrame:
+        """The tokens as a pandas table, a row each."""
+        import pandas
+
+        apart, template = set(self.sinks), set(self.template)
+        rows = [
+            {"position": place, "id": id, "token": text, "relevance": value, "sink": place in apart}
+            | ({"template": place in template} if self.turns else {})
+            for place, (id, text, value) in enumerate(
+                zip(self.token_ids, self.token_strings, self.tokens.tolist(), strict=True)
+            )
+        ]
+        return pandas.DataFrame(rows)
+
+    def save(self, path: str | Path) -> None:
+        """All of it as a JSON file, for `load`. Raises `InputError`."""
+        files.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Relevance:
+        """What `save` wrote. Raises `InputError`."""
+        return files.load(cls, path)
 
     def to_html(self) -> str:
         """A self-contained HTML page: the heatmap, the prediction and the top neurons."""

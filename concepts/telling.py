@@ -74,7 +74,7 @@ def kept_of(explained_at: tuple[int, ...], count: int, record: Recorded) -> tupl
         return tuple(range(count))
     if record == "last":
         return explained_at
-    if not all(-count <= position < count for position in record):
+    if isinstance(record, str) or not all(-count <= position < count for position in record):
         raise InputError(f"The positions to record must be all, last, or of 0 to {count - 1}, not {record!r}.")
     return tuple(sorted({position % count for position in record}))
 

@@ -11,6 +11,8 @@ EXTRAS = {
     "index": {"faiss": "faiss-cpu", "sentencex": "sentencex", "datasets": "datasets"},
     "circuits": {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"},
     "evaluate": {"matplotlib": "matplotlib"},
+    "arrow": {"pyarrow": "pyarrow"},
+    "mcp": {"mcp": "mcp"},
     "devices": {"accelerate": "accelerate"},
     "bits": {"accelerate": "accelerate", "bitsandbytes": "bitsandbytes"},
 }

@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from concepts import files
 from concepts.circuits import checks, drawing, neuronpedia
 from concepts.circuits.groups import APART, grouped
 from concepts.circuits.nodes import column, pair_of
@@ -32,6 +34,7 @@ from concepts.versus.ablation import Ablation
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
+from icebear.tables import Tabled
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +48,7 @@ KEPT = 0.98
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Graph:
+class Graph(Tabled):
     """The circuit of an answer: which neurons make it, and what they give each other.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
@@ -65,6 +68,8 @@ class Graph:
     kept: float = KEPT
     heads: bool = False
     made_with: dict[str, Any] = field(default_factory=dict)
+    other_groups: tuple[Group, ...] | None = None
+    """In place of those by default, see `regrouped`."""
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
@@ -202,13 +207,11 @@ class Graph:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Nodes that belong together (`concepts.circuits.groups`), those of the largest score first."""
-        return grouped(self)
+        return grouped(self) if self.other_groups is None else self.other_groups
 
     def regrouped(self, store: Store | None = None, apart: float = APART) -> Graph:
         """The same graph with other groups: by the sentences of a store too, or joined up to another distance."""
-        found = replace(self)
-        found.__dict__["groups"] = grouped(self, store, apart)
-        return found
+        return replace(self, other_groups=grouped(self, store, apart))
 
     def without(self, group: Group) -> Without:
         """The answer when a group takes the other prompt's activations, all other neurons computed as ever."""
@@ -262,6 +265,15 @@ class Graph:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
 
+    def save(self, path: str | Path) -> None:
+        """All of it as a JSON file, for `load`. Raises `InputError`."""
+        files.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> Graph:
+        """What `save` wrote; its checks need the model that it was made with. Raises `InputError`."""
+        return files.load(cls, path, model)
+
     def to_neuronpedia(self, slug: str = "icebear") -> str:
         """The file of circuit-tracer and Neuronpedia (`concepts.circuits.neuronpedia`)."""
         return json.dumps(neuronpedia.written(self, slug), ensure_ascii=False)
@@ -281,7 +293,7 @@ class Graph:
         return drawing.fragment(self)
 
     def to_frame(self) -> pandas.DataFrame:
-        """The edges, a row each."""
+        """The edges as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
         import pandas
 
         rows = [
@@ -295,5 +307,26 @@ class Graph:
                 "influence": edge.influence,
             }
             for edge in self.edges
+        ]
+        return pandas.DataFrame(rows)
+
+    def nodes_frame(self) -> pandas.DataFrame:
+        """The nodes as a pandas table, a row each."""
+        import pandas
+
+        groups = {node.id: group.name for group in self.groups for node in group.nodes}
+        rows = [
+            {
+                "node": node.id,
+                "neuron": str(node.neuron),
+                "position": node.position,
+                "token": self.tokens[node.position].text,
+                "score": node.score,
+                "activation": node.activation,
+                "versus": node.versus,
+                "group": groups[node.id],
+                "words": ", ".join(word.strip() for word in node.words),
+            }
+            for node in self.nodes
         ]
         return pandas.DataFrame(rows)

@@ -16,6 +16,9 @@ import pandas
 from concepts.render import page
 from icebear.errors import InputError
 from icebear.extras import need
+from icebear.tables import Tabled
+
+FORMAT = 1
 
 RESAMPLES = 10_000
 
@@ -145,6 +148,7 @@ def write(
     found = table(samples, columns, methods)
     said = legend(samples, columns, notes, unable)
     result: dict[str, Any] = {
+        "icebear_evaluation": FORMAT,
         "settings": settings,
         "columns": dict(columns),
         "notes": list(notes),
@@ -169,15 +173,39 @@ def legend(
     return [basis, TEST, *notes, *(f"{name}: {about}" for name, about in columns.items()), *reasons]
 
 
-def load(folder: str | Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Results(Tabled):
+    """What `write` wrote, for tables of one's own."""
+
+    settings: dict[str, Any]
+    columns: dict[str, str]
+    notes: list[str]
+    unable: dict[str, str]
+    samples: list[dict[str, Any]]
+
+    @property
+    def made_with(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.settings
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The columns' numbers of each sample and method, a row each. `to_arrow` has them as an Arrow table."""
+        rows = [
+            {"sample": number, "method": name, **{column: numbers[column] for column in self.columns}}
+            for number, sample in enumerate(self.samples)
+            for name, numbers in sample["methods"].items()
+        ]
+        return pandas.DataFrame(rows)
+
+
+def load(folder: str | Path) -> Results:
     """What `write` wrote. Raises `InputError` where there is none."""
     try:
         found = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
-        if not {"settings", "columns", "notes", "unable", "samples"} <= set(found):
-            raise ValueError("parts are missing")
-    except (OSError, ValueError, TypeError) as error:
+        if found.get("icebear_evaluation", FORMAT) != FORMAT:  # at first it was not said
+            raise ValueError(f"it is not of version {FORMAT}")
+        return Results(**{name: found[name] for name in ("settings", "columns", "notes", "unable", "samples")})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{folder} holds no results of icebear evaluate ({error}); check the path.") from None
-    return found
 
 
 def draw(

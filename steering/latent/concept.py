@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from icebear.fingerprints import fits
 from icebear.paths import local
 from icebear.recipe import Recipe
 from icebear.records import Neuron
+from icebear.tables import Tabled
 from steering.latent.cost import strength_at
 from steering.latent.measured import Measured, measured
 from steering.latent.reading import read
@@ -26,6 +28,8 @@ from steering.latent.through import Through, through
 from steering.price import Neutral
 
 if TYPE_CHECKING:
+    import pandas
+
     from concepts.circuits.graph import Graph
     from concepts.circuits.records import Group
 
@@ -55,7 +59,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Concept:
+class Concept(Tabled):
     """What its parts do together. A text's value is the mean of its tokens' values, in standard deviations over the
     sentences that it was compared with when it was found; 0 is their mean."""
 
@@ -67,6 +71,20 @@ class Concept:
 
     def __len__(self) -> int:
         return len(self.parts)
+
+    @property
+    def made_with(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.provenance.get("made_with", {})
+
+    @property
+    def about(self) -> str:
+        """How many neurons, and how well they tell texts that they were not chosen on, in a line."""
+        count = f"{len(self)} neuron{'s' * (len(self) != 1)} of {self.model_name}"
+        score = self.provenance.get("auroc")
+        if score is None:
+            return f"{count}; not measured on other texts"
+        held = " and ".join(map(str, self.provenance.get("tested on", [])))
+        return f"{count}; AUROC {score:.2f} on {held} other texts with it and without (chance 0.5)"
 
     def __mul__(self, weight: float) -> Concept:
         """The same neurons, each weighing so much more."""
@@ -186,7 +204,17 @@ class Concept:
         neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
         return Recipe.for_model(model, self.name, edits, found_by="concept", neurons=neurons, **told)
 
-    # --- files --------------------------------------------------------------------------------------------
+    # --- shown, and as files ------------------------------------------------------------------------------
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Its neurons as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
+        import pandas
+
+        return pandas.DataFrame([part.to_dict() for part in self.parts])
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame().to_html(index=False, float_format="{:+.3f}".format, border=0)
+        return f"<p><b>{escape(self.name)}</b>: {escape(self.about)}</p>{table}"
 
     def to_dict(self) -> dict[str, Any]:
         return {

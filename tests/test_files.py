@@ -1,0 +1,276 @@
+"""What is saved comes back as it was, what is hostile is refused, and other tools read it."""
+
+import asyncio
+import json
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Literal
+
+import pandas
+import pyarrow.parquet
+import pytest
+import torch
+from conftest import GEMMA3, random_model
+from datasette.app import Datasette
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actmax import build_index, describe
+from actmax.card import Card
+from concepts import PA_LRP, AttnLRP, Gamma, Relevance, ablation, attribute, circuit, files
+from concepts.baselines.methods import IntegratedGradients
+from concepts.circuits.graph import Graph
+from concepts.evaluation import report
+from db import open_store
+from icebear.errors import InputError
+from icebear.records import Neuron
+
+PROMPT, OTHER = "ice bear", "big cats"
+
+
+def alike(one, other):
+    """To the last bit, whatever it is made of."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.cpu(), other)
+    if type(one) is not type(other):
+        return False
+    if is_dataclass(one):
+        return all(alike(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    return one == other or (one != one and other != other)
+
+
+RELEVANCES = {
+    "plain": {},
+    "versus": {"versus": OTHER},
+    "versus several, by the gradient": {
+        "versus": [OTHER, "red dogs"],
+        "contrast": "z",
+        "method": AttnLRP(),
+    },
+    "top": {"keep": "top", "k": 3, "versus": OTHER},
+    "no neurons": {"sites": ()},
+    "positions": {"method": PA_LRP, "sites": ("ffn", "q")},
+    "a rule with a number": {"method": AttnLRP(linear=Gamma(0.1))},
+    "a baseline": {"method": IntegratedGradients(3), "sites": ()},
+    "a phrase against another": {"target_text": "abc", "contrast": "bcd"},
+}
+
+
+@pytest.mark.parametrize("how", RELEVANCES.values(), ids=RELEVANCES)
+def test_a_relevance_comes_back_as_it_was(model, tmp_path, how):
+    found = attribute(model, PROMPT, **how)
+    found.save(tmp_path / "a.json")
+    back = Relevance.load(tmp_path / "a.json")
+    assert alike(found, back)
+    assert back.to_html() == found.to_html()
+    back.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_what_comes_back_can_be_asked_again(model, tmp_path):
+    found = attribute(model, PROMPT, versus=OTHER)
+    found.save(tmp_path / "a.json")
+    assert ablation(model, Relevance.load(tmp_path / "a.json"), 5) == ablation(model, found, 5)
+
+
+def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path):
+    found = circuit(model, PROMPT, versus=OTHER, nodes=12).regrouped(apart=0.2)
+    found.save(tmp_path / "a.json")
+    back = Graph.load(tmp_path / "a.json", model)
+    assert alike(replace(found, model=0), replace(back, model=0))
+    assert (back.to_html(), back.groups) == (found.to_html(), found.groups)
+    assert back.faithfulness() == found.faithfulness()
+    with pytest.raises(InputError, match=r"made with letters \(.*\), not with random gemma3"):
+        Graph.load(tmp_path / "a.json", random_model(GEMMA3))
+
+
+@pytest.fixture
+def store(model, corpus, tmp_path):
+    with open_store(tmp_path / "wiki.db") as store:
+        build_index(model, corpus, store, k=4)
+        store.set_label(Neuron(1, "ffn", 3), "the <b>north</b>")
+        yield store
+
+
+def test_a_card_comes_back_as_it_was(model, store, tmp_path):
+    found = describe(store, Neuron(1, "ffn", 3), model)
+    found.save(tmp_path / "a.json")
+    back = Card.load(tmp_path / "a.json")
+    assert alike(found, back)
+    assert back.to_html() == found.to_html()
+
+
+@dataclass(frozen=True)
+class Inner:
+    neuron: Neuron
+    number: float
+
+
+@dataclass(frozen=True)
+class Outer:
+    kind: Literal["a", "b"]
+    inner: tuple[Inner, ...]
+    one: Inner | AttnLRP
+    maybe: int | None
+    named: dict[str, list[float]]
+
+
+NEURONS = st.builds(Neuron, st.integers(0, 99), st.sampled_from(["ffn", "head"]), st.integers(0, 10**8))
+INNER = st.builds(Inner, NEURONS, st.floats())
+OUTER = st.builds(
+    Outer,
+    st.sampled_from("ab"),
+    st.lists(INNER).map(tuple),
+    INNER | st.builds(AttnLRP, positions=st.booleans()),
+    st.none() | st.integers(),
+    st.dictionaries(st.text(), st.lists(st.floats())),
+)
+
+
+@given(OUTER)
+def test_any_record_comes_back_through_json(record):
+    told = json.loads(json.dumps(files.encoded(record, Outer), allow_nan=False))
+    assert alike(files.decoded(told, Outer), record)
+
+
+# --- hostile files -------------------------------------------------------------------------------------
+
+
+def change(**parts):
+    return lambda told: told.update(parts)
+
+
+def tensor(**parts):
+    return lambda told: told["tokens"].update(parts)
+
+
+HOSTILE = {
+    "another version": change(icebear_relevance=2),
+    "another kind": lambda told: told.update(icebear_card=told.pop("icebear_relevance")),
+    "a part too much": change(code="print()"),
+    "a part too little": lambda told: told.pop("tokens"),
+    "a text for a number": change(head_count="4"),
+    "yes for a number": change(head_count=True),
+    "a number for a text": change(target_text=4),
+    "an object for a list": change(token_ids={}),
+    "another record": change(method={"is": "Path", "name": "/"}),
+    "no record": change(method={"is": None}),
+    "a list for a record": change(method=["AttnLRP"]),
+    "a rule out of range": change(method={"is": "AttnLRP", "softmax": "no", "linear": {"is": "ZPlus"}}),
+    "another type of numbers": tensor(dtype="object"),
+    "a shape that does not fit": tensor(shape=[10**12]),
+    "a shape below zero": tensor(shape=[-8, -1]),
+    "a shape of texts": tensor(shape=["8"]),
+    "no bytes": tensor(base64="$$$"),
+    "bytes that are a number": tensor(base64=4),
+    "no neuron": change(largest={"k": 1, "ranked": {"ffn": [4]}, "layers": {}, "heads": None}),
+}
+
+
+@pytest.mark.parametrize("spoil", HOSTILE.values(), ids=HOSTILE)
+def test_a_file_that_is_not_as_saved_is_refused_in_a_sentence(model, tmp_path, spoil):
+    place = tmp_path / "a.json"
+    attribute(model, PROMPT).save(place)
+    told = json.loads(place.read_text())
+    spoil(told)
+    place.write_text(json.dumps(told))
+    with pytest.raises(InputError, match=r"a\.json .*; save it again|a\.json is not what icebear saves"):
+        Relevance.load(place)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"icebear_relevance": NaN}', "[" * 100_000, "\ud800"])
+def test_a_file_that_is_no_json_object_is_refused_in_a_sentence(tmp_path, text):
+    (tmp_path / "a.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InputError, match=r"a\.json"):
+        Relevance.load(tmp_path / "a.json")
+
+
+def test_what_cannot_be_read_or_written_is_said(model, tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        Relevance.load(tmp_path / "none.json")
+    with pytest.raises(InputError, match="cannot be written"):
+        attribute(model, PROMPT).save(tmp_path / "none" / "a.json")
+
+
+# --- tables --------------------------------------------------------------------------------------------
+
+
+def test_tables_of_a_relevance_are_its_rankings(model):
+    found = attribute(model, PROMPT)
+    frame = found.to_frame(7, position="all")
+    assert [tuple(row) for row in frame[["neuron", "position", "relevance"]].itertuples(index=False)] == [
+        (str(row.neuron), row.position, row.relevance) for row in found.top(7, position="all")
+    ]
+    tokens = found.tokens_frame()
+    assert tokens.relevance.tolist() == found.tokens.tolist()
+    assert tuple(tokens.token) == found.token_strings
+    assert tuple(tokens.position[tokens.sink]) == found.sinks
+
+
+def test_arrow_is_the_frame_with_where_it_came_from(model, store, tmp_path):
+    graph = circuit(model, PROMPT, versus=OTHER, nodes=8)
+    results = report.Results({"model": model.made_with["model"]}, {"a": ""}, [], {}, [{"methods": {"x": {"a": 1.5}}}])
+    for result in (attribute(model, PROMPT), graph, describe(store, Neuron(1, "ffn", 3)), results):
+        place = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(result.to_arrow(), place)
+        table = pyarrow.parquet.read_table(place)
+        pandas.testing.assert_frame_equal(table.to_pandas(), result.to_frame(), check_dtype=False)
+        assert json.loads(table.schema.metadata[b"icebear"])["model"]["fingerprint"] == model.fingerprint
+
+
+def test_nodes_of_a_circuit_as_a_table(model):
+    graph = circuit(model, PROMPT, versus=OTHER, nodes=8)
+    frame = graph.nodes_frame()
+    assert frame.score.tolist() == [node.score for node in graph.nodes]
+    assert frame.groupby("group").score.sum().to_dict() == pytest.approx(
+        {group.name: group.score for group in graph.groups}
+    )
+
+
+def test_an_evaluation_as_a_table(tmp_path):
+    samples = [{"methods": {"attnlrp": {"a": 1.0, "curve": [1]}, "random": {"a": 0.5, "curve": [2]}}}] * 2
+    settings = {"evaluation": "made", "model": {"name": "letters"}, "methods": {"attnlrp": "", "random": ""}}
+    report.write(tmp_path, samples, {"a": "more is better"}, settings, {})
+    assert json.loads((tmp_path / "results.json").read_text())["icebear_evaluation"] == report.FORMAT
+    frame = report.load(tmp_path).to_frame()
+    assert frame.to_dict("list") == {
+        "sample": [0, 0, 1, 1],
+        "method": ["attnlrp", "random"] * 2,
+        "a": [1.0, 0.5] * 2,
+    }
+    (tmp_path / "results.json").write_text('{"icebear_evaluation": 2}')
+    with pytest.raises(InputError, match="version 1"):
+        report.load(tmp_path)
+
+
+# --- Datasette -----------------------------------------------------------------------------------------
+
+
+def test_datasette_opens_an_index(model, store):
+    """Its tables, its views by readable ids, its full-text search: through Datasette's own pages."""
+
+    async def asked(*paths):
+        site = Datasette([str(store.path)])
+        try:
+            return [(await site.client.get(path)) for path in paths]
+        finally:
+            for database in site.databases.values():
+                database.close()
+
+    neuron = Neuron(1, "ffn", 3)
+    views = f"/wiki/example_texts.json?_shape=array&name={neuron}&sign=%2B&_sort=rank"
+    words = "/wiki/sentences.json?_shape=array&_search=camel"
+    home, names, examples, found, page = asyncio.run(
+        asked("/wiki.json", f"/wiki/neuron_names.json?_shape=array&name={neuron}", views, words, "/wiki/labels")
+    )
+    assert {table["name"] for table in home.json()["tables"]} >= {"neurons", "examples", "sentences", "concepts"}
+    assert names.json()[0]["mean"] == pytest.approx(store.statistics(neuron).mean)
+    kept = store.examples(neuron, "+")
+    assert [row["text"] for row in examples.json()] == [example.sentence.text for example in kept]
+    assert [row["activation"] for row in examples.json()] == [example.value for example in kept]
+    assert found.json()
+    assert all("camel" in row["text"].lower() for row in found.json())
+    assert "the &lt;b&gt;north" in page.text
