@@ -1,4 +1,4 @@
-"""The verb that draws how neurons make an answer together: circuit."""
+"""The verbs that draw how neurons make an answer together: circuit, story."""
 
 from __future__ import annotations
 
@@ -127,4 +127,47 @@ def _checked(graph: Graph) -> dict[str, Any]:
     }
 
 
-VERBS = (circuit,)
+@click.command()
+@click.argument("prompt", required=False)
+@options("--target", "--contrast")
+@options("--versus", show_default="auto")
+@options(*CHAT)
+@options("--nodes")
+@options("--html", required=True)
+@options("--store", "--json", *MODEL)
+def story(
+    prompt: str | None,
+    target: str | None,
+    contrast: str | None,
+    versus: tuple[str, ...],
+    nodes: int,
+    html: str,
+    store_path: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """One page of how the answer to PROMPT comes about, to read and to mail: words, neurons, circuit, controls.
+
+    What is said of neurons has beside it what as many others do. With a store there are cards as well.
+
+    \b
+    Example:
+      icebear story "The ice bear lives in the" --versus "The wild camel lives in the" --html story.html
+    """
+    from app.story import story as run
+
+    asked = conversation(prompt, given)
+    if asked is None:
+        raise click.UsageError("Give either a PROMPT or --messages.")
+    if len(versus) > 1:
+        raise click.UsageError("A story compares with one other prompt; give --versus once.")
+    need("circuits")
+    model = load(**given)
+    with store_if_any(store_path, model) as store, bar("edges", 1) as move:
+        found = run(model, asked, likewise(asked, *(versus or ["auto"])), target, contrast, nodes, store, move)
+    write_page(html, found.to_html())
+    if as_json:
+        print_json(found.to_dict())
+
+
+VERBS = (circuit, story)
