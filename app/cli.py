@@ -36,7 +36,7 @@ def main() -> None:
     log_to_stderr()
 
 
-LOOK, MACHINE = (machine.demo, machine.models), (machine.app, machine.doctor)
+LOOK, MACHINE = (machine.demo, machine.models), (machine.app, machine.mcp, machine.doctor)
 for verb in (
     *LOOK,
     *explain.VERBS,

@@ -120,7 +120,7 @@ def command(words, folder, hours):
         assert name == "python3" or name.endswith("/pip"), f"{name} is nothing that pages should run"
     elif hours:
         read(main, rest)
-    elif rest[0] != "app":  # it does not end; tests/test_browser.py starts it
+    elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_agents.py start them
         if rest[0] == "index":
             for path in (folder / "wiki.db", *folder.glob("wiki.db.*.faiss")):
                 Path(path.name.replace("wiki", "icebear", 1)).symlink_to(path)

@@ -1,14 +1,16 @@
-"""The verbs around the machine: demo, models, app, doctor."""
+"""The verbs around the machine: demo, models, app, mcp, doctor."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from app.options import FILE, MODEL, load, options, print_json, stdout, store_if_any
+from app.options import FILE, FOLDER, MODEL, load, options, print_json, stdout, store_if_any
 from icebear.extras import need
 
 
@@ -78,6 +80,28 @@ def app(port: int, store_path: str, model_name: str, **given: Any) -> None:
 def _as_text(value: Any) -> str:
     """For a variable of the environment: nothing is empty, a flag is 0 or 1."""
     return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@click.command()
+@click.option("--folder", type=FOLDER, help="Where an agent may read and write files.  [default: nowhere]")
+@options("--store", *MODEL)
+def mcp(folder: str | None, store_path: str, model_name: str, **given: Any) -> None:
+    """Serve an agent over stdio (MCP): predict, attribute, rank, circuit, steer, flip, ..., each with its control.
+
+    It uses no network: fetch the model before, by any other verb. In an agent's settings the command is icebear mcp.
+
+    \b
+    Example:
+      icebear mcp --model smollm2-135m --folder results
+    """
+    need("mcp")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # before they are imported
+    if folder and not Path(folder).is_dir():
+        raise click.UsageError(f"There is no folder {folder}; make it.")
+    from app.agents.server import server
+    from app.agents.session import Session
+
+    server(Session(model_name, given, store_path, Path(folder) if folder else None)).run("stdio")
 
 
 @click.command()

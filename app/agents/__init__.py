@@ -1,0 +1,1 @@
+"""An MCP server: what the command line has, as tools of an agent."""

@@ -1,0 +1,79 @@
+"""What edits do to an answer beside what the same edits do to other neurons: the control of a causal claim."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from concepts.chance import DRAWS, BesideChance, explained
+from concepts.models.model import Model
+from concepts.models.plan import Token
+from concepts.models.prompts import PromptLike
+from icebear.edits import Edit
+from icebear.errors import InputError
+from icebear.records import Neuron
+from steering.apply import Statistic, steer
+
+
+def beside_chance(
+    model: Model,
+    prompt: PromptLike,
+    edits: Iterable[Edit],
+    target: Token | None = None,
+    contrast: Token | None = None,
+    statistic: Statistic | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BesideChance:
+    """The logit of the target (less the contrast's) where the next token is predicted, without edits, with them, and
+    with the same edits of as many neurons drawn from the others of the same layers and sites.
+
+    target: the most probable token without edits, unless told otherwise.
+    Raises `InputError` where a layer has too few others.
+    """
+    wanted = [edit.in_raw_units(statistic) if statistic else edit for edit in edits]
+    ids = [None if token is None else model.answer_id(token, behind=prompt) for token in (target, contrast)]
+    wanted_id = model.predict(prompt, 1)[0].id if ids[0] is None else ids[0]
+
+    def number(some: list[Edit]) -> float:
+        with steer(model, some):
+            logits = model.next_logits(prompt).float()
+        return (logits[wanted_id] - (0.0 if ids[1] is None else logits[ids[1]])).item()
+
+    found = []
+    for done, others in enumerate(elsewhere(model, wanted, draws, seed)):
+        on_progress(done, draws)
+        found.append(number(others))
+    logits = model.next_logits(prompt)
+    names = [None if id is None else model.token_score(logits, id) for id in (wanted_id, ids[1])]
+    count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
+    return BesideChance(
+        f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
+        "the same edits of as many other neurons of the same layers",
+        explained(*names),
+        number([]),
+        number(wanted),
+        tuple(found),
+    )
+
+
+def elsewhere(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
+    """The same edits of other neurons of the same layers and sites, drawn so often. Raises `InputError`."""
+    generator = random.Random(seed)
+    return [_elsewhere(model, edits, generator) for _ in range(draws)]
+
+
+def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:
+    """The same edits of other neurons."""
+    taken = dict.fromkeys(model.check(edit.neuron) for edit in edits)
+    moved: dict[Neuron, Neuron] = {}  # one that has several edits moves as a whole
+    for neuron in taken.copy():
+        free = [replace(neuron, index=index) for index in range(model.width(neuron.site))]
+        free = [other for other in free if other not in taken]
+        if not free:
+            raise InputError(f"Layer {neuron.layer} has no other neurons of {neuron.site} to compare with; edit fewer.")
+        moved[neuron] = generator.choice(free)
+        taken[moved[neuron]] = None
+    return [replace(edit, neuron=moved[edit.neuron]) for edit in edits]

@@ -1,0 +1,451 @@
+"""The MCP server, used by the SDK's own client: in memory with a small model, over stdio as an agent uses it."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from conftest import ICE_BEAR
+from mcp import Client, StdioServerParameters
+
+from actmax import build_index
+from app.agents import answers
+from app.agents.server import server
+from app.agents.session import KEPT, Session
+from concepts import attribute, circuit
+from concepts.chance import BesideChance, removing
+from db import open_store
+from icebear.edits import parse_edits
+from icebear.errors import InputError
+from steering.controls import beside_chance, elsewhere
+
+PROMPT, OTHER = "ice bear", "big cats"
+CAMEL = "The wild camel lives in the"
+TOOLS = {
+    "predict": "prompt chat k max_new_tokens",
+    "attribute": "prompt target contrast versus chat k",
+    "rank": "prompt target contrast versus site chat k",
+    "circuit": "prompt versus target contrast chat nodes",
+    "neuron": "neuron k",
+    "search": "text k",
+    "steer": "prompt edits target contrast chat max_new_tokens",
+    "flip": "prompt to like chat max_neurons",
+    "concept_find": "name with_texts without_texts most",
+    "concept_measure": "concept text",
+    "concept_turn": "concept prompt kl away chat max_new_tokens",
+    "more": "handle part start count",
+    "save": "handle file",
+}
+"""Frozen: agents' prompts name them."""
+
+
+def asked(session, *calls, **options):
+    """The results of calls, one after the other, of one client in memory."""
+
+    async def run():
+        async with Client(server(session), **options) as client:
+            return [await client.call_tool(name, given) for name, given in calls]
+
+    return anyio.run(run)
+
+
+def told(session, name, /, **given):
+    """What a tool answers."""
+    (found,) = asked(session, (name, given))
+    assert not found.is_error, found.content
+    assert json.loads(found.content[0].text) == found.structured_content
+    return found.structured_content
+
+
+def refused(session, name, /, **given):
+    """The sentence of an error."""
+    (found,) = asked(session, (name, given))
+    assert found.is_error
+    assert "Traceback" not in found.content[0].text
+    return found.content[0].text
+
+
+@pytest.fixture
+def session(model, tmp_path):
+    (tmp_path / "results").mkdir()
+    found = Session("letters", store_path=str(tmp_path / "none.db"), folder=tmp_path / "results")
+    found.model = model
+    return found
+
+
+@pytest.fixture
+def indexed(session, corpus, tmp_path):
+    session.store_path = str(tmp_path / "wiki.db")
+    with open_store(session.store_path) as store:
+        build_index(session.model, corpus, store, k=4)
+    return session
+
+
+def test_tools_have_names_types_and_descriptions(session):
+    async def listed():
+        async with Client(server(session)) as client:
+            return (await client.list_tools()).tools
+
+    found = {tool.name: tool for tool in anyio.run(listed)}
+    assert {name: " ".join(tool.input_schema["properties"]) for name, tool in found.items()} == TOOLS
+    for name, tool in found.items():
+        assert len(tool.description) > 30
+        assert tool.output_schema["properties"]
+        assert tool.annotations.read_only_hint is (name != "save")
+        assert all({"type", "anyOf", "enum"} & set(one) for one in tool.input_schema["properties"].values())
+
+
+# --- controls ------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_beyond_chance_if_one_draw_of_twenty_at_most_is_as_large():
+    told = partial(BesideChance, "an edit", "others", "The logit", 1.0)
+    large = told(3.0, (1.5,) * 20)
+    assert (large.change, large.largest, large.as_large, large.beyond) == (2.0, 0.5, 0, True)
+    assert str(large).endswith("more than chance (p 0.05).")
+    one = told(3.0, (*[1.5] * 19, -1.0))
+    assert (one.as_large, one.p, one.beyond) == (1, 2 / 21, False)
+    assert "NOT more than chance (p 0.10), so this is no evidence" in str(one)
+    few = told(3.0, (1.5,) * 3)
+    assert (few.p, few.beyond) == (0.25, False)
+    assert "too few to rule out chance" in str(few)
+    assert not told(3.0, ()).beyond
+
+
+def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
+    edits = parse_edits(["L1.ffn.3*0", "L1.ffn.3+2@last", "L1.ffn.4=1", "L0.head.2*0"])
+    for drawn in elsewhere(model, edits, 30):
+        assert [(e.op, e.value, e.where, e.neuron.layer, e.neuron.site) for e in drawn] == [
+            (e.op, e.value, e.where, e.neuron.layer, e.neuron.site) for e in edits
+        ]
+        assert drawn[0].neuron == drawn[1].neuron != drawn[2].neuron
+        assert not {e.neuron for e in drawn} & {e.neuron for e in edits}
+    assert len({drawn[0].neuron for drawn in elsewhere(model, edits, 200)}) == 18  # of 20, all but two
+    with pytest.raises(InputError, match="no other neurons of head"):
+        elsewhere(model, parse_edits([f"L0.head.{head}*0" for head in range(3)]), 1)
+
+
+def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
+    edits = parse_edits(["L2.ffn.3=4", "L1.ffn.5*0"])
+    found = beside_chance(model, PROMPT, edits, "z", "q", draws=3)
+
+    def number(some):
+        from steering import steer
+
+        with steer(model, some):
+            logits = model.next_logits(PROMPT)
+        return (logits[model.answer_id("z")] - logits[model.answer_id("q")]).item()
+
+    assert found.before == pytest.approx(number([]))
+    assert found.after == pytest.approx(number(edits))
+    assert found.drawn == pytest.approx([number(some) for some in elsewhere(model, edits, 3)])
+
+
+def test_the_control_of_tokens_removes_others(model):
+    relevance = attribute(model, PROMPT, contrast="z", sites=())
+    found = removing(model, PROMPT, relevance, k=1)
+    free = [place for place in range(len(PROMPT)) if place not in relevance.sinks]
+    assert len(found.drawn) == len(free) - 1
+    occluded = attribute(model, PROMPT, relevance.target.id, "z", method="occlusion", sites=())
+    best = max(free, key=lambda place: relevance.tokens[place])
+    assert found.before - found.after == pytest.approx(occluded.tokens[best].item(), abs=1e-5)
+    others = [found.before - number for number in found.drawn]
+    assert others == pytest.approx([occluded.tokens[place].item() for place in free if place != best], abs=1e-5)
+    many = removing(model, PROMPT * 3, attribute(model, PROMPT * 3, sites=()), k=3)
+    assert len(many.drawn) == 20
+
+
+# --- each tool, as the library says it -------------------------------------------------------------------
+
+
+def test_what_and_why(session, model):
+    found = told(session, "predict", prompt=PROMPT, k=3, max_new_tokens=4)
+    assert [one["text"] for one in found["next"]] == [token.text for token in model.predict(PROMPT, 3)]
+    assert found["continuation"] == model.generate(PROMPT, 4)
+    found = told(session, "attribute", prompt=PROMPT, contrast="z", versus=OTHER, k=3)
+    relevance = attribute(model, PROMPT, contrast="z", versus=OTHER)
+    largest = sorted(relevance.tokens.tolist(), key=abs, reverse=True)[:3]
+    assert [row["relevance"] for row in found["tokens"]] == pytest.approx(largest, rel=1e-4)
+    assert {"verdict", "beyond_chance", "p"} <= set(found["control"])
+    more = told(session, "more", handle=found["handle"], part="tokens", start=6)
+    assert (more["total"], len(more["rows"])) == (8, 2)
+
+
+@pytest.mark.parametrize("site", ["ffn", "attn", "head"])
+@pytest.mark.parametrize("versus", [None, OTHER])
+def test_which_neurons_with_their_controls(session, model, site, versus):
+    found = told(session, "rank", prompt=PROMPT, contrast="z", versus=versus, site=site, k=2)
+    sites = ("attn",) if site == "head" else (site,)
+    relevance = attribute(model, PROMPT, contrast="z", versus=versus, sites=sites)
+    best = relevance.top(2, site, position="all" if versus else "last")
+    assert [row["neuron"] for row in found["neurons"]] == [str(row.neuron) for row in best]
+    assert found["control"]["draws"] == 20
+    assert bool(found["exchange"]) is (versus is not None and site != "attn")
+    for row in found["exchange"]:
+        assert {"left", "left_without_random_others", "left_without_most_changed"} <= set(row)
+
+
+def test_how_together(session, model):
+    found = told(session, "circuit", prompt=PROMPT, versus=OTHER, contrast="z", nodes=8)
+    graph = circuit(model, PROMPT, versus=OTHER, contrast="z", nodes=8)
+    assert [row["left"] for row in found["groups"]] == pytest.approx(
+        [graph.without(group).share for group in graph.groups[:8]], rel=1e-3, abs=1e-4
+    )
+    more = told(session, "more", handle=found["handle"], part="edges", count=1)
+    assert (more["total"], more["rows"][0]["source"]) == (len(graph.edges), graph.edges[0].source.id)
+    saved = told(session, "save", handle=found["handle"], file="why.html")
+    assert (session.folder / "why.html").stat().st_size == saved["bytes"]
+
+
+def test_what_it_means(session, indexed):
+    plain = told(session, "neuron", neuron="L1.ffn.3")
+    assert plain["promotes"]
+    found = told(indexed, "neuron", neuron="L1.ffn.3", k=2)
+    assert [row["polarity"] for row in found["examples"]] == ["+", "+", "-", "-"]
+    assert found["meaning"][0].startswith("+: not labelled yet")
+    assert told(indexed, "search", text="camel", k=2)["note"].startswith("Found by likeness")
+
+
+def test_what_edits_do(session, model):
+    found = told(session, "steer", prompt=PROMPT, edits=["L2.ffn.3=9"], target="z", max_new_tokens=3)
+    assert found["plain"] == model.generate(PROMPT, 3)
+    assert found["control"]["change"] == pytest.approx(
+        beside_chance(model, PROMPT, parse_edits(["L2.ffn.3=9"]), "z").change, rel=1e-4
+    )
+    assert found["kl"] > 0
+    assert "neutral places" in found["price"]
+    there = "camel bed"
+    to = model.predict(there, 1)[0].text
+    found = told(session, "flip", prompt=PROMPT, to=to, like=there, max_neurons=40)
+    assert found["steered"].startswith(to)
+    assert found["control"]["draws"] == 20
+    told(session, "save", handle=found["handle"], file="z.json")
+    assert "icebear_recipe" in (session.folder / "z.json").read_text()
+
+
+def test_concepts(session, generator):
+    words = [["ice", "snow", "cold"], ["sand", "sun", "hot"]]
+    texts = [[" ".join(generator.choices(some, k=6)) for _ in range(20)] for some in words]
+    found = told(session, "concept_find", name="cold", with_texts=texts[0], without_texts=texts[1], most=3)
+    assert found["auroc"] > 0.5
+    measured = told(session, "concept_measure", concept=found["handle"], text="ice snow cold")
+    assert measured["value"] > told(session, "concept_measure", concept=found["handle"], text="hot sand sun")["value"]
+    turned = told(session, "concept_turn", concept=found["handle"], prompt="ice ", kl=0.1, max_new_tokens=4)
+    assert len(turned["measured_random"]) == 5
+    assert "same edits of other neurons" in turned["verdict"]
+    told(session, "save", handle=found["handle"], file="cold.json")
+    again = told(session, "concept_measure", concept="cold.json", text="ice snow cold")
+    assert again == measured
+
+
+def test_numbers_are_short_and_old_results_go(session):
+    assert answers.short(answers.Next("x", 0.123456789, 1e-9)) == answers.Next("x", 0.12346, 1e-9)
+    for _ in range(KEPT + 5):
+        last = session.keep("tokens", None, {})
+    assert len(session.results) == KEPT
+    assert last == "tokens-69"
+
+
+# --- hostile -------------------------------------------------------------------------------------------
+
+
+HOSTILE = {
+    "no prompt": ("predict", {"prompt": ""}),
+    "a prompt that is too long": ("predict", {"prompt": "x" * 20_001}),
+    "a prompt longer than the context": ("predict", {"prompt": "x" * 100, "max_new_tokens": 100}),
+    "a prompt that is an object": ("predict", {"prompt": {"text": "x"}}),
+    "too many rows": ("predict", {"prompt": PROMPT, "k": 10**9}),
+    "a site that is none": ("rank", {"prompt": PROMPT, "site": "../x"}),
+    "an edit that is code": ("steer", {"prompt": PROMPT, "edits": ["__import__('os').system('touch x')"]}),
+    "no edits": ("steer", {"prompt": PROMPT, "edits": []}),
+    "an edit without end": ("steer", {"prompt": PROMPT, "edits": ["L1.ffn.1=inf"]}),
+    "a neuron of nowhere": ("neuron", {"neuron": "L1.ffn.1'; DROP TABLE neurons"}),
+    "another prompt of another length": ("circuit", {"prompt": PROMPT, "versus": "x", "contrast": "z"}),
+    "a handle of nobody": ("more", {"handle": "../../etc/passwd", "part": "tokens"}),
+    "a concept outside": ("concept_measure", {"concept": "../../c.json", "text": "ice"}),
+    "a concept anywhere": ("concept_measure", {"concept": "/etc/passwd.json", "text": "ice"}),
+    "an index that is not there": ("search", {"text": "' OR 1=1 --"}),
+    "few texts": ("concept_find", {"name": "x", "with_texts": ["a"], "without_texts": ["b"]}),
+    "a tool that is none": ("shell", {"command": "ls"}),
+    "an argument too much is": ("more", {"handle": "x"}),
+}
+
+
+@pytest.mark.parametrize(("name", "given"), HOSTILE.values(), ids=HOSTILE)
+def test_what_is_hostile_gets_an_error_and_does_nothing(session, tmp_path, monkeypatch, name, given):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert refused(session, name, **given)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not session.results
+    assert not session.lock.locked()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../a.html",
+        "/tmp/a.html",
+        "a.py",
+        "a",
+        "",
+        "link/a.html",
+        "link.html",
+        "a\0.html",
+        "there.html",
+        "none/a.html",
+        "x" * 190 + ".html" * 2,
+    ],
+)
+def test_files_stay_in_the_folder_and_are_new(session, tmp_path, file):
+    (session.folder / "there.html").write_text("mine")
+    (session.folder / "link").symlink_to(tmp_path)
+    (session.folder / "link.html").symlink_to(tmp_path / "a.html")
+    handle = told(session, "attribute", prompt=PROMPT)["handle"]
+    if "x" * 190 in file:
+        file = "x" * 250 + ".html"
+    assert refused(session, "save", handle=handle, file=file)
+    assert (session.folder / "there.html").read_text() == "mine"
+    assert sorted(path.name for path in session.folder.iterdir()) == ["link", "link.html", "there.html"]
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_without_a_folder_there_are_no_files(session):
+    handle = told(session, "attribute", prompt=PROMPT)["handle"]
+    session.folder = None
+    assert "--folder" in refused(session, "save", handle=handle, file="a.html")
+    assert "--folder" in refused(session, "concept_measure", concept="a.json", text="ice")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not JSON"),
+        ("[" * 10_000, "not JSON"),
+        ('{"icebear_concept": 1, "parts": [{"neuron": "L1.ffn.3"}]}', "bad part"),
+        ('{"icebear_recipe": 1}', "not an icebear concept"),
+    ],
+)
+def test_hostile_json_in_the_folder_is_refused(session, text, says):
+    (session.folder / "a.json").write_text(text)
+    assert says in refused(session, "concept_measure", concept="a.json", text="ice")
+
+
+def test_a_crash_tells_the_agent_nothing_of_the_machine(session, monkeypatch):
+    monkeypatch.setattr(type(session.model), "predict", lambda *_: 1 / 0)
+    assert refused(session, "predict", prompt=PROMPT) == "Error executing tool predict"
+    assert not session.lock.locked()
+
+
+# --- as an agent has it: the command, over stdio -------------------------------------------------------
+
+
+def over_stdio(run, *words, **environment):
+    """An async function of a client that has started `icebear mcp`."""
+    root = Path(__file__).parent.parent
+    told = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
+    command = [sys.executable, "-c", "from icebear.command import main; main()", "mcp", *words]
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=told)
+
+    async def connected():
+        async with Client(parameters, read_timeout_seconds=300) as client:
+            return await run(client)
+
+    return anyio.run(connected)
+
+
+@pytest.mark.real
+def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(folder, tmp_path):
+    """Why, which neurons, are they causal, what else breaks; one claim is of a neuron drawn at random."""
+
+    async def investigate(client):
+        async def call(name, **given):
+            found = await client.call_tool(name, given)
+            assert not found.is_error, found.content
+            return found.structured_content
+
+        asked = {"prompt": ICE_BEAR, "contrast": " desert"}
+        said = await call("predict", prompt=ICE_BEAR)
+        why = await call("attribute", **asked, versus=CAMEL)
+        which = await call("rank", **asked, versus=CAMEL, k=8)
+        neurons = list(dict.fromkeys(row["neuron"] for row in which["neurons"]))
+        means = await call("neuron", neuron="L29.ffn.860", k=1)
+        claim = await call("steer", **asked, edits=[f"{name}*0@last" for name in neurons], max_new_tokens=8)
+        # A large edit of any neuron moves the answer: alone this looks like a cause.
+        false = await call("steer", **asked, edits=["L12.ffn.77=-20"], max_new_tokens=8)
+        turned = await call("flip", prompt=ICE_BEAR, to=" desert", like=CAMEL)
+        page = await call("save", handle=which["handle"], file="why.html")
+        return said, why, which, means, claim, false, turned, page
+
+    words = ["--folder", str(tmp_path), "--store", str(folder / "wiki.db")]
+    said, why, which, means, claim, false, turned, page = over_stdio(investigate, *words)
+    assert said["next"][0]["text"] == " Arctic"
+    assert {row["text"] for row in why["tokens"][:2]} == {" ice", " bear"}
+    largest = which["exchange"][-1]
+    assert largest["left"] < 0.1 < 0.9 < largest["left_without_random_others"]
+    assert means["examples"]
+    assert claim["control"]["beyond_chance"]
+    assert "more than chance (p 0.05)" in claim["control"]["verdict"]
+    # The false claim passes for an agent that looks at the change only; the answer says what it is worth.
+    assert abs(false["control"]["change"]) > 2
+    assert not false["control"]["beyond_chance"]
+    assert "NOT more than chance" in false["control"]["verdict"]
+    assert "no evidence" in false["control"]["verdict"]
+    assert turned["steered"].startswith(" desert")
+    assert turned["control"]["beyond_chance"]
+    assert turned["kl"] < false["kl"]  # what else breaks
+    assert (tmp_path / "why.html").stat().st_size == page["bytes"]
+
+
+@pytest.mark.real
+def test_long_work_tells_how_far_it_is_and_can_be_cancelled():
+    """The next call does not wait for what was cancelled."""
+
+    async def cancelled(client):
+        seen, started = [], anyio.Event()
+
+        async def progress(done, total, message):
+            seen.append(done)
+            started.set()
+
+        await client.call_tool("predict", {"prompt": ICE_BEAR})  # loads the model
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+
+                async def stop():
+                    await started.wait()
+                    scope.cancel()
+
+                group.start_soon(stop)
+                given = {"prompt": ICE_BEAR, "versus": CAMEL, "nodes": 200}
+                await client.call_tool("circuit", given, progress_callback=progress)
+        with anyio.fail_after(60):
+            after = await client.call_tool("predict", {"prompt": ICE_BEAR})
+        return scope.cancelled_caught, seen, after.structured_content
+
+    caught, seen, after = over_stdio(cancelled)
+    assert caught
+    assert seen == sorted(seen)
+    assert after["next"][0]["text"] == " Arctic"
+
+
+def test_without_the_model_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path):
+    async def ask(client):
+        return [await client.call_tool("predict", {"prompt": "x"})]
+
+    for name in ("smollm2-135m", "someone/some-model"):
+        (found,) = over_stdio(ask, "--model", name, ICEBEAR_CACHE=str(tmp_path), HF_HOME=str(tmp_path / "hub"))
+        assert found.is_error
+        assert f"icebear doctor --model {name}" in found.content[0].text
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".whl")]
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path):
+    words = ["-c", "from icebear.command import main; main()", "mcp", "--folder", str(tmp_path / "none")]
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=root)
+    assert (done.returncode, "There is no folder" in done.stderr) == (2, True)
