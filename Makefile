@@ -27,6 +27,7 @@ pictures: install
 docs: install
 	$(BIN)/python docs/api.py
 	$(BIN)/python docs/imports.py
+	$(BIN)/python docs/notebooks.py
 	$(BIN)/zensical build --clean --strict
 
 lint: install

@@ -52,17 +52,23 @@ def visible(token: str) -> str:
 
 
 def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> str:
-    """Tokens on their relevance's colour, the value on hover; sinks are dotted, a chat's template is grey."""
+    """Tokens on their relevance's colour, the value on hover and, after a click, beside them; sinks are dotted, a
+    chat's template is grey."""
     spans = []
     for place, (token, value, share) in enumerate(zip(tokens, values, shares(values, set(template)), strict=True)):
         sink = ";outline:1px dotted #888" if place in sinks else ""
         what = " (template)" if place in template else " (sink)" if place in sinks else ""
         look = "color:#888" if place in template else style(share)
         spans.append(
-            f'<span title="{escape(f"{place}: {value:+.4f}{what}")}" style="{look}{sink};'
+            f'<span tabindex="-1" title="{escape(f"{place}: {value:+.4f}{what}")}" style="{look}{sink};'
             f'padding:.15em 0;white-space:pre-wrap">{escape(visible(token))}</span>'
         )
-    return f'<div style="line-height:2;font-family:ui-monospace,monospace">{"".join(spans)}</div>'
+    tokens = "".join(spans)
+    return f'<div class="tokens" style="line-height:2;font-family:ui-monospace,monospace">{CLICKED}{tokens}</div>'
+
+
+CLICKED = '<style>.tokens span:focus::after{content:" "attr(title)" ";font-size:.8em;opacity:.8}</style>'
+"""A token that has the focus says its number: no script, which a notebook may not trust."""
 
 
 def relevance_fragment(relevance: Relevance, k: int = 10) -> str:

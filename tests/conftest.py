@@ -15,6 +15,7 @@ import tokenizers
 import torch
 from hypothesis import settings
 from rich.console import Console
+from serving import CHROMIUM, browser
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
@@ -151,6 +152,14 @@ def shared(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     home = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return lambda name, make: ensure(home / "shared" / name, make, what=name, room=0)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    with browser() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import json
 from urllib.parse import quote
 
 import pytest
-from serving import CHROMIUM, browser, open_view, serving, settled
+from serving import open_view, serving, settled
 
 from actmax import annotate, build_index, read_corpus
 from app.demo import CONTRAST, OTHER, PROMPT
@@ -12,8 +12,6 @@ from app.recipes import EXAMPLE_RECIPE
 from concepts import Neuron, circuit
 from db import open_store
 from steering import Recipe
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
 TALK = [
     {"role": "user", "content": "What is the capital of France? " + "wide" * 30},
@@ -36,12 +34,6 @@ VIEWS = (
 CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, button, h4, label, .card, .heat, .row)')]
     .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display != 'inline')
     .filter(e => !e.closest('[data-testid=stDataFrame]')).map(e => e.outerHTML.slice(0, 200))"""
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

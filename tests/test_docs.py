@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import nbformat
 import pytest
 from click.testing import CliRunner
 
@@ -256,12 +257,17 @@ def test_the_site_is_built(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     for name in ("README.md", "zensical.toml"):
         shutil.copy(ROOT / name, tmp_path)
+    for notebook in (tmp_path / "docs" / "notebooks").glob("*.ipynb"):  # not run here; test_notebooks.py does
+        if not notebook.with_suffix(".md").exists():
+            notebook.with_suffix(".md").write_text(script("notebooks").page(nbformat.read(notebook, as_version=4)))
     done = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for page in PAGES[1:]:
         assert f'"{page.name}"' in config, f"{page.name} is in no nav"
+    for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        assert f'"notebooks/{notebook.stem}.md"' in config, f"{notebook.name} is in no nav"
         name = "index.html" if page.stem == "index" else f"{page.stem}/index.html"
         built = (tmp_path / "site" / name).read_text()
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://(?!zensical)', built)

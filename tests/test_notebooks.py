@@ -1,0 +1,103 @@
+"""Every notebook runs from a clean checkout, keeps what it claims, and its page answers to clicks."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+spec = importlib.util.spec_from_file_location("docs_notebooks", ROOT / "docs" / "notebooks.py")
+notebooks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(notebooks)
+
+by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@by_name
+def test_a_notebook_is_kept_without_outputs_and_ends_with_its_claim(path):
+    cells = nbformat.read(path, as_version=4).cells
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert cells[0].source.startswith("# ")
+    assert "find_spec" in code[0].source
+    assert "%pip install --quiet -e ../.." in code[0].source
+    assert sum("%pip" in cell.source for cell in code) == 1
+    assert cells[-1].source.splitlines()[-1].startswith("assert ")
+    assert sum(cell.cell_type == "markdown" for cell in cells) >= len(code) - 1
+
+
+@pytest.fixture(scope="session")
+def pages(shared):
+    """`pages(path)` is a notebook's page, of one run."""
+
+    def of(path):
+        def make(folder):
+            (folder / "page.md").write_text(notebooks.page(notebooks.executed(path)))
+
+        return shared(f"notebook-{path.stem}", make) / "page.md"
+
+    return of
+
+
+@pytest.mark.real
+@by_name
+def test_a_notebook_runs_and_its_page_is_written(path, pages):
+    """The page is what `make docs` includes."""
+    text = pages(path).read_text()
+    (FOLDER / f"{path.stem}.md").write_text(text)
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert cell.source.splitlines()[0].replace(".ipynb)", ".md)") in text
+    assert "Traceback" not in text
+
+
+def test_a_notebook_whose_claim_is_false_fails(tmp_path):
+    """nbclient's own law, and that we use it so."""
+    from nbclient.exceptions import CellExecutionError
+
+    path = tmp_path / "false.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("assert 1 > 2")]), path)
+    with pytest.raises(CellExecutionError):
+        notebooks.write(path)
+    assert not path.with_suffix(".md").exists()
+
+
+@pytest.mark.real
+def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
+    """In a real browser, from the site as it is built; nothing is fetched from elsewhere."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("README.md", "zensical.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for path in NOTEBOOKS:
+        (tmp_path / "docs" / "notebooks" / f"{path.stem}.md").write_text(pages(path).read_text())
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, check=True)
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    errors = []
+    page.on("pageerror", lambda error: errors.append(error))
+
+    page.goto((tmp_path / "site" / "notebooks" / "why" / "index.html").as_uri())
+    token = page.locator(".tokens span", has_text="bear").first
+    said = "getComputedStyle(document.activeElement, '::after').content"
+    token.click()
+    assert page.evaluate("document.activeElement.textContent").strip() == "bear"
+    assert page.evaluate(said).strip('" ').startswith("2: +")
+
+    page.goto((tmp_path / "site" / "notebooks" / "circuit" / "index.html").as_uri())
+    card = page.locator(".circuit .card")
+    assert card.inner_text() == ""
+    node = page.locator(".circuit .node[data-id*='ffn']").first
+    node.click()
+    assert node.get_attribute("aria-pressed") == "true"
+    assert node.get_attribute("data-id").split("@")[0] in card.inner_text()
+    assert "writes" in card.inner_text()
+    assert page.locator(".circuit .edge.lit").count() > 0
+    page.locator(".circuit .group").first.click()
+    assert "score" in card.inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not errors
