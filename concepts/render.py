@@ -63,8 +63,8 @@ def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), t
             f'<span tabindex="-1" title="{escape(f"{place}: {value:+.4f}{what}")}" style="{look}{sink};'
             f'padding:.15em 0;white-space:pre-wrap">{escape(visible(token))}</span>'
         )
-    tokens = "".join(spans)
-    return f'<div class="tokens" style="line-height:2;font-family:ui-monospace,monospace">{CLICKED}{tokens}</div>'
+    look = "line-height:2;font-family:ui-monospace,monospace"
+    return f'<div class="tokens" style="{look}">{CLICKED}{"".join(spans)}</div>'
 
 
 CLICKED = '<style>.tokens span:focus::after{content:" "attr(title)" ";font-size:.8em;opacity:.8}</style>'

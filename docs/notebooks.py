@@ -42,8 +42,9 @@ def _shown(output: Any) -> str:
         return f"```text\n{output.text.rstrip()}\n```" if output.name == "stdout" else ""
     data = output.get("data", {})
     if "text/html" in data:
+        html = data["text/html"].replace(' border="1" class="dataframe"', "")  # pandas', which the site's look excepts
         # A blank line would end the block of HTML for Markdown.
-        return "<div>" + "\n".join(line for line in data["text/html"].splitlines() if line.strip()) + "</div>"
+        return "<div>" + "\n".join(line for line in html.splitlines() if line.strip()) + "</div>"
     return f"```text\n{data['text/plain']}\n```" if "text/plain" in data else ""
 
 

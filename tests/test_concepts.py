@@ -205,8 +205,15 @@ def test_weights_scale_measures_and_no_neurons_measure_zero(model, found):
 
 
 def test_a_page_escapes_what_it_shows(model, found):
-    page = Concept.of(model, "<script>", {}).measure(model, texts(1, True)[0]).to_html()
+    hostile = Concept.of(model, "<script>", {})
+    page = hostile.measure(model, texts(1, True)[0]).to_html()
     assert "<script>" not in page.split("</title>")[1]
+    assert "<script>" not in hostile._repr_html_()
+    assert "not measured on other texts" in hostile.about
+    shown = found._repr_html_()
+    assert f"AUROC {found.provenance['auroc']:.2f}" in shown
+    assert all(str(part.neuron) in shown for part in found.parts)
+    assert found.to_frame().weight.tolist() == [part.weight for part in found.parts]
 
 
 # --- turning --------------------------------------------------------------------------------------------

@@ -213,8 +213,16 @@ class Concept(Tabled):
         return pandas.DataFrame([part.to_dict() for part in self.parts])
 
     def _repr_html_(self) -> str:
-        table = self.to_frame().to_html(index=False, float_format="{:+.3f}".format, border=0)
-        return f"<p><b>{escape(self.name)}</b>: {escape(self.about)}</p>{table}"
+        heads = "".join(f"<th>{name}</th>" for name in ("neuron", "weight", "mean", "std", "furthest"))
+        rows = "".join(
+            f"<tr><td><code>{part.neuron} {part.polarity}</code></td><td>{part.weight:.3f}</td>"
+            f"<td>{part.mean:+.3f}</td><td>{part.std:.3f}</td><td>{part.furthest:+.2f}</td></tr>"
+            for part in self.parts
+        )
+        return (
+            f"<p><b>{escape(self.name)}</b>: {escape(self.about)}</p><table><thead><tr>{heads}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
