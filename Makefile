@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo app pictures docs check test random lint
+.PHONY: install demo app pictures docs check test random lint dist
 
 install: .venv/installed
 
@@ -29,6 +29,12 @@ docs: install
 	$(BIN)/python docs/imports.py
 	$(BIN)/python docs/notebooks.py
 	$(BIN)/zensical build --clean --strict
+
+# The files of a release, in dist/, looked at as the package index does.
+dist: install
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ from icebear.public import public
 
 if TYPE_CHECKING:
     from actmax.annotation import annotate as annotate
+    from actmax.card import Card as Card
     from actmax.card import describe as describe
     from actmax.corpus import read_corpus as read_corpus
     from actmax.engines import on_ray as on_ray
@@ -17,7 +18,7 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "actmax.annotation": "annotate",
-        "actmax.card": "describe",
+        "actmax.card": "Card describe",
         "actmax.corpus": "read_corpus",
         "actmax.engines": "on_ray",
         "actmax.index": "build_index",

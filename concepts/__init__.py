@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from concepts.answers.units import units as units
     from concepts.attribution import attribute as attribute
     from concepts.circuits.circuit import circuit as circuit
+    from concepts.circuits.graph import Graph as Graph
     from concepts.lrp.method import ATTNLRP as ATTNLRP
     from concepts.lrp.method import CP_LRP as CP_LRP
     from concepts.lrp.method import DIFFERENCE as DIFFERENCE
@@ -40,6 +41,7 @@ __all__, __getattr__, __dir__ = public(
         "concepts.answers.units": "units",
         "concepts.attribution": "attribute",
         "concepts.circuits.circuit": "circuit",
+        "concepts.circuits.graph": "Graph",
         "concepts.lrp.method": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon Gamma ZPlus",
         "concepts.models.answer": "Answer",
         "concepts.models.chat": "Chat",

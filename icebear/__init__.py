@@ -13,6 +13,7 @@ from icebear.public import public
 from icebear.rooms import intruders
 
 if TYPE_CHECKING:
+    from actmax import Card as Card
     from actmax import annotate as annotate
     from actmax import build_index as build_index
     from actmax import describe as describe
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from concepts import Difference as Difference
     from concepts import Epsilon as Epsilon
     from concepts import Gamma as Gamma
+    from concepts import Graph as Graph
     from concepts import Model as Model
     from concepts import Neuron as Neuron
     from concepts import Relevance as Relevance
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from steering import Edit as Edit
     from steering import Recipe as Recipe
     from steering import apply_patch as apply_patch
+    from steering import beside_chance as beside_chance
     from steering import find_concept as find_concept
     from steering import flip as flip
     from steering import steer as steer
@@ -56,11 +59,11 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
-        "actmax": "annotate build_index describe read_corpus",
-        "concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta Answer AttnLRP Chat Difference Epsilon Gamma "
+        "actmax": "Card annotate build_index describe read_corpus",
+        "concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta Answer AttnLRP Chat Difference Epsilon Gamma Graph "
         "Model Neuron Relevance ZPlus ablation attribute circuit load_model matrix origins project units",
         "db": "IcebearError Ranked Store open_store",
-        "steering": "Concept Edit Recipe apply_patch find_concept flip steer",
+        "steering": "Concept Edit Recipe apply_patch beside_chance find_concept flip steer",
     },
 )
 

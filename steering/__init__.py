@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from icebear.edits import Edit as Edit
     from icebear.recipe import Recipe as Recipe
     from steering.apply import steer as steer
+    from steering.controls import beside_chance as beside_chance
     from steering.flipping import flip as flip
     from steering.latent.concept import Concept as Concept
     from steering.latent.finding import find_concept as find_concept
@@ -19,6 +20,7 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "steering.apply": "steer",
+        "steering.controls": "beside_chance",
         "icebear.edits": "Edit",
         "steering.flipping": "flip",
         "steering.latent.concept": "Concept",
