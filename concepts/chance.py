@@ -86,14 +86,14 @@ def explained(target: TokenScore | None, contrast: TokenScore | None) -> str:
 
 def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0) -> BesideChance:
     """The k tokens of a text with the largest relevance removed (their embeddings are zero), or k others, drawn but for
-    sinks and what a chat's template wrote; all choices where there are few. Of one token's logit, in a causal model.
-    Raises `InputError`."""
+    sinks and what a chat's template wrote; all choices where there are few. Measured is the logit of one answer. Raises
+    `InputError`."""
     apart = {*relevance.sinks, *relevance.template}
     free = [place for place in range(len(relevance.tokens)) if place not in apart]
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())
     first, rest = order[:k], sorted(order[k:])
-    if relevance.target is None or model.task.name != "causal":
-        raise InputError("Tokens are removed where one next token is explained; explain one.")
+    if relevance.target is None or relevance.image:
+        raise InputError("Tokens of a text are removed where one answer is explained; explain one.")
     found = plan(model, [prompt], relevance.target.id, relevance.contrast.id if relevance.contrast else None)
     masks = torch.zeros(2, len(relevance.tokens), dtype=torch.bool)
     masks[1, first] = True

@@ -16,6 +16,7 @@ from app.sidebyside import compare
 from app.terminal import explanation, side_by_side
 from app.web import charts
 from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
+from concepts.chance import removing
 from concepts.models.plan import plan
 from concepts.passes.sites import visiting
 from concepts.selftest import selftest
@@ -80,6 +81,20 @@ def logits(model, *prompts):
         if model.task.name == "seq2seq":
             batch = plan(model, [*prompts]).batch
         return model.net(**model.inputs(batch)).logits
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_control_of_tokens_removes_them_in_every_model_that_reads_text(name):
+    model = make(name)
+    with Double():
+        found = attribute(model, prompt(model), sites=())
+        told = removing(model, prompt(model), found, k=1)
+        occluded = attribute(model, prompt(model), found.target.id, method="occlusion", sites=()).tokens
+    free = [place for place in range(len(occluded)) if place not in found.sinks]
+    first = max(free, key=lambda place: found.tokens[place])
+    assert told.before - told.after == pytest.approx(occluded[first].item(), abs=1e-5)
+    others = [told.before - number for number in told.drawn]
+    assert others == pytest.approx([occluded[place].item() for place in free if place != first], abs=1e-5)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

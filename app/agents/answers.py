@@ -117,7 +117,7 @@ class RankedNeurons:
     compared: str
     neurons: list[NeuronRow]
     control: Control
-    """These neurons switched off (set to 0) where the next token is predicted, beside as many others."""
+    """These neurons switched off (set to 0), each at its token, beside as many others."""
     exchange: list[Exchange]
     """Of a comparison with another prompt: these and longer lists exchanged; what makes the difference between both."""
     handle: str

@@ -16,9 +16,10 @@ from actmax.labels.telling import title
 from app.agents import answers
 from app.agents.answers import ROWS, Control, Exchange, Next, TokenRow
 from app.agents.session import Session
+from app.options import likewise
 from app.sidebyside import compare
 from concepts.attribution import attribute
-from concepts.chance import explained, removing
+from concepts.chance import DRAWS, explained, removing
 from concepts.circuits.circuit import circuit
 from concepts.circuits.drawing import summary
 from concepts.models.chat import Chat
@@ -51,7 +52,7 @@ Length = Annotated[int, Field(ge=1, le=200, description="How many tokens are wri
 Name = Annotated[str, Field(max_length=200)]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
 Report = Callable[..., None]
-DRAWS = 5
+TEXTS = 5
 """Of texts that edits elsewhere give."""
 LISTS = (100, 1000)
 """How many (neuron, token) pairs are exchanged as well."""
@@ -77,16 +78,17 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def reporting(ctx: Context) -> Report:
-    """Tells the client how far it is, and ends the work where the client has cancelled it."""
-    most = 0.0
+def reporting(ctx: Context, before: int = 0, whole: int | None = None) -> Report:
+    """Tells the client how far it is, and ends the work where the client has cancelled it. before, whole: of work that
+    has several parts the steps before this one, and of all."""
+    most = before
 
-    def report(done: int, total: int | None = None, note: str = "") -> None:
+    def report(done: int, total: int | None = None) -> None:
         nonlocal most
         anyio.from_thread.check_cancelled()
-        if done > most:
-            most = done
-            anyio.from_thread.run(ctx.report_progress, done, total, note or None)
+        if before + done > most:
+            most = before + done
+            anyio.from_thread.run(ctx.report_progress, most, whole or total)
 
     return report
 
@@ -112,7 +114,8 @@ class Tools:
     ) -> answers.Predicted:
         """What the model says next: the most probable tokens, and its greedy continuation."""
         model, asked = self.session.model, _asked(prompt, chat)
-        text = model.generate(asked, max_new_tokens, on_token=reporting(ctx)) if model.generates else ""
+        report = reporting(ctx, whole=max_new_tokens)
+        text = model.generate(asked, max_new_tokens, on_token=report) if model.generates else ""
         return answers.Predicted([Next.of(token) for token in model.predict(asked, k)], text)
 
     @tool
@@ -162,7 +165,7 @@ class Tools:
         found = attribute(model, asked, target, contrast, versus=_likewise(asked, versus), sites=sites)
         every = found.top(200, site, position="all" if versus else "last")
         rows = self._neurons(found, every)
-        edits = [Edit(neuron, "scale", 0.0, where="last") for neuron in dict.fromkeys(r.neuron for r in every[:k])]
+        edits = [Edit(row.neuron, "scale", 0.0, where=f"position:{row.position}") for row in every[:k]]
         target_id, contrast_id = (token.id if token else None for token in (found.target, found.contrast))
         control = beside_chance(model, asked, edits, target_id, contrast_id, on_progress=reporting(ctx))
         exchanged = versus and site != "attn"
@@ -297,12 +300,12 @@ class Tools:
         """What the model says with edited neurons (set, scaled, added to), beside what it says without. The control
         makes the same edits of other neurons of the same layers; the price is what changes in unrelated texts."""
         model, asked, wanted = self.session.model, _asked(prompt, chat), parse_edits(edits)
-        report = reporting(ctx)
+        whole = DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.statistic if store else None
             raw = [edit.in_raw_units(statistic) if statistic else edit for edit in wanted]
-        control = beside_chance(model, asked, raw, target, contrast, on_progress=report)
-        found = compare(model, asked, raw, max_new_tokens, on_token=report)
+        control = beside_chance(model, asked, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
+        found = compare(model, asked, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
         plain, steered = found["plain"], found["steered"]
         kl = self.session.neutral.divergence(raw)
         return answers.Steered(
@@ -327,13 +330,15 @@ class Tools:
     ) -> answers.Flipped:
         """The few neurons, set to other values, that make another token (or phrase) come next, and what that costs.
         The control sets other neurons of the same layers to the same values. Up to a minute."""
-        model, asked, report = self.session.model, _asked(prompt, chat), reporting(ctx)
+        model, asked, whole = self.session.model, _asked(prompt, chat), max_neurons + DRAWS
+        report = reporting(ctx, 0, whole)
         with self.session.store() as store:
             recipe = flip(model, asked, to, _likewise(asked, like), max_neurons, store=store, on_progress=report)
         cost = price(model, recipe)
         edits = list(recipe)
-        token = model.continuation(to, asked)[0]
-        control = beside_chance(model, asked, edits, token, model.predict(asked, 1)[0].id if edits else None)
+        wanted, now = model.continuation(to, asked)[0], model.predict(asked, 1)[0].id
+        rather = now if now != wanted else None  # of a phrase that begins as what comes now
+        control = beside_chance(model, asked, edits, wanted, rather, on_progress=reporting(ctx, max_neurons, whole))
         found = compare(model, asked, recipe, 20, on_token=lambda done: anyio.from_thread.check_cancelled())
         told = [str(edit) for edit in edits]
         return answers.Flipped(
@@ -393,19 +398,19 @@ class Tools:
         recipe = found.recipe(model, kl=kl, away=away, neutral=self.session.neutral)
 
         def written(edits: Sequence[Edit], number: int) -> str:
-            report(number, DRAWS + 2, "writing")
+            report(number, TEXTS + 2)
             with steer(model, edits):
                 return model.generate(asked, max_new_tokens, on_token=lambda _: anyio.from_thread.check_cancelled())
 
         edits = list(recipe)
-        others = elsewhere(model, edits, DRAWS)
+        others = elsewhere(model, edits, TEXTS)
         texts = [written(some, number) for number, some in enumerate([[], edits, *others], 1)]
         plain, steered, *drawn = (found.measure(model, prompt + text).value for text in texts)
         as_much = sum(abs(value - plain) >= abs(steered - plain) for value in drawn)
         verdict = (
             f"{found.name} goes from {plain:+.2f} to {steered:+.2f} standard deviations; with the same edits of other "
             f"neurons it goes to {', '.join(f'{value:+.2f}' for value in drawn)}: "
-            + (f"NOT more than chance ({as_much} of {DRAWS} as far)." if as_much else f"further than all {DRAWS}.")
+            + (f"NOT more than chance ({as_much} of {TEXTS} as far)." if as_much else f"further than all {TEXTS}.")
         )
         cost = recipe.provenance["kl"]
         told = [str(edit) for edit in edits]
@@ -462,8 +467,6 @@ def _asked(prompt: str, chat: bool) -> PromptLike:
 
 
 def _likewise(asked: PromptLike, other: str | None) -> Any:
-    from app.options import likewise
-
     return None if other is None else likewise(asked, other)
 
 
