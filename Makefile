@@ -30,11 +30,12 @@ docs: install
 	$(BIN)/python docs/notebooks.py
 	$(BIN)/zensical build --clean --strict
 
-# The files of a release, in dist/, looked at as the package index does.
+# The files of a release, in dist/, looked at as the package index does, and used where nothing else is.
 dist: install
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
+	$(BIN)/pytest -m release
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -43,10 +44,10 @@ lint: install
 
 # Processes of one thread each do more on the same cores than one process with all threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
-SLOW := real or network or browser
+SLOW := (real or network or browser) and not release
 
 check: lint
-	$(PYTEST) -m "not ($(SLOW))"
+	$(PYTEST) -m "not (real or network or browser or release)"
 
 test: check
 	$(PYTEST) -m "$(SLOW)"

@@ -58,11 +58,11 @@ def card_fragment(card: Card) -> str:
         parts.append(f'<p class="dim">{RELMAX}</p>')
     for polarity, examples in card.examples.items():
         parts.append(
-            f"<h3>{HEADINGS[card.by]} {polarity}</h3>{meaning(card, polarity)}"
-            f"<p class='dim'>class: {card.kind[polarity]}</p>{''.join(map(example_row, examples))}"
+            f"<h3>{HEADINGS[card.by]} {escape(polarity)}</h3>{meaning(card, polarity)}"
+            f"<p class='dim'>class: {escape(card.kind[polarity])}</p>{''.join(map(example_row, examples))}"
         )
     for by, hits in card.nearest.items():
-        names = ", ".join(f"<code>{hit}</code> ({hit.score:.2f})" for hit in hits)
+        names = ", ".join(f"<code>{escape(str(hit))}</code> ({hit.score:.2f})" for hit in hits)
         parts.append(f'<p class="dim">{NEAREST[by]}: {names}</p>')
     parts.append(f'<p class="dim">{escape(said(card.made_with))}</p>')
     return f'<div class="card">{"".join(parts)}</div>'

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from actmax.card import Card, describe
 from actmax.page import STYLE, card_fragment, vocabulary
 from concepts.attribution import attribute
+from concepts.chance import BesideChance, removing
 from concepts.circuits.circuit import circuit
 from concepts.circuits.drawing import fragment
 from concepts.circuits.graph import Graph
@@ -36,6 +37,8 @@ class Story:
 
     alone: Relevance
     """Compared with nothing."""
+    removed: BesideChance
+    """The two words that speak most for the answer, in the comparison, removed; or others."""
     graph: Graph
     neurons: tuple[Ranked, ...]
     projections: dict[Neuron, Projection]
@@ -55,6 +58,7 @@ class Story:
         return {
             "alone": self.alone.to_dict(0),
             "compared": self.compared.to_dict(0),
+            "removed": str(self.removed),
             "ranking": [
                 {**ranked_dict(row), "promotes": self.projections[row.neuron].words(row.polarity)}
                 for row in self.neurons
@@ -96,6 +100,7 @@ def story(
     different = list(dict.fromkeys(row.neuron for row in neurons))
     return Story(
         attribute(model, prompt, *asked, sites=()),
+        removing(model, prompt, compared),
         graph,
         tuple(neurons),
         dict(zip(different, project_many(model, different, WORDS), strict=True)),
@@ -147,6 +152,7 @@ def _tokens(told: Story) -> str:
         parts.append(f'<p class="dim">{escape(relevance.meaning())}</p>{drawn}')
         parts.append(f'<p class="dim">{escape(relevance.account())}</p>')
     about = "Red words spoke for the answer, blue ones against it; point at one for its number."
+    parts.append(f"<p>{escape(str(told.removed))}</p>")
     return _section("Which words carried it?", about, "".join(parts))
 
 

@@ -58,9 +58,10 @@ class BesideChance:
         return (1 + self.as_large) / (1 + len(self.drawn))
 
     @property
-    def beyond(self) -> bool:
-        """Whether chance changes it as much in at most one case of twenty."""
-        return self.p <= 0.05
+    def beyond(self) -> bool | None:
+        """Whether chance changes it as much in at most one case of twenty; None where no draw does, but they are too
+        few to say."""
+        return None if self.p > 0.05 and not self.as_large else self.p <= 0.05
 
     def __str__(self) -> str:
         told = f"{self.number} goes from {self.before:+.3f} to {self.after:+.3f} ({self.change:+.3f}) with {self.what}"
@@ -85,9 +86,9 @@ def explained(target: TokenScore | None, contrast: TokenScore | None) -> str:
 
 
 def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0) -> BesideChance:
-    """The k tokens of a text with the largest relevance removed (their embeddings are zero), or k others, drawn but for
-    sinks and what a chat's template wrote; all choices where there are few. Measured is the logit of one answer. Raises
-    `InputError`."""
+    """The k tokens of a text that speak most for the answer removed (their embeddings are zero), or k others, drawn but
+    for sinks and what a chat's template wrote; all choices where there are few. Measured is the logit of one answer.
+    Raises `InputError`."""
     apart = {*relevance.sinks, *relevance.template}
     free = [place for place in range(len(relevance.tokens)) if place not in apart]
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())

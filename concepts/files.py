@@ -51,7 +51,7 @@ def load(kind: type[Record], path: str | Path, model: Model | None = None) -> Re
         raise InputError(f"{path} is not what icebear saves: it lacks {name!r}: {FORMAT}.")
     try:
         return decoded(found, kind, model)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError, RuntimeError) as error:
         raise InputError(f"{path} has a part that is not as icebear saves it ({error}); save it again.") from None
 
 

@@ -74,14 +74,17 @@ CLICKED = '<style>.tokens span:focus::after{content:" "attr(title)" ";font-size:
 def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
     """The heatmap, what is explained, conservation and the top k neurons, for a notebook."""
     against = f" against {escape(repr(relevance.contrast_text))}" if relevance.contrast_text else ""
+    every = relevance.versus and (relevance.largest or len(relevance.recorded) == len(relevance.tokens))
+    k = min(k, relevance.largest.k) if relevance.largest else k
     rows = "".join(
-        f"<tr><td><code>{ranked.neuron}</code></td><td>{ranked.activation:+.3f}</td>"
+        f"<tr><td><code>{escape(str(ranked.neuron))}</code></td>"
+        f"<td>{escape(repr(relevance.token_strings[ranked.position]))}</td><td>{ranked.activation:+.3f}</td>"
         f"<td>{ranked.relevance:+.4f}</td></tr>"
-        for ranked in (relevance.top(k) if relevance.sites else [])
+        for ranked in (relevance.top(k, position="all" if every else "last") if relevance.sites else [])
     )
     predictions = ", ".join(f"{escape(repr(token.text))} {token.number}" for token in relevance.predictions[:5])
     table = (
-        "<table><thead><tr><th>neuron</th><th>activation</th><th>relevance</th></tr></thead>"
+        "<table><thead><tr><th>neuron</th><th>token</th><th>activation</th><th>relevance</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>"
         if rows
         else ""

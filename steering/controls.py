@@ -11,9 +11,11 @@ from concepts.models.model import Model
 from concepts.models.plan import Token
 from concepts.models.prompts import PromptLike
 from icebear.edits import Edit
-from icebear.errors import InputError
 from icebear.records import Neuron
 from steering.apply import Statistic, steer
+
+TRIES = 20
+"""For each draw, to find one that was not drawn yet."""
 
 
 def beside_chance(
@@ -31,7 +33,6 @@ def beside_chance(
     with the same edits of as many neurons drawn from the others of the same layers and sites.
 
     target: the most probable token without edits, unless told otherwise.
-    Raises `InputError` where a layer has too few others.
     """
     wanted = [edit.in_raw_units(statistic) if statistic else edit for edit in edits]
     ids = [None if token is None else model.answer_id(token, behind=prompt) for token in (target, contrast)]
@@ -60,20 +61,27 @@ def beside_chance(
 
 
 def elsewhere(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
-    """The same edits of other neurons of the same layers and sites, drawn so often. Raises `InputError`."""
+    """The same edits of other neurons of the same layers and sites, drawn so often, each draw another one; fewer where
+    there are few others (heads), none where there are not enough."""
     generator = random.Random(seed)
-    return [_elsewhere(model, edits, generator) for _ in range(draws)]
+    found: dict[frozenset[str], list[Edit]] = {}
+    for _ in range(TRIES * draws):
+        drawn = _elsewhere(model, edits, generator)
+        found.setdefault(frozenset(map(str, drawn)), drawn)
+        if len(found) == draws or not drawn:
+            break
+    return [drawn for drawn in found.values() if drawn]
 
 
 def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:
-    """The same edits of other neurons."""
+    """The same edits of other neurons; none where there are not enough."""
     taken = dict.fromkeys(model.check(edit.neuron) for edit in edits)
     moved: dict[Neuron, Neuron] = {}  # one that has several edits moves as a whole
     for neuron in taken.copy():
         free = [replace(neuron, index=index) for index in range(model.width(neuron.site))]
         free = [other for other in free if other not in taken]
         if not free:
-            raise InputError(f"Layer {neuron.layer} has no other neurons of {neuron.site} to compare with; edit fewer.")
+            return []
         moved[neuron] = generator.choice(free)
         taken[moved[neuron]] = None
     return [replace(edit, neuron=moved[edit.neuron]) for edit in edits]

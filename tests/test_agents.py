@@ -1,26 +1,30 @@
 """The MCP server, used by the SDK's own client: in memory with a small model, over stdio as an agent uses it."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
-from conftest import ICE_BEAR
+import torch
+from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client, StdioServerParameters
+from test_others import make
 
 from actmax import build_index
-from app.agents import answers
+from app.agents import answers, tools
 from app.agents.server import server
 from app.agents.session import KEPT, Session
 from concepts import attribute, circuit
 from concepts.chance import BesideChance, removing
 from db import open_store
 from icebear.edits import parse_edits
-from icebear.errors import InputError
+from steering import Concept
 from steering.controls import beside_chance, elsewhere
 
 PROMPT, OTHER = "ice bear", "big cats"
@@ -102,7 +106,7 @@ def test_tools_have_names_types_and_descriptions(session):
 # --- controls ------------------------------------------------------------------------------------------
 
 
-def test_a_change_is_beyond_chance_if_one_draw_of_twenty_at_most_is_as_large():
+def test_a_change_is_beyond_chance_if_none_of_twenty_draws_is_as_large():
     told = partial(BesideChance, "an edit", "others", "The logit", 1.0)
     large = told(3.0, (1.5,) * 20)
     assert (large.change, large.largest, large.as_large, large.beyond) == (2.0, 0.5, 0, True)
@@ -111,9 +115,10 @@ def test_a_change_is_beyond_chance_if_one_draw_of_twenty_at_most_is_as_large():
     assert (one.as_large, one.p, one.beyond) == (1, 2 / 21, False)
     assert "NOT more than chance (p 0.10), so this is no evidence" in str(one)
     few = told(3.0, (1.5,) * 3)
-    assert (few.p, few.beyond) == (0.25, False)
+    assert (few.p, few.beyond) == (0.25, None)
     assert "too few to rule out chance" in str(few)
-    assert not told(3.0, ()).beyond
+    assert told(3.0, ()).beyond is None
+    assert told(3.0, (1.5, 9.0)).beyond is False
 
 
 def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
@@ -125,8 +130,9 @@ def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
         assert drawn[0].neuron == drawn[1].neuron != drawn[2].neuron
         assert not {e.neuron for e in drawn} & {e.neuron for e in edits}
     assert len({drawn[0].neuron for drawn in elsewhere(model, edits, 200)}) == 18  # of 20, all but two
-    with pytest.raises(InputError, match="no other neurons of head"):
-        elsewhere(model, parse_edits([f"L0.head.{head}*0" for head in range(3)]), 1)
+    heads = elsewhere(model, parse_edits(["L0.head.2*0"]), 20)
+    assert sorted(drawn[0].neuron.index for drawn in heads) == [0, 1, 3]  # no draw twice
+    assert elsewhere(model, parse_edits([f"L0.head.{head}*0" for head in range(3)]), 1) == []
 
 
 def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
@@ -183,7 +189,7 @@ def test_which_neurons_with_their_controls(session, model, site, versus):
     relevance = attribute(model, PROMPT, contrast="z", versus=versus, sites=sites)
     best = relevance.top(2, site, position="all" if versus else "last")
     assert [row["neuron"] for row in found["neurons"]] == [str(row.neuron) for row in best]
-    assert found["control"]["draws"] == 20
+    assert found["control"]["draws"] == 20 if site != "head" else 0 < found["control"]["draws"] <= 20
     assert bool(found["exchange"]) is (versus is not None and site != "attn")
     for row in found["exchange"]:
         assert {"left", "left_without_random_others", "left_without_most_changed"} <= set(row)
@@ -235,8 +241,11 @@ def test_concepts(session, generator):
     measured = told(session, "concept_measure", concept=found["handle"], text="ice snow cold")
     assert measured["value"] > told(session, "concept_measure", concept=found["handle"], text="hot sand sun")["value"]
     turned = told(session, "concept_turn", concept=found["handle"], prompt="ice ", kl=0.1, max_new_tokens=4)
-    assert len(turned["measured_random"]) == 5
-    assert "same edits of other neurons" in turned["verdict"]
+    assert turned["control"]["draws"] == 20
+    assert turned["as_asked"] is (turned["measured_steered"] > turned["measured_plain"])
+    assert turned["control"]["change"] == pytest.approx(turned["measured_steered"] - turned["measured_plain"], rel=1e-2)
+    nothing = session.keep("concept", Concept.of(session.model, "nothing", {}), {})
+    assert "no neurons to turn" in refused(session, "concept_turn", concept=nothing, prompt="ice ")
     told(session, "save", handle=found["handle"], file="cold.json")
     again = told(session, "concept_measure", concept="cold.json", text="ice snow cold")
     assert again == measured
@@ -246,8 +255,8 @@ def test_numbers_are_short_and_old_results_go(session):
     assert answers.short(answers.Next("x", 0.123456789, 1e-9)) == answers.Next("x", 0.12346, 1e-9)
     for _ in range(KEPT + 5):
         last = session.keep("tokens", None, {})
+    assert list(session.results)[-1] == last == f"tokens-{KEPT + 5}"
     assert len(session.results) == KEPT
-    assert last == "tokens-69"
 
 
 # --- hostile -------------------------------------------------------------------------------------------
@@ -271,7 +280,7 @@ HOSTILE = {
     "an index that is not there": ("search", {"text": "' OR 1=1 --"}),
     "few texts": ("concept_find", {"name": "x", "with_texts": ["a"], "without_texts": ["b"]}),
     "a tool that is none": ("shell", {"command": "ls"}),
-    "an argument too much is": ("more", {"handle": "x"}),
+    "an argument too few": ("more", {"handle": "x"}),
 }
 
 
@@ -279,10 +288,10 @@ HOSTILE = {
 def test_what_is_hostile_gets_an_error_and_does_nothing(session, tmp_path, monkeypatch, name, given):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    assert refused(session, name, **given)
+    assert refused(session, name, **given) != f"Error executing tool {name}"  # which a crash says
     assert sorted(tmp_path.rglob("*")) == before
     assert not session.results
-    assert not session.lock.locked()
+    assert not session.lock.statistics().locked
 
 
 @pytest.mark.parametrize(
@@ -338,7 +347,7 @@ def test_hostile_json_in_the_folder_is_refused(session, text, says):
 def test_a_crash_tells_the_agent_nothing_of_the_machine(session, monkeypatch):
     monkeypatch.setattr(type(session.model), "predict", lambda *_: 1 / 0)
     assert refused(session, "predict", prompt=PROMPT) == "Error executing tool predict"
-    assert not session.lock.locked()
+    assert not session.lock.statistics().locked
 
 
 # --- as an agent has it: the command, over stdio -------------------------------------------------------
@@ -385,6 +394,8 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
     said, why, which, means, claim, false, turned, page = over_stdio(investigate, *words)
     assert said["next"][0]["text"] == " Arctic"
     assert {row["text"] for row in why["tokens"][:2]} == {" ice", " bear"}
+    assert why["control"]["beyond_chance"] is None  # three other pairs of words, which are too few to say
+    assert abs(why["control"]["change"]) > abs(why["control"]["largest_by_chance"])
     largest = which["exchange"][-1]
     assert largest["left"] < 0.1 < 0.9 < largest["left_without_random_others"]
     assert means["examples"]
@@ -401,36 +412,71 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
     assert (tmp_path / "why.html").stat().st_size == page["bytes"]
 
 
-@pytest.mark.real
-def test_long_work_tells_how_far_it_is_and_can_be_cancelled():
-    """The next call does not wait for what was cancelled."""
+def test_an_index_of_another_model_is_passed_over_where_none_is_needed(indexed):
+    indexed.model = random_model(GEMMA3, dtype=torch.float32)
+    indexed.model.tokenizer = Letters()
+    assert told(indexed, "rank", prompt=PROMPT, k=2)["neurons"]
+    assert "is an index of letters" in refused(indexed, "search", text="camel")
 
-    async def cancelled(client):
-        seen, started = [], anyio.Event()
 
-        async def progress(done, total, message):
-            seen.append(done)
-            started.set()
+def test_neurons_of_a_decoder_are_switched_off_where_they_are(session):
+    """Positions count from the decoder's start there."""
+    session.model = make("t5", dtype=torch.float32)
+    found = told(session, "rank", prompt=PROMPT, k=8)
+    assert found["control"]["change"] != 0
 
-        await client.call_tool("predict", {"prompt": ICE_BEAR})  # loads the model
-        with anyio.CancelScope() as scope:
+
+def test_work_of_several_parts_goes_on_counting_to_its_end(session):
+    seen = []
+
+    async def run():
+        async with Client(server(session)) as client:
+
+            async def progress(done, total, message):
+                seen.append((done, total))
+
+            given = {"prompt": PROMPT, "edits": ["L2.ffn.3=9"], "max_new_tokens": 4}
+            await client.call_tool("steer", given, progress_callback=progress)
+
+    anyio.run(run)
+    steps, totals = zip(*seen, strict=True)
+    assert list(steps) == sorted(set(steps))
+    assert (steps[-1], set(totals)) == (28, {28})
+
+
+def test_what_is_cancelled_ends_in_the_server(session, monkeypatch):
+    """Work that would go on for ever, and calls that wait for it, more than there are threads."""
+    ended = []
+
+    def endless(*args, on_progress, **given):
+        try:
+            for step in itertools.count():
+                on_progress(step, None)
+                time.sleep(0.01)
+        finally:
+            ended.append(step)
+
+    monkeypatch.setattr(tools, "circuit", endless)
+
+    async def run():
+        async with Client(server(session)) as client:
+            started = anyio.Event()
+
+            async def progress(done, total, message):
+                started.set()
+
             async with anyio.create_task_group() as group:
+                given = {"prompt": PROMPT, "versus": OTHER}
+                group.start_soon(partial(client.call_tool, "circuit", given, progress_callback=progress))
+                await started.wait()
+                for _ in range(60):
+                    group.start_soon(client.call_tool, "predict", {"prompt": PROMPT})
+                await anyio.sleep(0.1)
+                group.cancel_scope.cancel()
+            return await client.call_tool("predict", {"prompt": PROMPT, "max_new_tokens": 1})
 
-                async def stop():
-                    await started.wait()
-                    scope.cancel()
-
-                group.start_soon(stop)
-                given = {"prompt": ICE_BEAR, "versus": CAMEL, "nodes": 200}
-                await client.call_tool("circuit", given, progress_callback=progress)
-        with anyio.fail_after(60):
-            after = await client.call_tool("predict", {"prompt": ICE_BEAR})
-        return scope.cancelled_caught, seen, after.structured_content
-
-    caught, seen, after = over_stdio(cancelled)
-    assert caught
-    assert seen == sorted(seen)
-    assert after["next"][0]["text"] == " Arctic"
+    assert not anyio.run(run).is_error
+    assert ended
 
 
 def test_without_the_model_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path):

@@ -33,9 +33,11 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     examples = commands(main.commands[verb].help)
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
-    if verb not in ("app", "demo"):  # tests/test_browser.py starts the one, and the other's story is below
+    if verb not in ("app", "mcp", "demo"):  # test_browser.py and test_agents.py start these, and the demo is below
         for example in examples:
             run(*shlex.split(example.replace("--samples 5", "--samples 2"))[1:])
+    if verb == "story":  # a page to mail
+        assert 50_000 < (folder / "story.html").stat().st_size < 2_000_000
 
 
 def test_json_on_every_verb_that_prints_a_result():

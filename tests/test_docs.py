@@ -30,7 +30,8 @@ BLOCK = re.compile(
 )
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 FEW = {"--samples": 1, "--limit": 20, "limit=": 20}
-"""What a block marked `long` does less of. One marked `hours` is of a table that took hours."""
+"""What a block marked `long` does less of. One marked `hours` is of a table that took hours, `elsewhere` of what is run
+by another page or test."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         if block.language == "python":
             said = python(code, names)
         elif block.language == "console":
-            said = "".join(command(words, folder, block.mark == "hours") for words in commands(code))
+            unrun = block.mark in ("hours", "elsewhere")
+            said = "".join(command(words, folder, unrun) for words in commands(code))
         elif block.language == "text" and said and not block.mark:
             assert_said(code, said)
         if long or block.language == "text":
@@ -111,15 +113,15 @@ def python(code, names):
     return output.getvalue()
 
 
-def command(words, folder, hours):
-    """What `icebear` prints; `icebear index` goes on where the folder's index is. For what takes `hours` the command
+def command(words, folder, unrun):
+    """What `icebear` prints; `icebear index` goes on where the folder's index is. Of what is `unrun` the command
     line is only read; of what sets up or builds, which other tests and CI run, it is only seen that it is there."""
     name, *rest = words
     if name == "make":
         subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
     elif name != "icebear":
         assert name == "python3" or name.endswith("/pip"), f"{name} is nothing that pages should run"
-    elif hours:
+    elif unrun:
         read(main, rest)
     elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_agents.py start them
         if rest[0] == "index":

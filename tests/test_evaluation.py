@@ -316,8 +316,8 @@ def test_of_a_question_the_text_alone_may_count(smol):
 
 
 def test_items_together_are_items_one_by_one(smol):
-    methods = listed("attnlrp,pa-lrp,alti-logit,rollout,gxi,smoothgrad,random")
-    items = [*groundtruth.subject_verb(4), *groundtruth.facts(1), groundtruth.Item("The keys", " are", "", (4, 8))]
+    methods = listed("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
+    items = [*groundtruth.subject_verb(3), *groundtruth.facts(1), groundtruth.Item("The keys", " are", "", (4, 8))]
     for item, found in zip(items, groundtruth.samples(smol, items, methods), strict=True):
         (alone,) = groundtruth.samples(smol, [item], methods)
         scores = found.pop("methods", {}), alone.pop("methods", {})

@@ -166,6 +166,10 @@ HOSTILE = {
     "a shape of texts": tensor(shape=["8"]),
     "no bytes": tensor(base64="$$$"),
     "bytes that are a number": tensor(base64=4),
+    "a number without end": change(
+        conserved=dict.fromkeys(("target", "tokens", "positions", "biases", "softmax"), 10**400)
+    ),
+    "a shape of nothing": tensor(shape=[0, 2**62, 8], base64=""),
     "no neuron": change(largest={"k": 1, "ranked": {"ffn": [4]}, "layers": {}, "heads": None}),
 }
 
@@ -179,6 +183,27 @@ def test_a_file_that_is_not_as_saved_is_refused_in_a_sentence(model, tmp_path, s
     place.write_text(json.dumps(told))
     with pytest.raises(InputError, match=r"a\.json .*; save it again|a\.json is not what icebear saves"):
         Relevance.load(place)
+
+
+def test_texts_of_a_file_are_texts_on_its_page(model, store, tmp_path):
+    """Also where names of sites and polarities stand."""
+    place, evil = tmp_path / "a.json", "<img src=x onerror=alert(1)>"
+    attribute(model, PROMPT).save(place)
+    told = json.loads(place.read_text())
+    told["sites"] = {evil: told["sites"]["ffn"]}
+    told["token_strings"] = [evil] * len(told["token_strings"])
+    place.write_text(json.dumps(told))
+    assert "<img" not in Relevance.load(place).to_html()
+    describe(store, Neuron(1, "ffn", 3), model).save(place)
+    told = json.loads(place.read_text())
+    told["examples"] = {evil: told["examples"]["+"]}
+    told["kind"], told["meanings"] = {evil: evil}, {}
+    for hits in told["nearest"].values():
+        for hit in hits:
+            hit["polarity"] = evil
+    told["by"], told["label"] = "activation", evil
+    place.write_text(json.dumps(told))
+    assert "<img" not in Card.load(place).to_html()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"icebear_relevance": NaN}', "[" * 100_000, "\ud800"])
@@ -241,6 +266,9 @@ def test_an_evaluation_as_a_table(tmp_path):
         "method": ["attnlrp", "random"] * 2,
         "a": [1.0, 0.5] * 2,
     }
+    (tmp_path / "results.json").write_text('{"settings": 1, "columns": 2, "notes": 3, "unable": 4, "samples": 5}')
+    with pytest.raises(InputError, match="holds no results"):
+        report.load(tmp_path)
     (tmp_path / "results.json").write_text('{"icebear_evaluation": 2}')
     with pytest.raises(InputError, match="version 1"):
         report.load(tmp_path)

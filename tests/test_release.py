@@ -115,10 +115,10 @@ print(found.top(1)[0].neuron)
 """
 
 
-@pytest.mark.real
+@pytest.mark.release
 @pytest.mark.network
 def test_the_wheel_works_in_an_empty_environment(made, tmp_path):
-    """Installed by pip with what it asks for, and nothing of this checkout."""
+    """Installed by pip with what it asks for, and nothing of this checkout; run by `make dist`, as it takes long."""
     venv.create(tmp_path / "empty", with_pip=True)
     binaries = tmp_path / "empty" / "bin"
     pip = [binaries / "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -1,5 +1,6 @@
 """The page that tells a prompt's story: its numbers are the library's, its texts are texts, it needs nothing else."""
 
+import html
 import json
 import re
 
@@ -32,8 +33,9 @@ def test_its_numbers_are_those_of_the_library(model, told):
 
 
 def test_beside_each_claim_stands_its_control(told):
-    """Of the list, of the edges, and of each group."""
+    """Of the words, of the list, of the edges, and of each group."""
     page = told.to_html()
+    assert html.escape(str(told.removed)) in page
     for one in told.carried:
         assert f"<td>{one.left:.0%}</td><td>{one.matched_left:.0%}</td><td>{one.changed_left:.0%}</td>" in page
     assert f"drawn into the same targets from the same layers {told.faithfulness.matched:.0%}" in page
@@ -48,6 +50,22 @@ def test_the_page_fetches_nothing_and_texts_are_texts(told):
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}
     assert "<b>ice" not in page.replace("<b><u>", "")
     assert "&lt;" in page
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_it_answers_to_clicks_and_fits(told, chromium, tmp_path, width, scheme):
+    (tmp_path / "a.html").write_text(told.to_html())
+    page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((tmp_path / "a.html").as_uri())
+    node = page.locator(".circuit .node[data-id*='ffn']").first
+    node.click()
+    assert node.get_attribute("data-id").split("@")[0] in page.locator(".circuit .card").inner_text()
+    page.locator(f"a[href='#{next(iter(told.projections))}']").first.click()
+    assert page.evaluate("scrollY") > 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert {url.split("#")[0] for url in asked} == {(tmp_path / "a.html").as_uri()}
 
 
 def test_with_a_store_it_has_cards(model, corpus, tmp_path):

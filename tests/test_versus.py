@@ -201,7 +201,7 @@ def test_as_many_prompts_as_to_compare_with(model):
 def test_of_a_chat_words_of_its_messages_are_exchanged(smol):
     """Not those of its template, of which SmolLM2's has a sentence."""
     asked = [
-        {"role": "user", "content": "Name a country in Africa that begins with the letter K"},
+        {"role": "user", "content": "Name a country in Africa"},
         {"role": "assistant", "content": "The answer is"},
     ]
     ids = smol.ids(asked)

@@ -44,8 +44,9 @@ class Control:
     """A change beside the same change made elsewhere, at random. Quote it with any claim."""
 
     verdict: str
-    beyond_chance: bool
-    """False: this is no evidence, whatever else the answer shows."""
+    beyond_chance: bool | None
+    """True: in less than one case of twenty by chance. False: no evidence, whatever else the answer shows. None: more
+    than any of the others, which are too few to say."""
     change: float
     largest_by_chance: float
     draws: int
@@ -58,8 +59,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is left of the difference when (neuron, token) pairs take the other prompt's activations: of the largest, of
-    as many others of the same layers and tokens, of those that change most. 1 is all of it."""
+    """What is left of the difference when (neuron, token) pairs take the other prompt's activations; 1 is all of it.
+    Those of the largest relevance by size, for or against; as many others of the same layers and tokens; those that
+    change most."""
 
     pairs: int
     left: float
@@ -102,7 +104,8 @@ class NeuronRow:
     neuron: str
     position: int
     token: str
-    activation: float
+    activation: float | None
+    """None of a head, which has many."""
     activation_there: float | None
     relevance: float
     promotes: str
@@ -119,14 +122,15 @@ class RankedNeurons:
     control: Control
     """These neurons switched off (set to 0), each at its token, beside as many others."""
     exchange: list[Exchange]
-    """Of a comparison with another prompt: these and longer lists exchanged; what makes the difference between both."""
+    """Of a comparison with another prompt: so many pairs exchanged; what makes the difference between both."""
     handle: str
 
 
 @dataclass(frozen=True)
 class GroupRow:
     name: str
-    neurons: list[str]
+    nodes: list[str]
+    """neuron@position, the first of them; the handle has all."""
     score: float
     left: float
     """Of the difference, when the group takes the other prompt's activations; the control beside it:"""
@@ -233,9 +237,10 @@ class ConceptTurned:
     edits: list[str]
     measured_plain: float
     measured_steered: float
-    measured_random: list[float]
-    """The same measure with the same edits of other neurons of the same layers: the control."""
-    verdict: str
+    control: Control
+    """The same measure of texts with the same edits of other neurons of the same layers."""
+    as_asked: bool
+    """Whether it went up, or with `away` down."""
     price: str
     kl: float
 

@@ -15,7 +15,9 @@ ABOUT = (
     "Begin with predict; ask attribute and rank why, best with versus (another prompt of as many tokens whose answer "
     "differs), then neuron what they mean, and steer or flip whether they are the cause. Relevance and likeness are "
     "no causes. Each causal answer has a control: the same done to others, at random. Where beyond_chance is false, "
-    "or others leave as little, the claim is false: say so. The price of edits is what they change elsewhere."
+    "or others leave as little, the claim is not supported: say so; where it is null there were too few others to say. "
+    "Who tries many neurons finds one by chance: say how many were tried. "
+    "The price of edits is what they change elsewhere."
 )
 LOOKS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from db.store import open_store
 from icebear.cache import cached
-from icebear.errors import IcebearError, InputError, ModelError, StoreError
+from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.paths import local
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from db.store import Store
     from steering.price import Neutral
 
-KEPT = 64
+KEPT = 16
 """Results, the newest."""
 SUFFIXES = (".json", ".html")
 
@@ -45,7 +46,7 @@ class Session:
     how: dict[str, Any] = field(default_factory=dict)
     store_path: str = "icebear.db"
     folder: Path | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
     results: dict[str, Kept] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -64,10 +65,8 @@ class Session:
             raise missing
         try:
             return load_model(name, **self.how)
-        except IcebearError:
-            if name not in PRESETS and not local(name).exists():
-                raise missing from None
-            raise
+        except UnknownName:  # of the hub, and not in its cache
+            raise missing from None
 
     @cached_property
     def neutral(self) -> Neutral:
@@ -78,18 +77,22 @@ class Session:
     @contextmanager
     def store(self, needed: str = "") -> Iterator[Store | None]:
         """The index, if there is one of this model. needed: what for, where it cannot be done without."""
-        if not local(self.store_path).exists():
-            if needed:
-                raise StoreError(
-                    f"{needed} needs an index of texts; ask the user to run: icebear index --limit 300 --store "
-                    f"{self.store_path} --model {self.model_name}"
-                )
-            yield None
-            return
-        with open_store(self.store_path) as store:
-            store.check(self.model.fingerprint, self.model.name)
-            store.fact("finished")
-            yield store
+        with ExitStack() as stack:
+            found = None
+            try:
+                if not local(self.store_path).exists():
+                    raise StoreError(
+                        f"{needed} needs an index of texts; ask the user to run: icebear index --limit 300 --store "
+                        f"{self.store_path} --model {self.model_name}"
+                    )
+                store = stack.enter_context(open_store(self.store_path))
+                store.check(self.model.fingerprint, self.model.name)
+                store.fact("finished")
+                found = store
+            except StoreError:
+                if needed:
+                    raise
+            yield found
 
     # --- results by handle ------------------------------------------------------------------------------
 

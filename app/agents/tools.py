@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
@@ -19,11 +24,12 @@ from app.agents.session import Session
 from app.options import likewise
 from app.sidebyside import compare
 from concepts.attribution import attribute
-from concepts.chance import DRAWS, explained, removing
+from concepts.chance import DRAWS, BesideChance, explained, removing
 from concepts.circuits.circuit import circuit
 from concepts.circuits.drawing import summary
 from concepts.models.chat import Chat
 from concepts.relevance import Relevance
+from concepts.render import page, relevance_fragment
 from concepts.versus.ablation import ablation
 from concepts.vocabulary import project, project_many
 from icebear.edits import Edit, parse_edits
@@ -52,8 +58,6 @@ Length = Annotated[int, Field(ge=1, le=200, description="How many tokens are wri
 Name = Annotated[str, Field(max_length=200)]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
 Report = Callable[..., None]
-TEXTS = 5
-"""Of texts that edits elsewhere give."""
 LISTS = (100, 1000)
 """How many (neuron, token) pairs are exchanged as well."""
 
@@ -61,19 +65,20 @@ LISTS = (100, 1000)
 def tool(run: Callable[..., Any]) -> Callable[..., Any]:
     """One call at a time, its numbers short; what icebear raises on purpose reaches the agent as its sentence."""
 
-    @functools.wraps(run)
-    def called(self: Tools, *args: Any, **given: Any) -> Any:
-        while not self.session.lock.acquire(timeout=0.2):
-            anyio.from_thread.check_cancelled()
+    def work(self: Tools, *args: Any, **given: Any) -> Any:
         try:
-            return answers.short(run(self, *args, **given))
+            with redirect_stdout(sys.stderr):  # stdout is the wire
+                return answers.short(run(self, *args, **given))
         except Exception as error:
             known = error if isinstance(error, IcebearError) else out_of_memory(error)
             if known is None:
                 raise
             raise ToolError(str(known)) from None
-        finally:
-            self.session.lock.release()
+
+    @functools.wraps(run)
+    async def called(self: Tools, *args: Any, **given: Any) -> Any:
+        async with self.session.lock:  # who waits takes no thread
+            return await anyio.to_thread.run_sync(functools.partial(work, self, *args, **given))
 
     return called
 
@@ -130,12 +135,13 @@ class Tools:
         k: Count = ROWS,
     ) -> answers.Attributed:
         """Which tokens of the prompt carried the next token (AttnLRP relevance), or with `versus` what made the
-        difference to another prompt. The control removes the two largest tokens, and others."""
+        difference to another prompt. The control removes the two tokens that speak most for it, and others."""
         model, asked = self.session.model, _asked(prompt, chat)
         found = attribute(model, asked, target, contrast, versus=_likewise(asked, versus), sites=())
         control = removing(model, asked, found)
         rows = _tokens(found)
-        handle = self.session.keep("tokens", found, {"tokens": list(map(vars, rows))}, **_files(found))
+        parts = {"tokens": list(map(vars, rows))}
+        handle = self.session.keep("tokens", None, parts, **_files(found, Control.of(control)))
         shown = sorted(rows, key=lambda row: -abs(row.relevance))[:k]
         return answers.Attributed(
             explained(found.target, found.contrast),
@@ -159,19 +165,20 @@ class Tools:
         k: Count = ROWS,
     ) -> answers.RankedNeurons:
         """Which neurons carried the next token, or with `versus` made the difference to another prompt, with the words
-        that they promote. Relevance alone proves nothing: the control switches these neurons off, and others."""
+        that they promote. Relevance alone proves nothing: the control switches these neurons off, and others, most of
+        which are less active; with `versus` those that change most are a harder one."""
         model, asked = self.session.model, _asked(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
         found = attribute(model, asked, target, contrast, versus=_likewise(asked, versus), sites=sites)
         every = found.top(200, site, position="all" if versus else "last")
         rows = self._neurons(found, every)
-        edits = [Edit(row.neuron, "scale", 0.0, where=f"position:{row.position}") for row in every[:k]]
+        edits = [Edit(row.neuron, "scale", 0.0, where=f"position:{_in_stack(found, row)}") for row in every[:k]]
         target_id, contrast_id = (token.id if token else None for token in (found.target, found.contrast))
         control = beside_chance(model, asked, edits, target_id, contrast_id, on_progress=reporting(ctx))
         exchanged = versus and site != "attn"
         lists = [ablation(model, found, size, site) for size in sorted({k, *LISTS})] if exchanged else []
         parts = {"neurons": list(map(vars, rows)), "tokens": list(map(vars, _tokens(found)))}
-        handle = self.session.keep("neurons", found, parts, **_files(found))
+        handle = self.session.keep("neurons", None, parts, **_files(found, Control.of(control)))
         told = explained(found.target, found.contrast), found.meaning()
         return answers.RankedNeurons(*told, rows[:k], Control.of(control), list(map(Exchange.of, lists)), handle)
 
@@ -187,7 +194,7 @@ class Tools:
                 str(row.neuron),
                 row.position,
                 found.token_strings[row.position],
-                0.0 if row.neuron.site == "head" else row.activation,
+                None if row.neuron.site == "head" else row.activation,
                 row.versus,
                 row.relevance,
                 words[row.neuron].words(row.polarity) if row.neuron in words else "",
@@ -218,13 +225,13 @@ class Tools:
         for group in graph.groups[:ROWS]:
             anyio.from_thread.check_cancelled()
             off = graph.without(group)
-            names = [node.id for node in group.nodes]
+            names = [node.id for node in group.nodes[:ROWS]]
             score, then = group.score, off.predictions[0].text
             rows.append(answers.GroupRow(group.name, names, score, off.share, off.matched, then))
         parts = {
             "nodes": _rows(graph.nodes_frame()),
             "edges": _rows(graph.to_frame()),
-            "groups": [{"name": row.name, "nodes": row.neurons} for row in rows],
+            "groups": [{"name": one.name, "nodes": [node.id for node in one.nodes]} for one in graph.groups],
         }
         handle = self.session.keep("circuit", graph, parts, json=graph.to_json, html=graph.to_html)
         carried = Exchange.of(graph.ablation())
@@ -393,28 +400,36 @@ class Tools:
         max_new_tokens: Length = 20,
     ) -> answers.ConceptTurned:
         """What the model writes with a concept turned up (or away), at a price. The control makes the same edits of
-        other neurons, and measures those texts by the concept."""
+        other neurons, twenty times, and measures those texts by the concept. Half a minute."""
         model, asked, found, report = self.session.model, _asked(prompt, chat), self._concept(concept), reporting(ctx)
+        if not any(part.weight for part in found.parts):
+            raise InputError(f"The concept {found.name!r} has no neurons to turn.")
         recipe = found.recipe(model, kl=kl, away=away, neutral=self.session.neutral)
+        edits = list(recipe)
+        others = elsewhere(model, edits, DRAWS)
 
-        def written(edits: Sequence[Edit], number: int) -> str:
-            report(number, TEXTS + 2)
-            with steer(model, edits):
+        def written(some: Sequence[Edit], number: int) -> str:
+            report(number, len(others) + 2)
+            with steer(model, some):
                 return model.generate(asked, max_new_tokens, on_token=lambda _: anyio.from_thread.check_cancelled())
 
-        edits = list(recipe)
-        others = elsewhere(model, edits, TEXTS)
         texts = [written(some, number) for number, some in enumerate([[], edits, *others], 1)]
         plain, steered, *drawn = (found.measure(model, prompt + text).value for text in texts)
-        as_much = sum(abs(value - plain) >= abs(steered - plain) for value in drawn)
-        verdict = (
-            f"{found.name} goes from {plain:+.2f} to {steered:+.2f} standard deviations; with the same edits of other "
-            f"neurons it goes to {', '.join(f'{value:+.2f}' for value in drawn)}: "
-            + (f"NOT more than chance ({as_much} of {TEXTS} as far)." if as_much else f"further than all {TEXTS}.")
-        )
+        what, instead = f"{found.name} turned", "the same edits of as many other neurons of the same layers"
+        number = f"{found.name} in the text (standard deviations)"
+        control = BesideChance(what, instead, number, plain, steered, tuple(drawn))
         cost = recipe.provenance["kl"]
-        told = [str(edit) for edit in edits]
-        return answers.ConceptTurned(texts[0], texts[1], told, plain, steered, drawn, verdict, self._price(cost), cost)
+        return answers.ConceptTurned(
+            plain=texts[0],
+            steered=texts[1],
+            edits=[str(edit) for edit in edits],
+            measured_plain=plain,
+            measured_steered=steered,
+            control=Control.of(control),
+            as_asked=steered < plain if away else steered > plain,
+            price=self._price(cost),
+            kl=cost,
+        )
 
     def _concept(self, name: str) -> Concept:
         if name in self.session.results:
@@ -486,5 +501,15 @@ def _tokens(found: Relevance) -> list[TokenRow]:
     ]
 
 
-def _files(found: Relevance) -> dict[str, Callable[[], str]]:
-    return {"json": found.to_json, "html": found.to_html}
+def _in_stack(found: Relevance, row: Ranked) -> int:
+    """The position as edits count it: in what the encoder read, or in what the decoder did."""
+    return row.position - found.read if row.position >= found.read else row.position
+
+
+def _files(found: Relevance, control: Control) -> dict[str, Callable[[], str]]:
+    """What is saved has its control in it, too."""
+    said = f"<p>{escape(control.verdict)}</p>"
+    return {
+        "json": lambda: json.dumps({"control": asdict(control), **found.to_dict()}, ensure_ascii=False, indent=1),
+        "html": lambda: page("icebear relevance", relevance_fragment(found, k=30) + said),
+    }

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas
 
+from concepts import files
 from concepts.render import page
 from icebear.errors import InputError
 from icebear.extras import need
@@ -203,7 +204,8 @@ def load(folder: str | Path) -> Results:
         found = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
         if found.get("icebear_evaluation", FORMAT) != FORMAT:  # at first it was not said
             raise ValueError(f"it is not of version {FORMAT}")
-        return Results(**{name: found[name] for name in ("settings", "columns", "notes", "unable", "samples")})
+        parts = ("settings", "columns", "notes", "unable", "samples")
+        return files.decoded({name: found[name] for name in parts}, Results)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{folder} holds no results of icebear evaluate ({error}); check the path.") from None
 

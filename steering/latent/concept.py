@@ -242,7 +242,7 @@ class Concept(Tabled):
             parts = tuple(_part(row) for row in found["parts"])
             model = found["model"]
             told = (found["name"], model["name"], model["fingerprint"])
-        except (KeyError, TypeError, ValueError, InputError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, InputError) as error:
             raise RecipeError(f"The concept has a bad part ({error}); save it again with icebear.") from None
         if not all(isinstance(one, str) for one in told) or not isinstance(found.get("provenance", {}), dict):
             raise RecipeError("The concept's name and model must be texts, its provenance an object.")
