@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -189,7 +191,7 @@ class Neutral:
 
     def __init__(self, model: Model, texts: Sequence[str] = NEUTRAL) -> None:
         self.model, self.places = model, neutral_places(model, texts)
-        self._plain: dict[tuple[int, bool], tuple[list[list[int]], Tensor]] = {}
+        self._plain: dict[tuple[int, bool], Tensor] = {}
 
     def divergence(self, edits: Sequence[Edit]) -> float:
         """Mean KL(plain || edited) in nats: at the last token of each place, and, if edits act on generated tokens, at
@@ -198,21 +200,31 @@ class Neutral:
         anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
         writes, ends = _acting(edits)
         found = []
-        for length, group in groupby(self.places, key=len):
-            rows, plain = self._predicted(list(group), writes)
+        whole = zip(map(len, self.places), self._written if writes else self.places, strict=True)
+        for length, group in groupby(whole, key=itemgetter(0)):
+            rows = [row for _, row in group]
+            plain = self._predicted(rows, length)
             first = 0 if ends else 1
             needed = list(range(length - 1 + first, len(rows[0])))
             edited = _log_probabilities(self.model, anywhere, rows, needed, length)
             found.append((plain[:, first:].exp() * (plain[:, first:] - edited)).sum(-1).flatten())
         return float(torch.cat(found).mean().clamp(min=0))
 
-    def _predicted(self, places: list[list[int]], writes: bool) -> tuple[list[list[int]], Tensor]:
-        """Places of one length, continued if need be, and (B, P, V) from their last token on."""
-        key = len(places[0]), writes
+    @cached_property
+    def _written(self) -> list[list[int]]:
+        """The places with the most probable tokens behind them."""
+        room = self.model.context_length - len(self.places[-1])
+        if room < 1:
+            return self.places
+        behind = self.model.continuations(self.places, min(CONTINUED, room))
+        return [place + own for place, own in zip(self.places, behind, strict=True)]
+
+    def _predicted(self, rows: list[list[int]], length: int) -> Tensor:
+        """(B, P, V) log-probabilities without edits, of places of one length from their last token on."""
+        key = length, len(rows[0]) > length
         if key not in self._plain:
-            rows = _continued(self.model, places) if writes else places
-            needed = list(range(len(places[0]) - 1, len(rows[0])))
-            self._plain[key] = rows, _log_probabilities(self.model, [], rows, needed, None)
+            needed = list(range(length - 1, len(rows[0])))
+            self._plain[key] = _log_probabilities(self.model, [], rows, needed, None)
         return self._plain[key]
 
 
@@ -232,14 +244,6 @@ def _where(edits: Sequence[Edit], places: int) -> str:
     said = f"{' and '.join(parts)} {places} neutral places"
     elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
     return said + (f" ({', '.join(elsewhere)} at the last token, since those have no such place)" if elsewhere else "")
-
-
-def _continued(model: Model, rows: list[list[int]]) -> list[list[int]]:
-    """With the most probable tokens behind them."""
-    for _ in range(min(CONTINUED, model.context_length - len(rows[0]))):
-        next_ = _log_probabilities(model, [], rows, [len(rows[0]) - 1], None)[:, 0].argmax(-1).tolist()
-        rows = [[*row, token] for row, token in zip(rows, next_, strict=True)]
-    return rows
 
 
 @torch.no_grad()

@@ -458,15 +458,15 @@ def test_the_verbs(smol, tmp_path):
 @pytest.mark.real
 def test_evaluate_steering(smol, tmp_path, monkeypatch):
     """A small one: tables for detection and each price, a figure, prices as they were asked for."""
-    small = {"find": 16, "choose": 10, "report": 10}
+    small = {"find": 12, "choose": 8, "report": 8}
     monkeypatch.setattr(latent_topics, "ENOUGH", small)
-    monkeypatch.setattr(latent_topics, "FEWEST", 10)
+    monkeypatch.setattr(latent_topics, "FEWEST", 8)
     monkeypatch.setattr(evaluation, "PRICES", (0.1,))
     monkeypatch.setattr(evaluation, "WAYS", ("means", "w2"))
     monkeypatch.setattr(evaluation, "TURNED", (5,))
     monkeypatch.setattr(evaluation, "METHODS", ("means 5", "w2 5", "residual stream", "random neurons"))
     monkeypatch.setattr(evaluation, "EVERY", 40)
-    monkeypatch.setattr(evaluation, "NEUTRAL", NEUTRAL[:2])
+    monkeypatch.setattr(evaluation, "NEUTRAL", [text[:30] for text in NEUTRAL[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:2])
     monkeypatch.setattr(evaluation, "TOKENS", 5)
     out = str(tmp_path / "out")

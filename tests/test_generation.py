@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_model
+from families import dense, mixtures
 from transformers import GenerationConfig, LlamaConfig
 
 from concepts import Model
@@ -81,6 +82,15 @@ def test_a_temperature_draws_from_the_softmax_and_nothing_else(model, prompt):
         text = model.generate([prompt], 8, temperature=0.7, seed=seed)
         torch.manual_seed(seed)
         assert text == [" ".join(map(str, written(model, prompt, 8, draw)))]
+
+
+@pytest.mark.parametrize("name", [*dense(), *mixtures()])
+def test_continuations_of_any_lengths_are_greedy_and_do_not_end(name):
+    model = Model(random_model({**dense(), **mixtures()}[name], "eager", torch.float32).net, Numbers(), name)
+    rows = [[5, 3], [7, 8, 9, 10, 11], [4, 6, 2]]
+    expected = [written(model, row, 4, greedy) for row in rows]
+    model.net.generation_config.eos_token_id = expected[1][1]
+    assert model.continuations(rows, 4) == expected
 
 
 def test_the_callers_own_options_count(model):

@@ -327,6 +327,12 @@ class Model(Architecture):
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if single and len(texts) == 1 else texts
 
+    def continuations(self, rows: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        """The most probable ids behind each of some token ids, `tokens` of them, also past the end of a text."""
+        batch = self.encode([Prompt(ids=tuple(row)) for row in rows], padding_side="left")
+        output = self._generated(batch, tokens, 0.0, 0, None, {"eos_token_id": None})
+        return output[:, self.task.written(batch) :].tolist()
+
     def answer(
         self,
         prompt: PromptLike,

@@ -52,9 +52,9 @@ def read(
     for text, places in zip(texts, counted, strict=True):
         if not places:
             raise InputError(f"{text[:40]!r} has no token after its first one to be measured at; give whole sentences.")
-    for neuron in neurons:
-        model.check(neuron)
     columns = columns_of(neurons)
+    for own in columns.values():
+        model.check(max((neurons[c] for c in own), key=lambda neuron: neuron.index))
     chosen = {place: torch.tensor([neurons[c].index for c in own]) for place, own in columns.items()}
     means, last = (np.zeros((len(texts), len(neurons)), dtype=np.float32) for _ in range(2))
     low, high = np.full(len(neurons), np.inf), np.full(len(neurons), -np.inf)
