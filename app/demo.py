@@ -16,7 +16,7 @@ from concepts.circuits.drawing import summary
 from concepts.models.loading import load_model
 from concepts.relevance import ranked_dict
 from concepts.versus.ablation import ablation
-from concepts.vocabulary import project_many
+from concepts.vocabulary import projections
 from db.store import open_store
 from icebear.cache import cache_folder
 from icebear.records import Neuron
@@ -50,12 +50,11 @@ def run(console: Console) -> dict[str, Any]:
     console.rule("2. Which neurons made the difference to a camel, and what do they write?")
     paired = attribute(model, PROMPT, contrast=CONTRAST, versus=OTHER)
     found = paired.top(10, "ffn", position="all")
-    projections = project_many(model, [row.neuron for row in found], 8)
-    words = {result.neuron: result for result in projections}
+    words = projections(model, (row.neuron for row in found), 8)
     console.print(ranking(found, paired, words, f"FFN neurons for {paired.target_text!r}, compared with {OTHER!r}"))
     console.print(carried([ablation(model, paired, nodes) for nodes in NODES]))
     # The later the layer, the less stands between a neuron and the vocabulary.
-    console.print(projection(max(projections, key=lambda result: result.neuron.layer)))
+    console.print(projection(max(words.values(), key=lambda result: result.neuron.layer)))
 
     console.rule("3. How do they make it together?")
     graph = circuit(model, PROMPT, contrast=CONTRAST, versus=OTHER)

@@ -189,21 +189,27 @@ def load(model_name: str, **options: Any) -> Model:
 
 
 @contextmanager
+def finished_store(path: str, model: Model) -> Iterator[Store]:
+    """Raises `StoreError` for one that is not of this model, or not done."""
+    from db.store import open_store
+
+    with open_store(path) as store:
+        store.check(model.fingerprint, model.name)
+        store.fact("finished")
+        yield store
+
+
+@contextmanager
 def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
     """The store, for a verb that does without as well: the default one is passed over where it is not there, or is not
     of this model, which is said. Raises `StoreError` for one that was asked for."""
-    from db.store import open_store
-
     source = click.get_current_context().get_parameter_source("store_path")
     wanted = source is not ParameterSource.DEFAULT
     with ExitStack() as stack:
         found = None
         try:
             if wanted or local(path).exists():
-                store = stack.enter_context(open_store(path))
-                store.check(model.fingerprint, model.name)
-                store.fact("finished")
-                found = store
+                found = stack.enter_context(finished_store(path, model))
         except StoreError as error:
             if wanted:
                 raise

@@ -18,7 +18,7 @@ from concepts.circuits.records import Faithfulness, Without
 from concepts.relevance import Relevance, ranked_dict
 from concepts.render import heatmap, page, said
 from concepts.versus.ablation import Ablation, ablation
-from concepts.vocabulary import project_many
+from concepts.vocabulary import projections
 from icebear.records import Neuron, Projection, Ranked, TokenScore
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def story(
         removing(model, prompt, compared),
         graph,
         tuple(neurons),
-        dict(zip(different, project_many(model, different, WORDS), strict=True)),
+        projections(model, different, WORDS),
         tuple(ablation(model, compared, count) for count in CARRIED),
         graph.faithfulness(),
         tuple(graph.without(group) for group in graph.groups[:GROUPS]),

@@ -89,10 +89,10 @@ def why(model: Model, answer: Answer, words: str, rather: str, hops: int) -> Gro
     """Which words and neurons made an answer say so."""
     from concepts.answers.units import units
     from concepts.attribution import attribute
-    from concepts.vocabulary import project_many
+    from concepts.vocabulary import projections
 
     found = attribute(model, answer, contrast=rather or None, span=words, hops=hops, record="last")
     ranked = found.top(8, "ffn")
-    said = {one.neuron: one for one in project_many(model, [row.neuron for row in ranked], 5)}
+    said = projections(model, (row.neuron for row in ranked), 5)
     table = ranking(ranked, found, said, "FFN neurons where it was said")
     return Group(explanation(found, units_table(units(found, "word"))), table)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from concepts.models.model import Model
 from icebear.errors import InputError
-from icebear.paths import local
+from icebear.paths import local, write
 from icebear.records import Neuron
 
 FORMAT = 1
@@ -33,11 +33,7 @@ Record = TypeVar("Record")
 def save(record: Any, path: str | Path) -> None:
     """Write a result to a file. Raises `InputError` where that cannot be written."""
     told = {_kind(type(record)): FORMAT, **encoded(record, type(record))}
-    text = json.dumps(told, ensure_ascii=False, allow_nan=False)
-    try:
-        local(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
+    write(path, json.dumps(told, ensure_ascii=False, allow_nan=False))
 
 
 def load(kind: type[Record], path: str | Path, model: Model | None = None) -> Record:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,12 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
         up, down = (promotions(row, sign, spread is not None) for sign in (+1, -1))
         found.append(Projection(neuron, up, down, spread))
     return found
+
+
+def projections(model: Model, neurons: Iterable[Neuron], k: int = 20) -> dict[Neuron, Projection]:
+    """`project` for those that write to the residual stream, each once."""
+    writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
+    return dict(zip(writers, project_many(model, writers, k), strict=True))
 
 
 def typical(model: Model, layer: int) -> tuple[float, float] | None:

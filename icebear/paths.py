@@ -7,9 +7,19 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from icebear.errors import IcebearError, InputError
+
 
 def local(name: str | Path) -> Path:
     return Path(os.path.expanduser(name))
+
+
+def write(path: str | Path, text: str, error: type[IcebearError] = InputError) -> None:
+    """Raises `error` where that cannot be written."""
+    try:
+        local(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as reason:
+        raise error(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
 
 
 def kind(path: str | Path) -> str:

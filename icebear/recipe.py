@@ -11,7 +11,7 @@ from typing import Any
 from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
-from icebear.paths import local
+from icebear.paths import local, write
 
 FORMAT = 1
 OF_THE_WHOLE = ("price", "after")
@@ -115,10 +115,7 @@ class Recipe:
         return cls(data["name"], parsed, model["name"], model["fingerprint"], provenance)
 
     def save(self, path: str | Path) -> None:
-        try:
-            local(path).write_text(self.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise RecipeError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
+        write(path, self.to_json(), RecipeError)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

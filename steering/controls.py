@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -75,13 +76,16 @@ def elsewhere(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> lis
 
 def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:
     """The same edits of other neurons; none where there are not enough."""
-    taken = dict.fromkeys(model.check(edit.neuron) for edit in edits)
+    own = dict.fromkeys(model.check(edit.neuron) for edit in edits)
+    taken: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for neuron in own:
+        taken[neuron.layer, neuron.site].add(neuron.index)
     moved: dict[Neuron, Neuron] = {}  # one that has several edits moves as a whole
-    for neuron in taken.copy():
-        free = [replace(neuron, index=index) for index in range(model.width(neuron.site))]
-        free = [other for other in free if other not in taken]
+    for neuron in own:
+        here = taken[neuron.layer, neuron.site]
+        free = [index for index in range(model.width(neuron.site)) if index not in here]
         if not free:
             return []
-        moved[neuron] = generator.choice(free)
-        taken[moved[neuron]] = None
+        moved[neuron] = replace(neuron, index=generator.choice(free))
+        here.add(moved[neuron].index)
     return [replace(edit, neuron=moved[edit.neuron]) for edit in edits]

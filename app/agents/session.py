@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from db.store import open_store
+from app.options import finished_store
 from icebear.cache import cached
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.paths import local
@@ -85,10 +85,7 @@ class Session:
                         f"{needed} needs an index of texts; ask the user to run: icebear index --limit 300 --store "
                         f"{self.store_path} --model {self.model_name}"
                     )
-                store = stack.enter_context(open_store(self.store_path))
-                store.check(self.model.fingerprint, self.model.name)
-                store.fact("finished")
-                found = store
+                found = stack.enter_context(finished_store(self.store_path, self.model))
             except StoreError:
                 if needed:
                     raise

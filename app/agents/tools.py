@@ -31,11 +31,11 @@ from concepts.models.chat import Chat
 from concepts.relevance import Relevance
 from concepts.render import page, relevance_fragment
 from concepts.versus.ablation import ablation
-from concepts.vocabulary import project, project_many
+from concepts.vocabulary import project, projections
 from icebear.edits import Edit, parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
-from icebear.records import WRITERS, Neuron, Ranked
+from icebear.records import Neuron, Ranked
 from steering.apply import steer
 from steering.controls import beside_chance, elsewhere
 from steering.flipping import flip
@@ -138,19 +138,13 @@ class Tools:
         difference to another prompt. The control removes the two tokens that speak most for it, and others."""
         model, asked = self.session.model, _asked(prompt, chat)
         found = attribute(model, asked, target, contrast, versus=_likewise(asked, versus), sites=())
-        control = removing(model, asked, found)
+        control = Control.of(removing(model, asked, found))
         rows = _tokens(found)
         parts = {"tokens": list(map(vars, rows))}
-        handle = self.session.keep("tokens", None, parts, **_files(found, Control.of(control)))
+        handle = self.session.keep("tokens", None, parts, **_files(found, control))
         shown = sorted(rows, key=lambda row: -abs(row.relevance))[:k]
-        return answers.Attributed(
-            explained(found.target, found.contrast),
-            found.meaning(),
-            found.account(),
-            shown,
-            Control.of(control),
-            handle,
-        )
+        told = explained(found.target, found.contrast), found.meaning(), found.account()
+        return answers.Attributed(*told, shown, control, handle)
 
     @tool
     def rank(
@@ -174,18 +168,18 @@ class Tools:
         rows = self._neurons(found, every)
         edits = [Edit(row.neuron, "scale", 0.0, where=f"position:{_in_stack(found, row)}") for row in every[:k]]
         target_id, contrast_id = (token.id if token else None for token in (found.target, found.contrast))
-        control = beside_chance(model, asked, edits, target_id, contrast_id, on_progress=reporting(ctx))
+        beside = beside_chance(model, asked, edits, target_id, contrast_id, on_progress=reporting(ctx))
+        control = Control.of(beside)
         exchanged = versus and site != "attn"
         lists = [ablation(model, found, size, site) for size in sorted({k, *LISTS})] if exchanged else []
         parts = {"neurons": list(map(vars, rows)), "tokens": list(map(vars, _tokens(found)))}
-        handle = self.session.keep("neurons", None, parts, **_files(found, Control.of(control)))
+        handle = self.session.keep("neurons", None, parts, **_files(found, control))
         told = explained(found.target, found.contrast), found.meaning()
-        return answers.RankedNeurons(*told, rows[:k], Control.of(control), list(map(Exchange.of, lists)), handle)
+        return answers.RankedNeurons(*told, rows[:k], control, list(map(Exchange.of, lists)), handle)
 
     def _neurons(self, found: Relevance, rows: Sequence[Ranked]) -> list[answers.NeuronRow]:
         model = self.session.model
-        writers = list(dict.fromkeys(row.neuron for row in rows if row.neuron.site in WRITERS))
-        words = dict(zip(writers, project_many(model, writers, 5), strict=True))
+        words = projections(model, (row.neuron for row in rows), 5)
         with self.session.store() as store:
             known = store.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
         labels = {pair: meaning.badge for pair, meaning in known.items()}

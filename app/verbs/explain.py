@@ -164,6 +164,7 @@ def rank(
     from app.terminal import carried, explanation, meanings, ranking
     from concepts.relevance import ranked_dict
     from concepts.versus.ablation import ablation
+    from concepts.vocabulary import projections
 
     _one_of({"a PROMPT": prompt, "--image": image, "--file": file, "--messages": given["messages"]})
     asked = _asked(given, prompt)
@@ -184,7 +185,7 @@ def rank(
     kept = {} if ablate or include_sinks or include_template or polarity else _kept(top, where)
     relevance = _explained(model, image, sites=_recorded(site), **kept, **asked)
     found = relevance.top(top, site, polarity, where, include_sinks, include_template=include_template)
-    words = _words(model, [row.neuron for row in found])
+    words = projections(model, (row.neuron for row in found), 5)
     with store_if_any(store_path, model) as store:
         known = known_of(store, [(row.neuron, row.polarity) for row in found])
     ablated = [ablation(model, relevance, k, str(site)) for k in sorted({top, *SIZES})] if ablate else []
@@ -218,13 +219,14 @@ def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_
     from app.terminal import behaviour_table
     from concepts.behaviour import Case, behaviour, read
     from concepts.models.provenance import provenance
+    from concepts.vocabulary import projections
 
     names = ("target", "contrast", "versus")
     cases = [Case(case.prompt, *(getattr(case, name) or asked[name] for name in names)) for case in read(file)]
     model, method = load(**given), asked["method"]
     with bar("prompts", len(cases)) as move:
         found = behaviour(model, cases, method=method, checkpoint=asked["checkpoint"], on_progress=move, **ranking)
-    words = _words(model, [row.neuron for row in found])
+    words = projections(model, (row.neuron for row in found), 5)
     if as_json:
         rows = [
             {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
@@ -246,15 +248,6 @@ def _kept(top: int, position: Any) -> dict[str, Any]:
 def _recorded(site: str | None) -> tuple[str, ...]:
     """The sites that a ranking needs."""
     return ("attn",) if site == "head" else (site,) if site else ("ffn", "attn")
-
-
-def _words(model: Model, neurons: list[Any]) -> dict[Any, Any]:
-    """neuron -> what it writes, of those that write."""
-    from concepts.vocabulary import project_many
-    from icebear.records import WRITERS
-
-    writers = [neuron for neuron in neurons if neuron.site in WRITERS]
-    return dict(zip(writers, project_many(model, writers, 5), strict=True))
 
 
 def _position(text: str) -> Any:

@@ -22,7 +22,7 @@ from concepts.models.plan import Token
 from concepts.models.prompts import PromptLike, Prompts
 from concepts.relevance import Relevance
 from concepts.versus.ablation import largest
-from concepts.vocabulary import project_many
+from concepts.vocabulary import projections
 from icebear.errors import InputError, MissingRule
 from icebear.records import Neuron
 
@@ -143,8 +143,7 @@ def _matrix(parts: edges.Parts, places: Sequence[Place]) -> Tensor:
 def _nodes(model: Model, places: Sequence[Place], scores: Tensor, own: Tensor, other: Tensor) -> tuple[Node, ...]:
     """With the words that their differences write."""
     neurons = [Neuron(layer, site, index) for site, layer, _, index in places]
-    writers = list(dict.fromkeys(neuron for neuron in neurons if neuron.site == "ffn"))
-    said = dict(zip(writers, project_many(model, writers, WORDS), strict=True))
+    said = projections(model, (neuron for neuron in neurons if neuron.site == "ffn"), WORDS)
 
     def node(neuron: Neuron, token: int, here: float, there: float) -> Node:
         words: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
-from icebear.paths import local
+from icebear.paths import local, write
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.tables import Tabled
@@ -261,10 +261,7 @@ class Concept(Tabled):
         return cls.from_dict(found)
 
     def save(self, path: str | Path) -> None:
-        try:
-            local(path).write_text(self.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise RecipeError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
+        write(path, self.to_json(), RecipeError)
 
     @classmethod
     def load(cls, path: str | Path) -> Concept:

@@ -53,7 +53,7 @@ def read(
         if not places:
             raise InputError(f"{text[:40]!r} has no token after its first one to be measured at; give whole sentences.")
     columns = columns_of(neurons)
-    for own in columns.values():
+    for own in columns.values():  # of a site and layer the last one speaks for all
         model.check(max((neurons[c] for c in own), key=lambda neuron: neuron.index))
     chosen = {place: torch.tensor([neurons[c].index for c in own]) for place, own in columns.items()}
     means, last = (np.zeros((len(texts), len(neurons)), dtype=np.float32) for _ in range(2))
