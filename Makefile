@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -37,10 +37,15 @@ dist: install
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/pytest -m release
 
+# Type checkers find a package in folders only: build/typed has them as links, laid as they are installed.
+FOLDERS := concepts actmax steering db app
+
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	rm -rf build/typed && mkdir -p build/typed/icebear
+	ln -s $(addprefix $(CURDIR)/,$(FOLDERS) $(wildcard icebear/*)) build/typed/icebear
+	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 # Processes of one thread each do more on the same cores than one process with all threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from icebear.public import public
 
 if TYPE_CHECKING:
-    from actmax.annotation import annotate as annotate
-    from actmax.card import Card as Card
-    from actmax.card import describe as describe
-    from actmax.corpus import read_corpus as read_corpus
-    from actmax.engines import on_ray as on_ray
-    from actmax.index import build_index as build_index
+    from icebear.actmax.annotation import annotate as annotate
+    from icebear.actmax.card import Card as Card
+    from icebear.actmax.card import describe as describe
+    from icebear.actmax.corpus import read_corpus as read_corpus
+    from icebear.actmax.engines import on_ray as on_ray
+    from icebear.actmax.index import build_index as build_index
 
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
-        "actmax.annotation": "annotate",
-        "actmax.card": "Card describe",
-        "actmax.corpus": "read_corpus",
-        "actmax.engines": "on_ray",
-        "actmax.index": "build_index",
+        "icebear.actmax.annotation": "annotate",
+        "icebear.actmax.card": "Card describe",
+        "icebear.actmax.corpus": "read_corpus",
+        "icebear.actmax.engines": "on_ray",
+        "icebear.actmax.index": "build_index",
     },
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models.model import Model
-from concepts.neuron_attribution import attribute_neurons
-from db.store import Store
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.neuron_attribution import attribute_neurons
+from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.records import Example, Neuron
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actmax.page import STYLE, card_fragment, card_page
-from concepts import files
-from concepts.models.model import Model
-from concepts.vocabulary import project
-from db.store import Store
+from icebear.actmax.page import STYLE, card_fragment, card_page
+from icebear.concepts import files
+from icebear.concepts.models.model import Model
+from icebear.concepts.vocabulary import project
+from icebear.db.store import Store
 from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection
 from icebear.tables import Tabled
 
@@ -39,7 +39,8 @@ class Card(Tabled):
     meanings: dict[str, Meaning]
     """polarity -> what it means, with a score; empty before `icebear label --auto`, see actmax/labels."""
     held_out: dict[str, dict[str, list[Example]]]
-    """polarity -> of `actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made from."""
+    """polarity -> of `icebear.actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made
+    from."""
     label: str | None
     """What somebody called it, and"""
     label_scores: dict[str, dict[str, Any]]
@@ -154,7 +155,7 @@ def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 
 
 
 def held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
-    """Of `actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made from."""
+    """Of `icebear.actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made from."""
     groups = meaning.record.get("examples", {})
     sentences = store.sentences([row["sentence"] for rows in groups.values() for row in rows])
     sign = 1 if meaning.polarity == "+" else -1

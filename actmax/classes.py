@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from db.store import Store
+from icebear.db.store import Store
 
 SHARE = 0.9
 """Of a polarity's examples that must agree for a class."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from concepts.models.linear import Linear
-from concepts.models.model import Model
-from concepts.vocabulary import typical, unembedding, vocabulary, w1, written
-from db import vectors
-from db.store import Store
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.model import Model
+from icebear.concepts.vocabulary import typical, unembedding, vocabulary, w1, written
+from icebear.db import vectors
+from icebear.db.store import Store
 from icebear.errors import StoreError
 
 BLOCK = 4096

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from actmax.scan import Settings, scan_shard, sums_up
-from actmax.topk import Table
-from concepts.models.model import Model
+from icebear.actmax.scan import Settings, scan_shard, sums_up
+from icebear.actmax.topk import Table
+from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import Sentence
 

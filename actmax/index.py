@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from actmax.classes import ensure_classes
-from actmax.corpus import Corpus
-from actmax.directions import ensure_vectors, gated
-from actmax.engines import Engine, local
-from actmax.scan import Settings, empty_table, neuron_count, shards
-from actmax.topk import FIXED_POINT, Table, merge
-from concepts.models.model import Model
-from concepts.models.provenance import provenance
-from db.store import Store
+from icebear.actmax.classes import ensure_classes
+from icebear.actmax.corpus import Corpus
+from icebear.actmax.directions import ensure_vectors, gated
+from icebear.actmax.engines import Engine, local
+from icebear.actmax.scan import Settings, empty_table, neuron_count, shards
+from icebear.actmax.topk import FIXED_POINT, Table, merge
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.provenance import provenance
+from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.extras import need
 from icebear.records import Sentence
@@ -63,7 +63,7 @@ def build_index(
     Interrupted, or finished with a smaller limit of the same corpus, it goes on where it was; the finished tables are
     the same to the bit, whatever the interruptions, the limits before, the order of shards and the engine. Returns the
     corpus's counts. Raises `StoreError` when the store was made otherwise, or with a larger limit.
-    by, max_tokens, seed: see `actmax.scan.Settings`. engine: see `actmax.engines`.
+    by, max_tokens, seed: see `icebear.actmax.scan.Settings`. engine: see `icebear.actmax.engines`.
     """
     need("index")  # not when all is scanned
     settings = Settings(k, tuple(dict.fromkeys(sites)), by, max_tokens, seed)

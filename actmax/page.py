@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from actmax.labels.telling import HELD_OUT, measured, title
-from actmax.topk import HISTOGRAM_EDGES
-from concepts.render import NEGATIVE, POSITIVE, marked, page, said
+from icebear.actmax.labels.telling import HELD_OUT, measured, title
+from icebear.actmax.topk import HISTOGRAM_EDGES
+from icebear.concepts.render import NEGATIVE, POSITIVE, marked, page, said
 from icebear.records import Example, Projection, Promotion
 
 if TYPE_CHECKING:
-    from actmax.card import Card
+    from icebear.actmax.card import Card
 
 STYLE = """
 .card{--line:#8886;--dim:color-mix(in srgb,currentColor 65%,transparent)}

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actmax.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
-from concepts.lrp.method import ATTNLRP
-from concepts.models.batch import Batch
-from concepts.models.model import Model
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import run
-from concepts.passes.sites import visiting
+from icebear.actmax.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
+from icebear.concepts.lrp.method import ATTNLRP
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
 from icebear.fingerprints import hashed
 from icebear.records import SITES, Sentence

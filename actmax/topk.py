@@ -49,7 +49,7 @@ class Table:
     """(N, 28) int32 over one seeded token of each sentence of those shards."""
     token_count: int
     counted: int
-    """Tokens of the shards that sums are taken of (`actmax.scan.sums_up`)."""
+    """Tokens of the shards that sums are taken of (`icebear.actmax.scan.sums_up`)."""
     sample_keys: Tensor
     """(M,) int64 seeded hashes of the sampled sentences, ascending: the M smallest of all."""
     sample_sentences: Tensor

@@ -1,4 +1,4 @@
-"""The `icebear` command: the verbs of `app.verbs`, and how their errors are shown."""
+"""The `icebear` command: the verbs of `icebear.app.verbs`, and how their errors are shown."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from app.launch import log_to_stderr
-from app.verbs import circuit, concept, evaluate, explain, machine, steer, store, talk
+from icebear.app.launch import log_to_stderr
+from icebear.app.verbs import circuit, concept, evaluate, explain, machine, steer, store, talk
 from icebear.errors import IcebearError, out_of_memory
 
 
@@ -49,7 +49,3 @@ for verb in (
     *MACHINE,
 ):
     main.add_command(verb)
-
-
-if __name__ == "__main__":
-    main()

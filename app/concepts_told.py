@@ -10,15 +10,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from actmax.labels.telling import NOT_SCORED
-from app.terminal import coloured, grid
+from icebear.actmax.labels.telling import NOT_SCORED
+from icebear.app.terminal import coloured, grid
 
 if TYPE_CHECKING:
     from icebear.recipe import Recipe
-    from steering.latent.concept import Concept
-    from steering.latent.likeness import Likeness
-    from steering.latent.measured import Measured
-    from steering.latent.through import Through
+    from icebear.steering.latent.concept import Concept
+    from icebear.steering.latent.likeness import Likeness
+    from icebear.steering.latent.measured import Measured
+    from icebear.steering.latent.through import Through
 
 
 def concept_table(found: Concept, labels: Mapping[Any, str | None], alike: Sequence[tuple[str, float]] = ()) -> Group:

@@ -5,28 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actmax.card import describe
-from actmax.corpus import held_out, read_corpus
-from app.progress import annotating, indexing
-from app.sidebyside import compare
-from app.terminal import card, carried, explanation, groups_table, projection, ranking, recipe_table, side_by_side
-from concepts.attribution import attribute
-from concepts.circuits.circuit import circuit
-from concepts.circuits.drawing import summary
-from concepts.models.loading import load_model
-from concepts.relevance import ranked_dict
-from concepts.versus.ablation import ablation
-from concepts.vocabulary import projections
-from db.store import open_store
+from icebear.actmax.card import describe
+from icebear.actmax.corpus import held_out, read_corpus
+from icebear.app.progress import annotating, indexing
+from icebear.app.sidebyside import compare
+from icebear.app.terminal import (
+    card,
+    carried,
+    explanation,
+    groups_table,
+    projection,
+    ranking,
+    recipe_table,
+    side_by_side,
+)
 from icebear.cache import cache_folder
+from icebear.concepts.attribution import attribute
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.drawing import summary
+from icebear.concepts.models.loading import load_model
+from icebear.concepts.relevance import ranked_dict
+from icebear.concepts.versus.ablation import ablation
+from icebear.concepts.vocabulary import projections
+from icebear.db.store import open_store
 from icebear.records import Neuron
-from steering.flipping import flip
-from steering.price import price
+from icebear.steering.flipping import flip
+from icebear.steering.price import price
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
 OTHER = "The wild camel lives in the"  # of as many tokens

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from concepts.models.model import Model
-from db.store import Store
+import icebear
 from icebear.cache import cache_folder
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
 from icebear.errors import IcebearError
-from icebear.rooms import roots
 
 
 def examine(
@@ -26,7 +27,7 @@ def examine(
             facts[name] = version(name)
         except PackageNotFoundError:
             facts[name] = "missing"
-    facts["packages"] = ", ".join(sorted(set(roots().values())))
+    facts["package"] = str(Path(icebear.__file__).parent)
     facts["cache"] = str(cache_folder())
     try:
         model = load()
@@ -39,7 +40,7 @@ def examine(
 
 
 def _model_facts(model: Model) -> dict[str, Any]:
-    from concepts.selftest import selftest
+    from icebear.concepts.selftest import selftest
 
     found = selftest(model)
     return {

@@ -17,8 +17,8 @@ from icebear.paths import local
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from concepts.models.model import Model
-    from db.store import Store
+    from icebear.concepts.models.model import Model
+    from icebear.db.store import Store
     from icebear.records import Meaning, Neuron
 
 
@@ -161,7 +161,7 @@ def taken(given: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 def conversation(prompt: str | None, given: dict[str, Any]) -> Any:
     """The chat that `CHAT`'s options make of a prompt, or the prompt itself."""
-    from concepts.models.chat import Chat
+    from icebear.concepts.models.chat import Chat
 
     chat, system, messages = taken(given, CHAT).values()
     if messages:
@@ -176,14 +176,14 @@ def conversation(prompt: str | None, given: dict[str, Any]) -> Any:
 
 def likewise(asked: Any, other: str) -> Any:
     """Another prompt, of a chat with another message of the user at its end."""
-    from concepts.models.chat import Chat
-    from concepts.models.prompts import AUTO
+    from icebear.concepts.models.chat import Chat
+    from icebear.concepts.models.prompts import AUTO
 
     return asked.asking(other) if isinstance(asked, Chat) and not AUTO.fullmatch(other) else other
 
 
 def load(model_name: str, **options: Any) -> Model:
-    from concepts.models.loading import load_model
+    from icebear.concepts.models.loading import load_model
 
     return load_model(model_name, **options)
 
@@ -191,7 +191,7 @@ def load(model_name: str, **options: Any) -> Model:
 @contextmanager
 def finished_store(path: str, model: Model) -> Iterator[Store]:
     """Raises `StoreError` for one that is not of this model, or not done."""
-    from db.store import open_store
+    from icebear.db.store import open_store
 
     with open_store(path) as store:
         store.check(model.fingerprint, model.name)
@@ -264,6 +264,6 @@ def write_page(path: str, content: str | bytes) -> None:
 
 
 def method_named(name: str) -> Any:
-    from concepts.baselines.methods import EVERY, named
+    from icebear.concepts.baselines.methods import EVERY, named
 
     return named(name, EVERY)

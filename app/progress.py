@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from actmax.corpus import Corpus
-    from actmax.index import Progress
-    from concepts.models.model import Model
-    from db.store import Store
+    from icebear.actmax.corpus import Corpus
+    from icebear.actmax.index import Progress
+    from icebear.concepts.models.model import Model
+    from icebear.db.store import Store
     from icebear.records import Neuron
 
 
@@ -38,8 +38,8 @@ def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
 
 def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> Counter[str]:
     """`build_index` with its options; its counts. Shown are sentences, tokens per second and the time left."""
-    from actmax import index
-    from db.store import open_store
+    from icebear.actmax import index
+    from icebear.db.store import open_store
 
     # What is streamed is not read twice, only to know how much it is.
     total = None if corpus.streamed else sum(1 for _ in corpus.sentences())
@@ -60,7 +60,7 @@ def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> C
 
 def annotating(model: Model, store: Store, neurons: Sequence[Neuron], k: int) -> int:
     """Attribute examples; how many."""
-    from actmax.annotation import annotate
+    from icebear.actmax.annotation import annotate
 
     with bar("examples") as move:
         return annotate(model, store, neurons, k, on_progress=move)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
-from concepts.models.provenance import provenance
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.models.provenance import provenance
 from icebear.recipe import Recipe
-from steering.apply import Statistic, steer
-from steering.phrases import kept
+from icebear.steering.apply import Statistic, steer
+from icebear.steering.phrases import kept
 
 
 def compare(

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from actmax.card import Card, describe
-from actmax.page import STYLE, card_fragment, vocabulary
-from concepts.attribution import attribute
-from concepts.chance import BesideChance, removing
-from concepts.circuits.circuit import circuit
-from concepts.circuits.drawing import fragment
-from concepts.circuits.graph import Graph
-from concepts.circuits.records import Faithfulness, Without
-from concepts.relevance import Relevance, ranked_dict
-from concepts.render import heatmap, page, said
-from concepts.versus.ablation import Ablation, ablation
-from concepts.vocabulary import projections
+from icebear.actmax.card import Card, describe
+from icebear.actmax.page import STYLE, card_fragment, vocabulary
+from icebear.concepts.attribution import attribute
+from icebear.concepts.chance import BesideChance, removing
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.drawing import fragment
+from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.records import Faithfulness, Without
+from icebear.concepts.relevance import Relevance, ranked_dict
+from icebear.concepts.render import heatmap, page, said
+from icebear.concepts.versus.ablation import Ablation, ablation
+from icebear.concepts.vocabulary import projections
 from icebear.records import Neuron, Projection, Ranked, TokenScore
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
-    from concepts.models.prompts import PromptLike
-    from db.store import Store
+    from icebear.concepts.models.model import Model
+    from icebear.concepts.models.prompts import PromptLike
+    from icebear.db.store import Store
 
 NEURONS, CARDS, GROUPS, WORDS = 10, 4, 6, 8
 """How many are told of."""

@@ -10,14 +10,14 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from app.terminal import explanation, ranking, units_table
-from concepts.render import color, hexadecimal, ink, shares
+from icebear.app.terminal import explanation, ranking, units_table
+from icebear.concepts.render import color, hexadecimal, ink, shares
 
 if TYPE_CHECKING:
-    from concepts.answers.matrix import Matrix
-    from concepts.answers.origins import Origins
-    from concepts.models.answer import Answer
-    from concepts.models.model import Model
+    from icebear.concepts.answers.matrix import Matrix
+    from icebear.concepts.answers.origins import Origins
+    from icebear.concepts.models.answer import Answer
+    from icebear.concepts.models.model import Model
 
 HELP = """/why WORDS [rather than WORDS]  which words and neurons made the last answer say so
 /hops WORDS                     the same, handed on from the answer's own words to what they rest on
@@ -87,9 +87,9 @@ def matrix_table(found: Matrix) -> Group:
 
 def why(model: Model, answer: Answer, words: str, rather: str, hops: int) -> Group:
     """Which words and neurons made an answer say so."""
-    from concepts.answers.units import units
-    from concepts.attribution import attribute
-    from concepts.vocabulary import projections
+    from icebear.concepts.answers.units import units
+    from icebear.concepts.attribution import attribute
+    from icebear.concepts.vocabulary import projections
 
     found = attribute(model, answer, contrast=rather or None, span=words, hops=hops, record="last")
     ranked = found.top(8, "ffn")

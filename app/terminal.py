@@ -14,23 +14,23 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from actmax.labels import telling
-from actmax.labels.telling import HELD_OUT, measured
-from actmax.page import NEAREST, RELMAX, counted
-from concepts.circuits.drawing import sources, summary
-from concepts.render import color, hexadecimal, ink, shares, visible
-from concepts.versus.ablation import Ablation
+from icebear.actmax.labels import telling
+from icebear.actmax.labels.telling import HELD_OUT, measured
+from icebear.actmax.page import NEAREST, RELMAX, counted
+from icebear.concepts.circuits.drawing import sources, summary
+from icebear.concepts.render import color, hexadecimal, ink, shares, visible
+from icebear.concepts.versus.ablation import Ablation
 from icebear.errors import RecipeError
-from steering.phrases import said
-from steering.price import PLACES
+from icebear.steering.phrases import said
+from icebear.steering.price import PLACES
 
 if TYPE_CHECKING:
-    from actmax.card import Card
-    from concepts.answers.units import Unit
-    from concepts.behaviour import Shared
-    from concepts.circuits.graph import Graph
-    from concepts.circuits.records import Without
-    from concepts.relevance import Relevance
+    from icebear.actmax.card import Card
+    from icebear.concepts.answers.units import Unit
+    from icebear.concepts.behaviour import Shared
+    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.records import Without
+    from icebear.concepts.relevance import Relevance
     from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Meaning, Projection, Promotion, Ranked, TokenScore
 
@@ -280,7 +280,7 @@ def projection(result: Projection) -> Table:
 
 
 def side_by_side(found: dict[str, Any]) -> Group:
-    """Two generations and their first-token probabilities, as `app.sidebyside.compare` gives them."""
+    """Two generations and their first-token probabilities, as `icebear.app.sidebyside.compare` gives them."""
     plain, steered = found["plain"], found["steered"]
     own = isinstance(found["prompt"], str)
     begin = said(found["prompt"]) + ("\n" if not own else "" if found["task"] == "causal" else " → ")

@@ -15,9 +15,9 @@ import torch
 from attribution import arguments, memory, tokens
 from resident import peak
 
-from concepts import attribute, load_model
-from concepts.models.answer import Answer
-from concepts.passes.inputs import Inputs
+from icebear.concepts import attribute, load_model
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.passes.inputs import Inputs
 
 ANSWER = 16
 

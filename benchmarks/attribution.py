@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import torch
 from resident import peak
 
-from concepts import attribute, load_model
-from concepts.passes.inputs import Inputs
+from icebear.concepts import attribute, load_model
+from icebear.concepts.passes.inputs import Inputs
 
 
 def tokens(model, count: int) -> list[int]:

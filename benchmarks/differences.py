@@ -13,16 +13,16 @@ from statistics import median
 
 import torch
 
-from concepts.evaluation import pairs
-from concepts.evaluation.pairs import Pair
-from concepts.lrp.differences import partner
-from concepts.lrp.method import DIFFERENCE
-from concepts.models.loading import load_model
-from concepts.models.model import Model
-from concepts.models.plan import plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import run
-from concepts.passes.targets import Logits
+from icebear.concepts.evaluation import pairs
+from icebear.concepts.evaluation.pairs import Pair
+from icebear.concepts.lrp.differences import partner
+from icebear.concepts.lrp.method import DIFFERENCE
+from icebear.concepts.models.loading import load_model
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.targets import Logits
 
 
 def errors(model: Model, pair: Pair) -> tuple[float, float]:

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from families import dense, mixtures, others
 
-from concepts import Model, attribute
-from concepts.selftest import gradient_times_input, seconds
+from icebear.concepts import Model, attribute
+from icebear.concepts.selftest import gradient_times_input, seconds
 
 
 class Masked:

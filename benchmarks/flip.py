@@ -22,8 +22,8 @@ TEXT = (
 TOKENS = 145
 CHILD = f"""
 import sys, time
-from concepts import load_model
-from steering import flip
+from icebear.concepts import load_model
+from icebear.steering import flip
 model = load_model("smollm2-135m", dtype="float32")
 start = model.token_ids({TEXT!r} * 4)[: {TOKENS} - len(model.token_ids(sys.argv[1]))]
 prompt = model.tokenizer.decode(start) + sys.argv[1]
@@ -34,10 +34,10 @@ print(len(model.token_ids(prompt)), len(recipe), time.process_time() - begun)
 
 
 def over_pairs(data: str, pairs: int) -> None:
-    from concepts import load_model
-    from concepts.selftest import gradient_times_input, seconds
+    from icebear.concepts import load_model
+    from icebear.concepts.selftest import gradient_times_input, seconds
     from icebear.errors import InputError
-    from steering import flip
+    from icebear.steering import flip
 
     model = load_model(dtype="float32")
     ratios = []

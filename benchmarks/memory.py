@@ -17,8 +17,8 @@ from attribution import gradient_x_input
 from resident import peak
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from concepts import Model, attribute
-from concepts.models.presets import PRESETS, fetch
+from icebear.concepts import Model, attribute
+from icebear.concepts.models.presets import PRESETS, fetch
 
 ONE_BILLION = LlamaConfig(
     hidden_size=2048,

@@ -39,8 +39,8 @@ def environment() -> Path:
 
 def icebear(folder: str) -> tuple[Work, Work]:
     """AttnLRP, and gradient x input."""
-    from concepts import attribute, load_model
-    from concepts.selftest import gradient_times_input
+    from icebear.concepts import attribute, load_model
+    from icebear.concepts.selftest import gradient_times_input
 
     model = load_model(folder)
     return lambda ids: attribute(model, ids, sites=()), lambda ids: gradient_times_input(model, ids)
@@ -120,7 +120,7 @@ def main() -> None:
             work(tokens[:8])
             peak(lambda: work(tokens))
         return
-    from concepts.models.presets import PRESETS, fetch
+    from icebear.concepts.models.presets import PRESETS, fetch
 
     folder = str(fetch(PRESETS["smollm2-135m"]))
     pythons = {"icebear": Path(sys.executable), "lxt": options.python or environment()}

@@ -13,10 +13,10 @@ import argparse
 
 import torch
 
-from concepts import Neuron, load_model
-from concepts.calibration import calibrate
-from concepts.vocabulary import project, unembedding, w2_row
-from steering.last_token import LastToken
+from icebear.concepts import Neuron, load_model
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.vocabulary import project, unembedding, w2_row
+from icebear.steering.last_token import LastToken
 
 PROMPTS = [
     "The ice bear lives in the",

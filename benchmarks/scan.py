@@ -23,13 +23,13 @@ import numpy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actmax import annotate, build_index, describe, index, read_corpus
-from actmax.classes import ensure_classes
-from actmax.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
-from actmax.topk import merge
-from concepts import Model, Neuron, attribute, load_model
-from concepts.neuron_attribution import attribute_neurons
-from db import open_store
+from icebear.actmax import annotate, build_index, describe, index, read_corpus
+from icebear.actmax.classes import ensure_classes
+from icebear.actmax.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
+from icebear.actmax.topk import merge
+from icebear.concepts import Model, Neuron, attribute, load_model
+from icebear.concepts.neuron_attribution import attribute_neurons
+from icebear.db import open_store
 from icebear.records import Sentence
 
 

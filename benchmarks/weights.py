@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from concepts import Model, Neuron, project
-from concepts.calibration import calibrate
-from concepts.vocabulary import w2_row
+from icebear.concepts import Model, Neuron, project
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.vocabulary import w2_row
 
 CONFIG = LlamaConfig(
     hidden_size=2048,

@@ -9,27 +9,27 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 
-from concepts.answers.hops import hopped
-from concepts.baselines.methods import EVERY, Baseline, named
-from concepts.baselines.scores import token_scores
-from concepts.lrp.method import ATTNLRP, AttnLRP, Difference
-from concepts.lrp.positions import Sinks
-from concepts.models import images
-from concepts.models.answer import Answer, Span
-from concepts.models.model import Model
-from concepts.models.plan import Number, Plan, Token, per_prompt, phrase_ids, plan
-from concepts.models.prompts import AUTO, Prompt, PromptLike, Prompts, prompts_of
-from concepts.passes.inputs import Inputs
-from concepts.passes.largest import LargestNeurons
-from concepts.passes.neurons import AllNeurons
-from concepts.passes.run import Recorder, new_ledger, run
-from concepts.passes.stream import Stream
-from concepts.passes.targets import Logits
-from concepts.relevance import Conservation, Relevance
-from concepts.telling import Recorded, kept_at, kept_of, said, token_relevance, unranked
-from concepts.versus.compare import compared
-from concepts.versus.models import between_models
-from concepts.versus.proposals import proposed
+from icebear.concepts.answers.hops import hopped
+from icebear.concepts.baselines.methods import EVERY, Baseline, named
+from icebear.concepts.baselines.scores import token_scores
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP, Difference
+from icebear.concepts.lrp.positions import Sinks
+from icebear.concepts.models import images
+from icebear.concepts.models.answer import Answer, Span
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Number, Plan, Token, per_prompt, phrase_ids, plan
+from icebear.concepts.models.prompts import AUTO, Prompt, PromptLike, Prompts, prompts_of
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.largest import LargestNeurons
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import Recorder, new_ledger, run
+from icebear.concepts.passes.stream import Stream
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.relevance import Conservation, Relevance
+from icebear.concepts.telling import Recorded, kept_at, kept_of, said, token_relevance, unranked
+from icebear.concepts.versus.compare import compared
+from icebear.concepts.versus.models import between_models
+from icebear.concepts.versus.proposals import proposed
 from icebear.errors import InputError, NumericalError
 
 Kept = Literal["all", "top"]
@@ -109,19 +109,21 @@ def attribute(
     target_text: explains a whole continuation instead, summed over its tokens.
     versus: another prompt, or several, that this one is compared with: relevance is then (activation - activation
         there) x coefficient, the mean over several. ``auto`` takes one that the model itself finds likely
-        (`concepts.versus.proposals`), ``auto:2`` the next one. Without a contrast, that is the other prompt's
+        (`icebear.concepts.versus.proposals`), ``auto:2`` the next one. Without a contrast, that is the other prompt's
         own answer. With a list of prompts one for each, or one for all.
     versus_model: another model of the same shape (fine-tuned, edited, without its adapter) that this one is compared
         with on the same prompt: relevance is then relevance here less relevance there, of this model's answer.
-    method: a value, or the name of one in `concepts.lrp.method`, or in `concepts.baselines.methods`, which know tokens
-        only. Default: AttnLRP; with versus difference rules (`concepts.versus.compare.BY_DEFAULT`).
+    method: a value, or the name of one in `icebear.concepts.lrp.method`, or in `icebear.concepts.baselines.methods`,
+        which know tokens only. Default: AttnLRP; with versus difference rules
+        (`icebear.concepts.versus.compare.BY_DEFAULT`).
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
         default ``ffn`` and ``attn`` (none for a family that icebear does not know).
     prefix: what the decoder of an encoder-decoder has written before the target.
     at: the token whose label is explained, for a token classifier (default: the most conspicuous one). With versus, in
         words: where coefficients are taken, ``prompt`` or ``midpoint``.
     span: of an answer the tokens (i, j), half open, or a phrase of it; default all of it.
-    hops: how often the relevance of an answer's own tokens is handed on to what they rest on (`concepts.answers.hops`).
+    hops: how often the relevance of an answer's own tokens is handed on to what they rest on
+        (`icebear.concepts.answers.hops`).
     centred: explain logits less their mean over the vocabulary, which a softmax does not see. By default the logits
         themselves, so that a span of one token is that token's attribution (docs/results.md compares both).
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A

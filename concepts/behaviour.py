@@ -13,11 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from concepts.attribution import attribute
-from concepts.lrp.method import AttnLRP, Difference
-from concepts.models.model import Model
-from concepts.models.plan import Token
-from concepts.relevance import Relevance
+from icebear.concepts.attribution import attribute
+from icebear.concepts.lrp.method import AttnLRP, Difference
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Token
+from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
 from icebear.paths import local
 from icebear.records import Neuron
@@ -30,7 +30,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and what is explained of it (see `concepts.attribution.attribute`)."""
+    """A prompt, and what is explained of it (see `icebear.concepts.attribution.attribute`)."""
 
     prompt: Any
     target: Token | None = None

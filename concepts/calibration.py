@@ -20,12 +20,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from concepts.models import norms
-from concepts.models.batch import Batch
-from concepts.models.model import Model
-from concepts.passes.neurons import AllNeurons
-from concepts.passes.stream import Stream
 from icebear.cache import cache_folder
+from icebear.concepts.models import norms
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.stream import Stream
 
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
 """162 lines: prose, facts, dialogue, code, numbers, eight languages; our own, and public domain."""

@@ -11,11 +11,11 @@ from math import comb
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import value, without
-from concepts.models.model import Model
-from concepts.models.plan import plan
-from concepts.models.prompts import PromptLike
-from concepts.relevance import Relevance
+from icebear.concepts.baselines.common import value, without
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
 from icebear.records import TokenScore
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
+from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.paths import local, write
 from icebear.records import Neuron

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import new_ledger, run
-from concepts.passes.targets import Activations
-from concepts.relevance import Conservation
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import new_ledger, run
+from icebear.concepts.passes.targets import Activations
+from icebear.concepts.relevance import Conservation
 from icebear.records import Neuron
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from concepts import files
-from concepts.baselines.methods import Baseline
-from concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
-from concepts.lrp.positions import Reading, Summed
-from concepts.models.chat import Turn, outside
-from concepts.models.images import ImageMap
-from concepts.models.plan import Plan
+from icebear.concepts import files
+from icebear.concepts.baselines.methods import Baseline
+from icebear.concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
+from icebear.concepts.lrp.positions import Reading, Summed
+from icebear.concepts.models.chat import Turn, outside
+from icebear.concepts.models.images import ImageMap
+from icebear.concepts.models.plan import Plan
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
 from icebear.tables import Tabled
@@ -71,7 +71,7 @@ class Versus:
     pairs: tuple[Plan, ...]
     """For each, what was asked of both prompts: two rows, the other one second."""
     shares: tuple[Tensor, ...]
-    """For each (T, T'): what of it stands for each token (`concepts.versus.alignment`)."""
+    """For each (T, T'): what of it stands for each token (`icebear.concepts.versus.alignment`)."""
     contrasts: tuple[str, ...]
     """What the target is explained against with each; empty for a whole continuation."""
     own: bool
@@ -146,7 +146,7 @@ class Relevance(Tabled):
     head_count: int
     conserved: Conservation
     made_with: dict[str, Any]
-    """See `concepts.models.provenance`."""
+    """See `icebear.concepts.models.provenance`."""
     explained_at: tuple[int, ...]
     """The positions where the prediction is made: the last token, the masks, [CLS]; of a continuation of several tokens
     one for each."""
@@ -235,7 +235,8 @@ class Relevance(Tabled):
         return self.tokens + self.summed_positions(reading)
 
     def summed_positions(self, reading: Reading = "relu") -> Tensor:
-        """(T,) PA-LRP's Eq. 11, by one of the readings that its text leaves open (`concepts.lrp.positions.Summed`)."""
+        """(T,) PA-LRP's Eq. 11, by one of the readings that its text leaves open
+        (`icebear.concepts.lrp.positions.Summed`)."""
         if self.positions is None or self.positive_positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
         return Summed(self.positions, self.positive_positions).by(reading)
@@ -530,12 +531,12 @@ class Relevance(Tabled):
 
     def to_html(self) -> str:
         """A self-contained HTML page: the heatmap, the prediction and the top neurons."""
-        from concepts.render import relevance_page
+        from icebear.concepts.render import relevance_page
 
         return relevance_page(self)
 
     def _repr_html_(self) -> str:
-        from concepts.render import relevance_fragment
+        from icebear.concepts.render import relevance_fragment
 
         return relevance_fragment(self)
 

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from concepts.relevance import Relevance
+    from icebear.concepts.relevance import Relevance
 
 POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
 """The ends of ColorBrewer's RdBu, which colour-blind readers tell apart."""
@@ -149,7 +149,7 @@ def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) 
 
 
 def said(told: dict[str, Any]) -> str:
-    """`concepts.models.provenance` in a line, for the foot of a page; a store of version 250f754 knows less."""
+    """`icebear.concepts.models.provenance` in a line, for the foot of a page; a store of version 250f754 knows less."""
     model = told["model"]
     index = [f"{key} {told['index'][key]}" for key in ("corpus", "limit", "k", "by") if key in told.get("index", {})]
     weights = f", {model['weights']}" if "weights" in model else ""

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
-from concepts.attribution import attribute
-from concepts.lrp.context import relevance_rules
-from concepts.lrp.method import CP_LRP
-from concepts.models.model import Model
-from concepts.models.plan import plan
-from concepts.models.prompts import PromptLike
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import run
-from concepts.passes.targets import Logits
-from concepts.relevance import Conservation
+from icebear.concepts.attribution import attribute
+from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.relevance import Conservation
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Of the rest that conservation leaves, as a share of the target; coarser types get 0.1."""

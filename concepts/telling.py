@@ -8,15 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from concepts.baselines.methods import Baseline
-from concepts.lrp.method import AttnLRP, Difference
-from concepts.models import images
-from concepts.models.batch import Batch
-from concepts.models.chat import outside
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.models.provenance import provenance
-from concepts.passes.stream import Stream
+from icebear.concepts.baselines.methods import Baseline
+from icebear.concepts.lrp.method import AttnLRP, Difference
+from icebear.concepts.models import images
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.chat import outside
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.provenance import provenance
+from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 
 Recorded = Literal["all", "last"] | Sequence[int]

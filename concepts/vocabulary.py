@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from concepts.calibration import calibrate
-from concepts.models import experts, norms
-from concepts.models.linear import WHOLE, Chosen, Linear
-from concepts.models.model import Model
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.models import experts, norms
+from icebear.concepts.models.linear import WHOLE, Chosen, Linear
+from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import WRITERS, Neuron, Projection, Promotion
 
@@ -22,8 +22,8 @@ def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:
     """The k tokens that `neuron` (site ``ffn``, ``attn`` or ``cross``) promotes and suppresses most.
 
     The logits are what one unit of activation adds on the direct path, past the layers in between, where the norms on
-    the way divide as they do at a typical token (`concepts.calibration`); None where the unembedding does not give the
-    model's answers (classifiers of text, encoders, masked models, whose heads have a layer of their own), in
+    the way divide as they do at a typical token (`icebear.concepts.calibration`); None where the unembedding does not
+    give the model's answers (classifiers of text, encoders, masked models, whose heads have a layer of their own), in
     mixtures, where a router weighs each neuron, and where the norms are behind each layer and none is final (OPT-350m).
     Source: Geva et al. 2022 (value vectors in vocabulary space).
     """

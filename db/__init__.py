@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from icebear.public import public
 
 if TYPE_CHECKING:
-    from db.store import Store as Store
-    from db.store import open_store as open_store
+    from icebear.db.store import Store as Store
+    from icebear.db.store import open_store as open_store
     from icebear.errors import IcebearError as IcebearError
     from icebear.records import Neuron as Neuron
     from icebear.records import Ranked as Ranked
 
 __all__, __getattr__, __dir__ = public(
     __name__,
-    {"db.store": "Store open_store", "icebear.errors": "IcebearError", "icebear.records": "Neuron Ranked"},
+    {"icebear.db.store": "Store open_store", "icebear.errors": "IcebearError", "icebear.records": "Neuron Ranked"},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from db.meanings import MeaningsFile
+from icebear.db.meanings import MeaningsFile
 from icebear.errors import StoreError
 from icebear.records import Neuron
 

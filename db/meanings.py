@@ -1,4 +1,4 @@
-"""Automatic labels with their scores, and what chance gives: the tables that `actmax.labels` fills."""
+"""Automatic labels with their scores, and what chance gives: the tables that `icebear.actmax.labels` fills."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from db.scan import ScanFile
+from icebear.db.scan import ScanFile
 from icebear.records import Meaning, Neuron, Sentence
 
 

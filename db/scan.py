@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from db.schema import EXAMPLES_BY_SENTENCE
-from db.sqlite import SqliteFile
-from db.vectors import NAMES
+from icebear.db.schema import EXAMPLES_BY_SENTENCE
+from icebear.db.sqlite import SqliteFile
+from icebear.db.vectors import NAMES
 from icebear.errors import StoreError
 from icebear.fingerprints import fits
 from icebear.records import Sentence
@@ -177,5 +177,5 @@ class ScanFile(SqliteFile):
         return sum(path.stat().st_size for path in map(self.vectors, NAMES) if path.exists())
 
     def vectors(self, name: str) -> Path:
-        """The file of the vectors called `name`, see `db.vectors`."""
+        """The file of the vectors called `name`, see `icebear.db.vectors`."""
         return self.path.with_name(f"{self.path.name}.{name}.faiss")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from db import vectors
+from icebear.db import vectors
 from icebear.errors import InputError, UnknownName
 from icebear.records import Hit, Neuron, Projection, Promotion
 
 if TYPE_CHECKING:
-    from db.store import Store
+    from icebear.db.store import Store
 
 CANDIDATES = 200
 """Of each list before they are fused."""
@@ -117,7 +117,8 @@ def _both_signs(index: Any, query: np.ndarray, k: int) -> list[tuple[int, str, f
 
 
 def vocabulary(store: Store, neuron: Neuron, k: int) -> Projection:
-    """The k tokens that the neuron promotes and suppresses, from the store alone (`concepts.project` has the model).
+    """The k tokens that the neuron promotes and suppresses, from the store alone (`icebear.concepts.project` has the
+    model).
 
     The rows are kept in float16, so logits differ from the model's by some 0.1 %. There are none in a store of version
     250f754 or before, which did not know what the norms divide by.

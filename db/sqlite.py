@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
-from db.schema import MIGRATIONS
+from icebear.db.schema import MIGRATIONS
 from icebear.errors import StoreError
 
 BUSY_SECONDS = 10.0

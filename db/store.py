@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from db.kept import ConceptsFile
+from icebear.db.kept import ConceptsFile
 from icebear.errors import InputError, StoreError
 from icebear.fingerprints import fits
 from icebear.paths import local
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
     """The store at `path`. Raises `StoreError` for what is no store of ours.
 
-    Opening makes no file, only `actmax.build_index` does; until then whatever reads raises.
+    Opening makes no file, only `icebear.actmax.build_index` does; until then whatever reads raises.
     create: make it at once.
     """
     store = Store(local(path), create)
@@ -213,20 +213,20 @@ class Store(ConceptsFile):
         return max(path.stat().st_mtime_ns for path in (self.path, log) if path.exists())
 
     def search(self, text: str, k: int = 20) -> list[Hit]:
-        """The neurons that know about `text`; see `db.search.search`."""
-        from db.search import search
+        """The neurons that know about `text`; see `icebear.db.search.search`."""
+        from icebear.db.search import search
 
         return search(self, text, k)
 
     def similar(self, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
-        """The neurons nearest to this one; see `db.search.similar`."""
-        from db.search import similar
+        """The neurons nearest to this one; see `icebear.db.search.similar`."""
+        from icebear.db.search import similar
 
         return similar(self, neuron, k, by, polarity)
 
     def vocabulary(self, neuron: Neuron, k: int = 20) -> Projection:
-        """What the neuron promotes and suppresses; see `db.search.vocabulary`."""
-        from db.search import vocabulary
+        """What the neuron promotes and suppresses; see `icebear.db.search.vocabulary`."""
+        from icebear.db.search import vocabulary
 
         return vocabulary(self, neuron, k)
 

@@ -6,8 +6,10 @@ python docs/api.py
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import griffe
 
@@ -29,15 +31,16 @@ H heads, V vocabulary.
 
 
 def page() -> str:
-    loader = griffe.GriffeLoader(search_paths=[ROOT])
-    public = loader.load("icebear")
-    for room in ROOMS:
-        loader.load(room)
-    loader.resolve_aliases(external=False)
+    with TemporaryDirectory() as folder:  # laid as it is installed
+        for room in ("", *ROOMS):
+            shutil.copytree(ROOT / (room or "icebear"), Path(folder) / "icebear" / room, dirs_exist_ok=True)
+        loader = griffe.GriffeLoader(search_paths=[folder])
+        public = loader.load("icebear", try_relative_path=False)  # not the one that the working directory has
+        loader.resolve_aliases(external=False)
     names = [name for name, found in public.members.items() if found.is_alias and not name.startswith("_")]
     parts = [HEAD]
     for room, heading in ROOMS.items():
-        here = [name for name in names if public[name].target_path.startswith(f"{room}.")]
+        here = [name for name in names if public[name].target_path.startswith(f"icebear.{room}.")]
         parts.append(f"## {heading}\n")
         parts += [_entry(name, public[name].final_target) for name in sorted(here, key=_order)]
     return "\n".join(parts)

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from concepts import Model
-from concepts.selftest import TOLERANCE, selftest
+from icebear.concepts import Model
+from icebear.concepts.selftest import TOLERANCE, selftest
 from icebear.errors import MissingRule, ModelError
 
 PAGE = Path(__file__).resolve().parent / "families.md"

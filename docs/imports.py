@@ -10,6 +10,7 @@ left out.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
@@ -26,8 +27,10 @@ ROOMS = {
     "icebear": "#e4e4e4",
 }
 """Each with its colour, from the top."""
-DOORS = {"icebear", "icebear.command"}
+DOORS = {"icebear", "icebear.__main__"}
 """They name what is above them, and import it when it is asked for."""
+INSTALLED = re.compile(rf"^icebear\.(?=({'|'.join(set(ROOMS) - {'icebear'})})\b)")
+"""What a folder's modules are called before their folder, once installed."""
 OPEN = "concepts"
 """Its files are boxes of their own."""
 
@@ -47,8 +50,9 @@ def imported(path: Path) -> Iterator[str]:
     skipped = {id(part) for node in typed for part in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and id(node) not in skipped:
-            yield node.module
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            home = INSTALLED.sub("", node.module)
+            yield home
+            yield from (f"{home}.{name.name}" for name in node.names)
 
 
 def box_of(name: str, opened: set[str]) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.models import images
-from concepts.models.chat import Turn
-from concepts.models.model import Model
-from concepts.passes.sites import visiting
+from icebear.concepts.models import images
+from icebear.concepts.models.chat import Turn
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import visiting
 from icebear.edits import Edit, acts_at
 from icebear.errors import InputError
 from icebear.recipe import Recipe

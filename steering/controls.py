@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from concepts.chance import DRAWS, BesideChance, explained
-from concepts.models.model import Model
-from concepts.models.plan import Token
-from concepts.models.prompts import PromptLike
+from icebear.concepts.chance import DRAWS, BesideChance, explained
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Token
+from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.records import Neuron
-from steering.apply import Statistic, steer
+from icebear.steering.apply import Statistic, steer
 
 TRIES = 20
 """For each draw, to find one that was not drawn yet."""

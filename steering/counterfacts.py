@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from concepts.models.model import Model
-from concepts.vocabulary import unembedding, written
+from icebear.concepts.models.model import Model
+from icebear.concepts.vocabulary import unembedding, written
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.records import Neuron
-from steering.apply import steer
-from steering.flipping import flip
-from steering.latent.concept import Concept
-from steering.price import Neutral, repeated_trigrams
+from icebear.steering.apply import steer
+from icebear.steering.flipping import flip
+from icebear.steering.latent.concept import Concept
+from icebear.steering.price import Neutral, repeated_trigrams
 
 SEARCHED = 2
 """Paraphrases that a search may see, behind the prompt itself; the others are reported."""
@@ -175,7 +175,7 @@ def _by_concept(model: Model, case: Case) -> Sequence[Edit]:
 @torch.no_grad()
 def of_object(model: Model, new: int, true: int, size: int = CONCEPT) -> Concept:
     """FFN neurons by what each adds to the difference of two logits when it goes as far as it was seen to."""
-    from concepts.calibration import calibrate
+    from icebear.concepts.calibration import calibrate
 
     reads = unembedding(model, torch.tensor([new, true]))
     seen = calibrate(model)

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from concepts.calibration import calibrate
-from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
-from concepts.vocabulary import project
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.vocabulary import project
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from steering.apply import steer
-from steering.last_token import Edits, LastToken, Place
-from steering.paraphrases import Paraphrases
-from steering.phrases import comes, kept, said, wanted_ids
+from icebear.steering.apply import steer
+from icebear.steering.last_token import Edits, LastToken, Place
+from icebear.steering.paraphrases import Paraphrases
+from icebear.steering.phrases import comes, kept, said, wanted_ids
 
 if TYPE_CHECKING:
-    from db.store import Store
+    from icebear.db.store import Store
 
 CANDIDATES = 24
 """How many neurons are tried in each round, with `LEVELS` strengths each."""
@@ -159,7 +159,7 @@ def flip(
     away: instead of `to`: the current answer leaves the first `top_k` tokens, or if it is a phrase one of its tokens
         does; without `like` neurons are moved towards zero.
     store: an index; the neurons that it finds for the token are tried too, and the recipe tells their examples.
-    beyond: neurons may go further than they were seen to go on `concepts.calibration`'s texts.
+    beyond: neurons may go further than they were seen to go on `icebear.concepts.calibration`'s texts.
     choose: how candidates are found, of `CHOOSERS`; all but the first are controls.
     paraphrases: prompts that say the same; the edits have to do it for all of them. Of one token only.
     An answer that is there already needs no edits: the recipe is empty. Raises `InputError` where it cannot be done,

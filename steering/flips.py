@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concepts.evaluation import runner
-from concepts.models.chat import Chat
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
+from icebear.concepts.evaluation import runner
+from icebear.concepts.models.chat import Chat
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.recipe import Recipe
-from steering.apply import steer
-from steering.flipping import CHOOSERS, flip
-from steering.phrases import asked_ids, comes, probability, wanted_ids
-from steering.price import Neutral
+from icebear.steering.apply import steer
+from icebear.steering.flipping import CHOOSERS, flip
+from icebear.steering.phrases import asked_ids, comes, probability, wanted_ids
+from icebear.steering.price import Neutral
 
 REACHES = ("seen", "beyond")
 """Whether neurons stay inside what they were seen to be."""
@@ -66,8 +66,8 @@ def run(
     on_progress: runner.OnProgress | None = None,
 ) -> list[dict[str, Any]]:
     """For each pair and reach: whether it flips, with how many neurons and at what price, with candidates found by
-    relevance and by the controls of `steering.flipping.CHOOSERS`, which have the same search around them; recipes are
-    kept in `folder` and checked as loaded from there.
+    relevance and by the controls of `icebear.steering.flipping.CHOOSERS`, which have the same search around them;
+    recipes are kept in `folder` and checked as loaded from there.
 
     Interrupted, it goes on in its folder. Raises `InputError` where that holds others.
     """

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from concepts.attribution import attribute
-from concepts.baselines.common import ROWS, log_probability
-from concepts.models.model import Model
-from concepts.models.plan import plan
+from icebear.concepts.attribution import attribute
+from icebear.concepts.baselines.common import ROWS, log_probability
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.records import Neuron
-from steering.apply import steer
+from icebear.steering.apply import steer
 
 
 def refine(model: Model, paraphrases: Sequence[str], answer: str, top: int = 20, share: float = 0.7) -> list[Neuron]:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import AttnLRP
-from concepts.models.model import Model
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import run
-from concepts.passes.sites import visiting
+from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.sites import visiting
 
 Place = tuple[int, int, int]
 """Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase behind it."""

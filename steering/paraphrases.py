@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import AttnLRP
-from concepts.models.model import Model
-from steering.last_token import Edits, LastToken
+from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.steering.last_token import Edits, LastToken
 
 
 class Paraphrases:

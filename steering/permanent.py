@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.models.dispatch import replaceable
-from concepts.models.linear import Linear
-from concepts.models.model import Model
+from icebear.concepts.models.dispatch import replaceable
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.model import Model
 from icebear.edits import Edit
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
@@ -84,7 +84,7 @@ def save_patch(model: Model, weights: dict[str, Tensor], path: str | Path) -> No
         "model": model.name,
         "fingerprint": model.fingerprint,
         "new_biases": " ".join(new_biases(model, weights)),
-        "load_with": "steering.apply_patch(net, file), of icebear; load_state_dict leaves new biases out",
+        "load_with": "icebear.steering.apply_patch(net, file), of icebear; load_state_dict leaves new biases out",
     }
     try:
         save_file({name: value.contiguous() for name, value in weights.items()}, str(path), said)
@@ -149,7 +149,7 @@ def patched(model: Model, weights: dict[str, Tensor]) -> Iterator[Model]:
 @torch.no_grad()
 def difference(model: Model, recipe: Recipe, weights: dict[str, Tensor], prompt: str) -> float:
     """The largest difference of a logit between the patched and the steered model, as a share of the largest logit."""
-    from steering.apply import steer
+    from icebear.steering.apply import steer
 
     inputs = model.inputs(model.encode([prompt]))
     with steer(model, recipe):

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from concepts.models.model import Model
-from concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
-from steering.apply import steer
+from icebear.steering.apply import steer
 
 
 def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int, ...]:

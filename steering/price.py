@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.calibration import calibrate
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
-from steering.apply import Statistic, steer
-from steering.phrases import asked_ids, predicted
+from icebear.steering.apply import Statistic, steer
+from icebear.steering.phrases import asked_ids, predicted
 
 NEUTRAL = (
     "The committee will meet again on Thursday to discuss the budget for the coming year.",
@@ -111,7 +111,7 @@ def price(
     """The price of a recipe.
 
     neutral: texts that it should leave alone.
-    held_out: sentences for the perplexity, such as `actmax.corpus.held_out` gives.
+    held_out: sentences for the perplexity, such as `icebear.actmax.corpus.held_out` gives.
     statistic: as of `steer`, an index's.
     budget: nats that the KL may cost; the price says when it does not hold.
     """

@@ -19,14 +19,14 @@ from serving import CHROMIUM, browser
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from actmax import build_index, index, read_corpus
-from actmax.corpus import held_out
-from concepts import Model, calibration
-from concepts.models import loading
-from concepts.models.presets import PRESETS
-from db import open_store
+from icebear.actmax import build_index, index, read_corpus
+from icebear.actmax.corpus import held_out
 from icebear.cache import cache_folder, ensure
-from steering import flip
+from icebear.concepts import Model, calibration
+from icebear.concepts.models import loading
+from icebear.concepts.models.presets import PRESETS
+from icebear.db import open_store
+from icebear.steering import flip
 
 LLAMA = LlamaConfig(
     vocab_size=50,
@@ -272,8 +272,8 @@ def started_alone(work, *arguments):
 def few_held_out(monkeypatch):
     """Prices that commands tell read 2 held-out sentences instead of 24."""
     few = partial(held_out, 2)
-    monkeypatch.setattr("actmax.corpus.held_out", few)
-    monkeypatch.setattr("app.demo.held_out", few)
+    monkeypatch.setattr("icebear.actmax.corpus.held_out", few)
+    monkeypatch.setattr("icebear.app.demo.held_out", few)
 
 
 @pytest.fixture(scope="session")

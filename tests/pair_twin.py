@@ -6,7 +6,7 @@ from itertools import product
 import torch
 from twin import Tape, Value, _summed
 
-from concepts import ATTNLRP
+from icebear.concepts import ATTNLRP
 
 
 class PairTape(Tape):

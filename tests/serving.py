@@ -32,7 +32,7 @@ def started(store: Path, **environment: str) -> Iterator[tuple[subprocess.Popen,
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "app.cli", "app", "--store", str(store), "--port", str(port)]
+    command = [sys.executable, "-m", "icebear", "app", "--store", str(store), "--port", str(port)]
     process = subprocess.Popen(
         command, start_new_session=True, cwd=Path(__file__).parent.parent, env={**os.environ, **environment}
     )

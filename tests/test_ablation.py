@@ -10,11 +10,11 @@ from conftest import IDS, LLAMA, Double, random_model
 from test_cli import run
 from test_differences import OTHER
 
-from concepts import attribute
-from concepts.evaluation import ablation as evaluation
-from concepts.evaluation import pairs
-from concepts.models.plan import plan
-from concepts.versus.ablation import Nodes, ablation, largest, matched, shares
+from icebear.concepts import attribute
+from icebear.concepts.evaluation import ablation as evaluation
+from icebear.concepts.evaluation import pairs
+from icebear.concepts.models.plan import plan
+from icebear.concepts.versus.ablation import Nodes, ablation, largest, matched, shares
 from icebear.errors import InputError, UnknownName
 
 

@@ -16,16 +16,16 @@ from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client, StdioServerParameters
 from test_others import make
 
-from actmax import build_index
-from app.agents import answers, tools
-from app.agents.server import server
-from app.agents.session import KEPT, Session
-from concepts import attribute, circuit
-from concepts.chance import BesideChance, removing
-from db import open_store
+from icebear.actmax import build_index
+from icebear.app.agents import answers, tools
+from icebear.app.agents.server import server
+from icebear.app.agents.session import KEPT, Session
+from icebear.concepts import attribute, circuit
+from icebear.concepts.chance import BesideChance, removing
+from icebear.db import open_store
 from icebear.edits import parse_edits
-from steering import Concept
-from steering.controls import beside_chance, elsewhere
+from icebear.steering import Concept
+from icebear.steering.controls import beside_chance, elsewhere
 
 PROMPT, OTHER = "ice bear", "big cats"
 CAMEL = "The wild camel lives in the"
@@ -140,7 +140,7 @@ def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
     found = beside_chance(model, PROMPT, edits, "z", "q", draws=3)
 
     def number(some):
-        from steering import steer
+        from icebear.steering import steer
 
         with steer(model, some):
             logits = model.next_logits(PROMPT)
@@ -357,7 +357,7 @@ def over_stdio(run, *words, **environment):
     """An async function of a client that has started `icebear mcp`."""
     root = Path(__file__).parent.parent
     told = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
-    command = [sys.executable, "-c", "from icebear.command import main; main()", "mcp", *words]
+    command = [sys.executable, "-m", "icebear", "mcp", *words]
     parameters = StdioServerParameters(command=command[0], args=command[1:], env=told)
 
     async def connected():
@@ -491,7 +491,7 @@ def test_without_the_model_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path):
-    words = ["-c", "from icebear.command import main; main()", "mcp", "--folder", str(tmp_path / "none")]
+    words = ["-m", "icebear", "mcp", "--folder", str(tmp_path / "none")]
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=root)
     assert (done.returncode, "There is no folder" in done.stderr) == (2, True)

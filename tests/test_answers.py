@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_chat import MODELS
 
-from concepts import CP_LRP, Chat, Model, attribute, matrix, origins, units
-from concepts.answers.units import units_of
-from concepts.models.answer import Answer, read_span
+from icebear.concepts import CP_LRP, Chat, Model, attribute, matrix, origins, units
+from icebear.concepts.answers.units import units_of
+from icebear.concepts.models.answer import Answer, read_span
 from icebear.errors import InputError
 
 WRITTEN = (11, 4, 7, 30, 2, 9)

@@ -18,21 +18,21 @@ from serving import started
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
-from actmax import build_index
-from app.sidebyside import compare
-from app.web import background, explain, state, words
-from app.web.explain import explained
-from app.web.steer import differences
-from concepts import Chat, attribute, units
-from concepts.answers.again import answer_of
-from concepts.evaluation import report
-from concepts.models import loading
-from concepts.models.families import FAMILIES
-from concepts.render import heatmap
-from db import Neuron, open_store
+from icebear.actmax import build_index
+from icebear.app.sidebyside import compare
+from icebear.app.web import background, explain, state, words
+from icebear.app.web.explain import explained
+from icebear.app.web.steer import differences
+from icebear.concepts import Chat, attribute, units
+from icebear.concepts.answers.again import answer_of
+from icebear.concepts.evaluation import report
+from icebear.concepts.models import loading
+from icebear.concepts.models.families import FAMILIES
+from icebear.concepts.render import heatmap
+from icebear.db import Neuron, open_store
 from icebear.errors import DownloadError
 
-MAIN = "../app/main.py"
+MAIN = "../app/web/script/main.py"
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(background, "_builds", {})
-    monkeypatch.setattr("actmax.corpus.read_corpus", lambda name, limit: corpus)
+    monkeypatch.setattr("icebear.actmax.corpus.read_corpus", lambda name, limit: corpus)
     return tmp_path
 
 
@@ -398,7 +398,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
         raise DownloadError("The texts could not be fetched; check the network.")
 
     with monkeypatch.context() as broken:
-        broken.setattr("actmax.corpus.read_corpus", offline)
+        broken.setattr("icebear.actmax.corpus.read_corpus", offline)
         fine(visit("neuron"))
         first = built()
         page = fine(visit("neuron"))
@@ -613,7 +613,7 @@ def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment,
     page = visit(view="neuron", neuron="L1.ffn.1")
     page.get_by_key("annotate").click().run()
     assert "is an index of" in page.error[0].value
-    monkeypatch.setattr("db.sqlite.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("icebear.db.sqlite.BUSY_SECONDS", 0.1)
     with open_store(folder / "wiki.db") as writer, writer.writing():
         page = fine(visit(view="neuron", neuron="L1.ffn.1"))  # readers look on
         page.get_by_key("label L1.ffn.1 ").set_value("mine").run()
@@ -627,7 +627,7 @@ def test_a_generation_that_fails(environment, monkeypatch, caplog):
         raise RuntimeError("out of `memory`")
 
     with monkeypatch.context() as broken:
-        broken.setattr("app.web.steer.compare", fail)
+        broken.setattr("icebear.app.web.steer.compare", fail)
         page.get_by_key("generate").click().run()
         assert "That failed" in page.error[0].value
     (record,) = [record for record in caplog.records if record.name == "icebear.app"]

@@ -16,12 +16,12 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
-from app.cli import main
-from app.recipes import EXAMPLE_RECIPE
-from concepts import attribute, load_model
-from concepts.models import conversion, presets
-from concepts.models.presets import PRESETS
 from icebear import cache
+from icebear.app.cli import main
+from icebear.app.recipes import EXAMPLE_RECIPE
+from icebear.concepts import attribute, load_model
+from icebear.concepts.models import conversion, presets
+from icebear.concepts.models.presets import PRESETS
 from icebear.errors import DownloadError, InputError, ModelError
 
 RUN = CliRunner()
@@ -111,11 +111,11 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr("app.verbs.explain.load", lambda **_: loaded)
-    monkeypatch.setattr("concepts.attribution.attribute", full)
+    monkeypatch.setattr("icebear.app.verbs.explain.load", lambda **_: loaded)
+    monkeypatch.setattr("icebear.concepts.attribution.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
     fails("attribute", PROMPT, message=message)
-    monkeypatch.setattr("app.verbs.explain.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
+    monkeypatch.setattr("icebear.app.verbs.explain.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
     assert isinstance(RUN.invoke(main, ["attribute", PROMPT]).exception, ZeroDivisionError)
 
 
@@ -177,7 +177,7 @@ def test_models_devices_and_dtypes(tmp_path):
 def test_unknown_family_says_what_is_known():
     from transformers import AutoModelForCausalLM, CodeGenConfig
 
-    from concepts import Model, attribute
+    from icebear.concepts import Model, attribute
 
     config = CodeGenConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=1, rotary_dim=4)
     net = AutoModelForCausalLM.from_config(config)
@@ -304,7 +304,7 @@ def test_a_local_folder_a_lora_adapter_and_a_gguf_suffix(tmp_path, smol):
 
 
 def test_a_user_mistake_in_a_real_process_has_no_traceback(tiny_folder):
-    command = [sys.executable, "-m", "app.cli", "project", "L99.ffn.1", "--model", tiny_folder]
+    command = [sys.executable, "-m", "icebear", "project", "L99.ffn.1", "--model", tiny_folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -6,8 +6,8 @@ from conftest import IDS, LLAMA, random_model
 from families import dense, others
 from test_others import make
 
-from concepts import Model, attribute
-from concepts.baselines.methods import (
+from icebear.concepts import Model, attribute
+from icebear.concepts.baselines.methods import (
     BASELINES,
     SEARCH,
     Alti,
@@ -25,12 +25,12 @@ from concepts.baselines.methods import (
     SmoothGrad,
     named,
 )
-from concepts.evaluation.methods import token_scores
-from concepts.lrp.context import relevance_rules
-from concepts.lrp.method import PA_LRP
-from concepts.models.plan import plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import new_ledger
+from icebear.concepts.evaluation.methods import token_scores
+from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.lrp.method import PA_LRP
+from icebear.concepts.models.plan import plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import new_ledger
 from icebear.errors import InputError, UnknownName
 
 MASK = 49

@@ -9,10 +9,10 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
-from app.cli import main
-from concepts import CP_LRP, attribute
-from concepts import behaviour as module
-from concepts.behaviour import Case, behaviour, read
+from icebear.app.cli import main
+from icebear.concepts import CP_LRP, attribute
+from icebear.concepts import behaviour as module
+from icebear.concepts.behaviour import Case, behaviour, read
 from icebear.errors import InputError
 
 CASES = [

@@ -7,14 +7,14 @@ import torch
 from conftest import LLAMA_BIASES, random_model
 from transformers import LlamaConfig
 
-from concepts import CP_LRP, AttnLRP, Model, Neuron, attribute, project
-from concepts.lrp.method import Gamma
-from concepts.models.dispatch import packed
-from concepts.models.linear import Linear
-from concepts.models.loading import load_model
+from icebear.concepts import CP_LRP, AttnLRP, Model, Neuron, attribute, project
+from icebear.concepts.lrp.method import Gamma
+from icebear.concepts.models.dispatch import packed
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.loading import load_model
 from icebear.errors import InputError, ModelError, RecipeError
-from steering import Edit, Recipe, steer
-from steering.permanent import patch
+from icebear.steering import Edit, Recipe, steer
+from icebear.steering.permanent import patch
 
 PROMPT = "Paris Rome A"
 

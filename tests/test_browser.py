@@ -6,12 +6,12 @@ from urllib.parse import quote
 import pytest
 from serving import open_view, serving, settled
 
-from actmax import annotate, build_index, read_corpus
-from app.demo import CONTRAST, OTHER, PROMPT
-from app.recipes import EXAMPLE_RECIPE
-from concepts import Neuron, circuit
-from db import open_store
-from steering import Recipe
+from icebear.actmax import annotate, build_index, read_corpus
+from icebear.app.demo import CONTRAST, OTHER, PROMPT
+from icebear.app.recipes import EXAMPLE_RECIPE
+from icebear.concepts import Neuron, circuit
+from icebear.db import open_store
+from icebear.steering import Recipe
 
 TALK = [
     {"role": "user", "content": "What is the capital of France? " + "wide" * 30},

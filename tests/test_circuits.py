@@ -25,15 +25,15 @@ from test_differences import OTHER, pair_of
 from test_others import make
 from torch.autograd.functional import jacobian
 
-from concepts import attribute
-from concepts.calibration import calibrate
-from concepts.circuits import checks, drawing, edges, nodes
-from concepts.circuits.circuit import circuit
-from concepts.circuits.groups import grouped
-from concepts.circuits.records import Group, Node, Rest, Token
-from concepts.passes.sites import visiting
+from icebear.concepts import attribute
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.circuits import checks, drawing, edges, nodes
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.groups import grouped
+from icebear.concepts.circuits.records import Group, Node, Rest, Token
+from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
-from steering import steer
+from icebear.steering import steer
 
 KNOWN = {**dense(layers=4), "mixtral": mixtures()["mixtral"], "qwen3_moe": mixtures()["qwen3_moe"], "llama": LLAMA}
 
@@ -364,7 +364,7 @@ def test_a_groups_recipe_is_its_exchange(graph):
 
 def test_fed_by_tokens_is_a_share(graph):
     """What a node is fed by sums to one, where nothing is lost."""
-    from concepts.circuits.groups import fed
+    from icebear.concepts.circuits.groups import fed
 
     assert torch.allclose(fed(graph).sum(-1), torch.ones(len(graph.nodes)).double(), atol=1e-6)
 
@@ -467,7 +467,7 @@ def test_two_circuits_overlap_and_by_chance(graph):
 
 def test_a_number_that_both_prompts_give_alike_has_no_circuit(graph, monkeypatch):
     alike = replace(graph.relevances[0], conserved=replace(graph.relevances[0].conserved, target=0.0))
-    monkeypatch.setattr("concepts.circuits.circuit.attribute", lambda *args, **options: alike)
+    monkeypatch.setattr("icebear.concepts.circuits.circuit.attribute", lambda *args, **options: alike)
     with pytest.raises(InputError, match="nothing to explain"):
         circuit(graph.model, IDS, 11, 12, versus=OTHER)
 

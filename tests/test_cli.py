@@ -7,9 +7,9 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from app import demo
-from app.cli import main
-from app.recipes import EXAMPLE_RECIPE
+from icebear.app import demo
+from icebear.app.cli import main
+from icebear.app.recipes import EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.usefixtures("smol", "few_held_out")
 RUN = CliRunner()

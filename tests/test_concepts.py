@@ -16,23 +16,23 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 from sklearn.metrics import roc_auc_score
 
-from app.cli import main
-from concepts import attribute, circuit
-from concepts.lrp.method import CP_LRP
-from db import open_store
 from icebear import Concept, find_concept
+from icebear.app.cli import main
+from icebear.concepts import attribute, circuit
+from icebear.concepts.lrp.method import CP_LRP
+from icebear.db import open_store
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
-from steering import steer
-from steering.latent import evaluation, finding
-from steering.latent import topics as latent_topics
-from steering.latent.choosing import auroc, auroc_error, universal
-from steering.latent.cost import strength_at
-from steering.latent.likeness import likeness, nearest
-from steering.latent.reading import read
-from steering.latent.topics import CONCEPTS, part_of, topics
-from steering.latent.vectors import pushed, streams
-from steering.price import NEUTRAL, Neutral
+from icebear.steering import steer
+from icebear.steering.latent import evaluation, finding
+from icebear.steering.latent import topics as latent_topics
+from icebear.steering.latent.choosing import auroc, auroc_error, universal
+from icebear.steering.latent.cost import strength_at
+from icebear.steering.latent.likeness import likeness, nearest
+from icebear.steering.latent.reading import read
+from icebear.steering.latent.topics import CONCEPTS, part_of, topics
+from icebear.steering.latent.vectors import pushed, streams
+from icebear.steering.price import NEUTRAL, Neutral
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SONGS = [TOPICS["song"][start::3] for start in range(3)]

@@ -13,12 +13,12 @@ import pytest
 import sentencex
 from click.testing import CliRunner
 
-from actmax import read_corpus
-from actmax.corpus import sentence_id
-from app.cli import main
-from app.progress import indexing
-from app.verbs import store as store_verbs
-from db import open_store
+from icebear.actmax import read_corpus
+from icebear.actmax.corpus import sentence_id
+from icebear.app.cli import main
+from icebear.app.progress import indexing
+from icebear.app.verbs import store as store_verbs
+from icebear.db import open_store
 from icebear.errors import InputError
 
 

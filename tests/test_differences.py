@@ -12,15 +12,15 @@ from families import dense, mixtures, others
 from test_others import make, prompt
 from test_twin import NO_SDPA, ONLY_SDPA
 
-from concepts import ATTNLRP, DIFFERENCE, Difference, attribute, circuit
-from concepts.evaluation import pairs
-from concepts.lrp import differences, operations
-from concepts.lrp.context import relevance_rules
-from concepts.models.plan import plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.neurons import AllNeurons
-from concepts.passes.run import run
-from concepts.passes.targets import Logits
+from icebear.concepts import ATTNLRP, DIFFERENCE, Difference, attribute, circuit
+from icebear.concepts.evaluation import pairs
+from icebear.concepts.lrp import differences, operations
+from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.models.plan import plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.targets import Logits
 from icebear.errors import MissingRule
 
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]

@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 import icebear
-from app.cli import main
-from concepts.models import loading
-from steering import flipping
-from steering import price as pricing
+from icebear.app.cli import main
+from icebear.concepts.models import loading
+from icebear.steering import flipping
+from icebear.steering import price as pricing
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -246,8 +246,8 @@ def test_the_drawing_of_the_imports_is_current_and_every_arrow_goes_down():
 def test_a_circle_is_not_drawn(tmp_path, monkeypatch):
     imports = script("imports")
     (tmp_path / "concepts").mkdir()
-    (tmp_path / "concepts" / "a.py").write_text("from concepts.b import x")
-    (tmp_path / "concepts" / "b.py").write_text("def f():\n    from concepts import a")
+    (tmp_path / "concepts" / "a.py").write_text("from icebear.concepts.b import x")
+    (tmp_path / "concepts" / "b.py").write_text("def f():\n    from icebear.concepts import a")
     monkeypatch.setattr(imports, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match="import one another: concepts/a, concepts/b"):
         imports.graph()

@@ -7,12 +7,12 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
-from app.cli import main
-from concepts.lrp.method import ATTNLRP
+from icebear.app.cli import main
+from icebear.concepts.lrp.method import ATTNLRP
 from icebear.errors import InputError
-from steering import counterfacts, flip, steer
-from steering.last_token import LastToken
-from steering.paraphrases import Paraphrases
+from icebear.steering import counterfacts, flip, steer
+from icebear.steering.last_token import LastToken
+from icebear.steering.paraphrases import Paraphrases
 
 PROMPTS = ["The capital of France is", "The capital city of France is", "France's capital is"]
 

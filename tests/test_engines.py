@@ -9,14 +9,14 @@ import pytest
 import torch
 from conftest import printed
 
-from actmax import annotate, build_index, describe, on_ray, read_corpus
-from app.terminal import card
-from concepts import Neuron, attribute
-from concepts.relevance import Relevance
-from db import open_store
+from icebear.actmax import annotate, build_index, describe, on_ray, read_corpus
+from icebear.app.terminal import card
+from icebear.concepts import Neuron, attribute
+from icebear.concepts.relevance import Relevance
+from icebear.db import open_store
 from icebear.errors import InputError, StoreError
-from steering import Edit
-from steering.flipping import _about, _slopes, _start
+from icebear.steering import Edit
+from icebear.steering.flipping import _about, _slopes, _start
 
 K = 5
 

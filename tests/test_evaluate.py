@@ -13,10 +13,10 @@ import torch
 from click.testing import CliRunner
 from conftest import started_alone
 
-from app.cli import main
-from concepts import selftest
-from concepts.baselines.methods import Random
-from concepts.evaluation import cost, pruning, report, runner
+from icebear.app.cli import main
+from icebear.concepts import selftest
+from icebear.concepts.baselines.methods import Random
+from icebear.concepts.evaluation import cost, pruning, report, runner
 from icebear.errors import InputError
 
 ROOT = Path(__file__).parent.parent

@@ -11,13 +11,13 @@ from conftest import IDS, LLAMA, Letters, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmax import read_corpus
-from app.cli import main
-from concepts import Model
-from concepts.baselines.methods import ALL, SEARCH, listed
-from concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
-from concepts.evaluation.questions import Question, choices, next_words, reviews
-from concepts.models.plan import plan
+from icebear.actmax import read_corpus
+from icebear.app.cli import main
+from icebear.concepts import Model
+from icebear.concepts.baselines.methods import ALL, SEARCH, listed
+from icebear.concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
+from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews
+from icebear.concepts.models.plan import plan
 from icebear.errors import InputError, NumericalError, UnknownName
 
 RUN = CliRunner()
@@ -356,8 +356,8 @@ def test_latent_rankings(model):
     neuron = (1, 7)
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
         asked = plan(model, [IDS]).resolved(model)
-        from concepts.baselines.common import value
-        from concepts.passes.sites import visiting
+        from icebear.concepts.baselines.common import value
+        from icebear.concepts.passes.sites import visiting
 
         def scaled(factor):
             def visit(site, layer, x):

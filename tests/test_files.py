@@ -14,13 +14,13 @@ from datasette.app import Datasette
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmax import build_index, describe
-from actmax.card import Card
-from concepts import PA_LRP, AttnLRP, Gamma, Relevance, ablation, attribute, circuit, files
-from concepts.baselines.methods import IntegratedGradients
-from concepts.circuits.graph import Graph
-from concepts.evaluation import report
-from db import open_store
+from icebear.actmax import build_index, describe
+from icebear.actmax.card import Card
+from icebear.concepts import PA_LRP, AttnLRP, Gamma, Relevance, ablation, attribute, circuit, files
+from icebear.concepts.baselines.methods import IntegratedGradients
+from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.evaluation import report
+from icebear.db import open_store
 from icebear.errors import InputError
 from icebear.records import Neuron
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import ICE_BEAR, LLAMA, random_model
 
-from concepts import Model
-from db import open_store
+from icebear.concepts import Model
+from icebear.db import open_store
 from icebear.errors import RecipeError
-from steering import Recipe, steer
+from icebear.steering import Recipe, steer
 
 OLD = Path(__file__).parent / "data" / "250f754"
 

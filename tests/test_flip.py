@@ -13,18 +13,18 @@ from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense, mixtures
 from test_others import make
 
-from app.cli import main
-from concepts import ATTNLRP, Chat, Model, Neuron, attribute
-from concepts.calibration import calibrate
+from icebear.app.cli import main
+from icebear.concepts import ATTNLRP, Chat, Model, Neuron, attribute
+from icebear.concepts.calibration import calibrate
 from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
-from steering import Edit, Recipe, flip, steer
-from steering.flipping import CHOOSERS, MARGIN, _edits, _Found, _proposals, _pruned, _search, _start, margins
-from steering.flips import Pair, first_tokens, flips, run, summary
-from steering.knowledge import effects, refine, report
-from steering.last_token import LastToken
-from steering.phrases import predicted, probability
-from steering.price import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
+from icebear.steering import Edit, Recipe, flip, steer
+from icebear.steering.flipping import CHOOSERS, MARGIN, _edits, _Found, _proposals, _pruned, _search, _start, margins
+from icebear.steering.flips import Pair, first_tokens, flips, run, summary
+from icebear.steering.knowledge import effects, refine, report
+from icebear.steering.last_token import LastToken
+from icebear.steering.phrases import predicted, probability
+from icebear.steering.price import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
 
 RUN = CliRunner()
 
@@ -63,7 +63,7 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
 def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
     desert.save(tmp_path / "d.json")
     code = (
-        "import sys; from concepts import load_model; from steering import Recipe, steer\n"
+        "import sys; from icebear.concepts import load_model; from icebear.steering import Recipe, steer\n"
         "model = load_model(dtype='float32', device='cpu')\n"
         f"with steer(model, Recipe.load(sys.argv[1])): print(repr(model.predict({ICE_BEAR!r}, 1)[0].text))"
     )
@@ -95,7 +95,7 @@ def test_an_answer_that_is_there_needs_nothing(smol):
 def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
     """A token that is first by less than the margin needs nothing, and what holds by less is not thrown away."""
     first = letters.predict("the ice bear", 1)[0].id
-    monkeypatch.setattr("steering.flipping.MARGIN", 100.0)
+    monkeypatch.setattr("icebear.steering.flipping.MARGIN", 100.0)
     assert len(flip(letters, "the ice bear", first)) == 0
     wanted = letters.predict("the ice bear", 3)[2].id
     recipe = flip(letters, "the ice bear", wanted, like="a source prompt")
@@ -306,7 +306,7 @@ def test_reading_a_prompt_once_changes_nothing():
 def test_many_rows_go_in_parts(letters, monkeypatch):
     whole = LastToken(letters, IDS)
     proposals = [{(1, index, 0): 3.0} for index in range(9)]
-    monkeypatch.setattr("steering.last_token.ROWS", 4)
+    monkeypatch.setattr("icebear.steering.last_token.ROWS", 4)
     assert torch.equal(LastToken(letters, IDS).logits(proposals).argmax(-1), whole.logits(proposals).argmax(-1))
     assert LastToken(letters, IDS).rows == 4
     assert LastToken(letters, [3]).logits([{}]).shape == (1, 1, 50)
@@ -433,7 +433,9 @@ def test_controls_have_the_same_budget_and_reach(letters):
 def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
     state = _start(letters, "the ice bear", (7,), "a source prompt")
     tried = len(_proposals(state, {}, CHOOSERS["distance"](state, {}), []))
-    monkeypatch.setattr("steering.flipping.margins", lambda state, proposals: torch.full((len(proposals),), -9.0))
+    monkeypatch.setattr(
+        "icebear.steering.flipping.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
+    )
     first = _search(_Found({}, -1.0), [], 10, CHOOSERS["distance"], None, state)
     assert (first.edits, first.rounds) == ({}, ((tried, -1.0),))
     assert _Found({}, 2.0, ((10, 2.0),)).after(first).rounds == ((tried, -1.0), (tried + 10, 2.0))
@@ -485,7 +487,7 @@ def test_facts_go_through_the_model_in_parts(letters, monkeypatch):
     neurons, whole = found()
     sizes = []
     hook = letters.embeddings[0].register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    monkeypatch.setattr("steering.knowledge.ROWS", 2)
+    monkeypatch.setattr("icebear.steering.knowledge.ROWS", 2)
     again, parts = found()
     hook.remove()
     assert (max(sizes), again) == (2, neurons)

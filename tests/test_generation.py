@@ -7,7 +7,7 @@ from conftest import random_model
 from families import dense, mixtures
 from transformers import GenerationConfig, LlamaConfig
 
-from concepts import Model
+from icebear.concepts import Model
 
 CONFIG = LlamaConfig(
     vocab_size=200,

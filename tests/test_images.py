@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from PIL import Image, ImageDraw
 from transformers import ViTConfig, ViTForImageClassification
 
-from app.cli import main
-from concepts import VIT, attribute, load_model
+from icebear.app.cli import main
+from icebear.concepts import VIT, attribute, load_model
 
 RUN = CliRunner()
 

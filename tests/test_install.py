@@ -14,12 +14,16 @@ import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 
-from app.cli import main
+from icebear.app.cli import main
 from icebear.extras import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
+
+
+FOLDERS = ("concepts", "actmax", "steering", "db", "app")
+"""Of this repository; installed they are parts of `icebear`."""
 
 
 def test_lower_bounds_are_what_is_tested():
@@ -43,7 +47,7 @@ HIDDEN = [module for modules in EXTRAS.values() for module in modules]
 PLAIN = f"""
 import sys
 sys.modules.update(dict.fromkeys({HIDDEN}))  # as if they were not installed
-from app.cli import main
+from icebear.app.cli import main
 for words in (
     ["attribute", "Rome is"],
     ["rank", "Rome is", "--top", "3"],
@@ -113,8 +117,11 @@ def test_a_wheel_is_enough(tmp_path, tiny_folder):
     bin = next(path for path in (home / "bin", home / "Scripts") if path.is_dir())
     packages = Path(run(bin / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))  # whose own .pth files are not read then
-    where = run(bin / "python", "-c", "import icebear, app; print(icebear.__file__, app.__file__)").split()
+    for name in FOLDERS:  # a user's own files, beside which everything below runs
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not ours')")
+    where = run(bin / "python", "-c", "import icebear.app; print(icebear.__file__, icebear.app.__file__)").split()
     assert all(Path(path).is_relative_to(packages) for path in where)
+    assert "project" in run(bin / "python", "-m", "icebear", "-h")
     told = json.loads(run(bin / "icebear", "project", "L1.ffn.3", "--json", "--model", tiny_folder))
     assert len(told["promoted"]) == 20
     assert "project" in run(bin / "icebear", "-h")

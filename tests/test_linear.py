@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from concepts import Model, Neuron, project, vocabulary
-from concepts.models.linear import Linear
-from concepts.vocabulary import unembed, unembedding, w1, w2, w2_row, written
-from steering import Edit, Recipe
-from steering.permanent import patch
+from icebear.concepts import Model, Neuron, project, vocabulary
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.vocabulary import unembed, unembedding, w1, w2, w2_row, written
+from icebear.steering import Edit, Recipe
+from icebear.steering.permanent import patch
 
 CONFIGS = {**dense(), **mixtures()}
 PARTS = [2, -1, slice(None), slice(1, 4), slice(0), torch.tensor([4, 0, 4]), torch.tensor([], dtype=torch.long)]

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from concepts import Model, attribute, load_model
-from concepts.models import gguf as gguf_files
-from concepts.models import loading
+from icebear.concepts import Model, attribute, load_model
+from icebear.concepts.models import gguf as gguf_files
+from icebear.concepts.models import loading
 from icebear.errors import IcebearError, ModelError
 
 IDS = [7, 3, 12]

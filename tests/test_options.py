@@ -9,12 +9,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli import main
-from app.options import OPTIONS, load
-from concepts import load_model
-from db import open_store
+from icebear.app.cli import main
+from icebear.app.options import OPTIONS, load
+from icebear.concepts import load_model
+from icebear.db import open_store
 from icebear.errors import ModelError
-from steering import Edit, Recipe
+from icebear.steering import Edit, Recipe
 
 RUN = CliRunner()
 OWN_VALUES = {"--site", "--task", "--max-tokens"}

@@ -10,20 +10,20 @@ from conftest import IDS, LLAMA, Double, Letters
 from families import others
 from rich.console import Console
 
-from actmax import annotate, build_index, read_corpus
-from actmax.directions import gated
-from app.sidebyside import compare
-from app.terminal import explanation, side_by_side
-from app.web import charts
-from concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
-from concepts.chance import removing
-from concepts.models.plan import plan
-from concepts.passes.sites import visiting
-from concepts.selftest import selftest
-from concepts.vocabulary import w1, w2
-from db import open_store
+from icebear.actmax import annotate, build_index, read_corpus
+from icebear.actmax.directions import gated
+from icebear.app.sidebyside import compare
+from icebear.app.terminal import explanation, side_by_side
+from icebear.app.web import charts
+from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
+from icebear.concepts.chance import removing
+from icebear.concepts.models.plan import plan
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.selftest import selftest
+from icebear.concepts.vocabulary import w1, w2
+from icebear.db import open_store
 from icebear.errors import InputError, ModelError, UnknownName
-from steering import Edit, steer
+from icebear.steering import Edit, steer
 
 NAMES = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
 CONFIGS = {

@@ -6,13 +6,13 @@ import transformers
 from conftest import IDS, LLAMA, Letters, random_model
 from families import mixtures, others
 
-from concepts import CP_LRP, Model, Neuron, attribute, attribution
-from concepts.models.plan import plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.largest import LargestNeurons
-from concepts.passes.neurons import AllNeurons
-from concepts.passes.run import new_ledger, run
-from concepts.passes.targets import Activations, Logits
+from icebear.concepts import CP_LRP, Model, Neuron, attribute, attribution
+from icebear.concepts.models.plan import plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.largest import LargestNeurons
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import new_ledger, run
+from icebear.concepts.passes.targets import Activations, Logits
 from icebear.errors import InputError
 
 SITES = ("ffn", "attn")

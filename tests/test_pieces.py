@@ -5,7 +5,7 @@ import random
 import pytest
 from conftest import LLAMA, random_model
 
-from concepts import Model
+from icebear.concepts import Model
 
 SIGNS = {
     "latin": "abc DEF .,é",

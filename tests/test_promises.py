@@ -9,12 +9,12 @@ import torch
 from conftest import IDS, LLAMA, random_model
 from torch import nn
 
-from concepts import ATTNLRP, CP_LRP, Neuron, attribute
-from concepts.baselines.methods import ALL
-from concepts.lrp import context
-from concepts.lrp.context import relevance_rules
-from concepts.neuron_attribution import attribute_neurons
-from concepts.passes import run as passes
+from icebear.concepts import ATTNLRP, CP_LRP, Neuron, attribute
+from icebear.concepts.baselines.methods import ALL
+from icebear.concepts.lrp import context
+from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.neuron_attribution import attribute_neurons
+from icebear.concepts.passes import run as passes
 from icebear.errors import InputError, MissingRule, NumericalError
 
 INPUT = torch.tensor([IDS])
@@ -228,7 +228,7 @@ def test_nan_is_named_by_its_layer(llama):
 
 def test_deepcopied_model_has_the_same_fingerprint_in_another_dtype(llama):
     half = copy.deepcopy(llama.net).to(torch.bfloat16)
-    from concepts import Model
+    from icebear.concepts import Model
 
     assert Model(half).fingerprint == llama.fingerprint
     assert random_model(LLAMA, seed=1).fingerprint != llama.fingerprint

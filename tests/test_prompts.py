@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import IDS, LLAMA, Letters, random_model
 
-from concepts import Model, attribute
-from concepts.models.prompts import Prompt
+from icebear.concepts import Model, attribute
+from icebear.concepts.models.prompts import Prompt
 from icebear.errors import InputError
 
 ASKED = [{"role": "user", "content": "Where do ice bears live?"}]

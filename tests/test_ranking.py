@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from conftest import IDS
 
-from app.cli import main
-from concepts import attribute
+from icebear.app.cli import main
+from icebear.concepts import attribute
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
 

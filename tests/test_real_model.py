@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import ICE_BEAR
 
-from concepts import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
 from icebear.cache import cached
+from icebear.concepts import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
 from icebear.errors import DownloadError
 
 
@@ -63,7 +63,7 @@ def test_an_attention_neurons_words_are_its_output_columns(smol):
 @pytest.mark.real
 @pytest.mark.network
 def test_gemma3_on_real_weights():
-    from concepts.models.presets import PRESETS
+    from icebear.concepts.models.presets import PRESETS
 
     wanted = os.environ.get("ICEBEAR_TEST_GEMMA")
     if not wanted and not cached(PRESETS["gemma3-270m"].folder):

@@ -7,12 +7,11 @@ from conftest import ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense
 from safetensors import safe_open
 
-import steering
-from app.cli import main
-from concepts import load_model
+from icebear.app.cli import main
+from icebear.concepts import load_model
 from icebear.errors import RecipeError
-from steering import Edit, Recipe, steer
-from steering.permanent import difference, patch, patched, save_patch
+from icebear.steering import Edit, Recipe, apply_patch, steer
+from icebear.steering.permanent import difference, patch, patched, save_patch
 
 
 def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):
@@ -81,13 +80,13 @@ def test_a_saved_patch_is_steering_in_plain_transformers(edits, new, tiny_folder
         said = opened.metadata() or {}
     assert (said.get("fingerprint"), said.get("new_biases", "nothing").split()) == (model.fingerprint, new)
     assert (f"The model has no {', '.join(new)}" in made.stderr) == bool(new)
-    assert ("steering.apply_patch(net, file)" in made.stderr) == bool(new)
+    assert ("icebear.steering.apply_patch(net, file)" in made.stderr) == bool(new)
     ids = torch.tensor([IDS])
     with steer(model, recipe):
         steered = model.net(ids).logits
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder)
     before = plain(ids).logits
-    steering.apply_patch(plain, file)
+    apply_patch(plain, file)
     assert (before - steered).abs().max() > 0.01
     assert (plain(ids).logits - steered).abs().max() < 1e-4
 
@@ -98,10 +97,10 @@ def test_a_patch_of_another_model_changes_nothing(tmp_path):
     for net in (other.net, random_model(type(LLAMA)(**{**LLAMA.to_dict(), "hidden_size": 32})).net):
         before = {name: value.clone() for name, value in net.state_dict().items()}
         with pytest.raises(RecipeError, match="is of another model"):
-            steering.apply_patch(net, tmp_path / "p.safetensors")
+            apply_patch(net, tmp_path / "p.safetensors")
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     with pytest.raises(RecipeError, match="cannot be read as a patch"):
-        steering.apply_patch(one.net, tmp_path / "none.safetensors")
+        apply_patch(one.net, tmp_path / "none.safetensors")
 
 
 def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 from twin import linear_shares
 
-from concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
-from concepts.lrp.context import relevance_rules
-from concepts.lrp.method import METHODS
+from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
+from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.lrp.method import METHODS
 from icebear.errors import InputError, UnknownName
 
 RULES = [Epsilon(), Epsilon(0.5), Gamma(0.25), Gamma(3), ZPlus(), AlphaBeta(1), AlphaBeta(2)]

@@ -6,10 +6,10 @@ from conftest import ICE_BEAR, IDS, LLAMA, random_model
 from test_chat import ASKED, MODELS, TALK
 from test_others import make
 
-from concepts import Chat
-from concepts.passes.sites import visiting
+from icebear.concepts import Chat
+from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
-from steering import Edit, steer
+from icebear.steering import Edit, steer
 
 PROMPTS = [ICE_BEAR, "In winter the lakes of the far north"]
 STRONG = "L29.ffn.860=-20"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from app.cli import main
-from concepts import attribute, load_model
-from concepts.baselines.methods import listed
-from concepts.evaluation import contexts, spans
+from icebear.app.cli import main
+from icebear.concepts import attribute, load_model
+from icebear.concepts.baselines.methods import listed
+from icebear.concepts.evaluation import contexts, spans
 from icebear.errors import InputError
 
 METHODS = "attnlrp,gxi,random"

@@ -16,12 +16,11 @@ import torch
 from conftest import LLAMA, Letters, printed, random_model
 from transformers import GPT2Config
 
-import actmax.card
-from actmax import annotate, build_index, describe, index, read_corpus
-from app.terminal import card
-from concepts import Model
-from concepts.vocabulary import w1, w2_row
-from db import open_store, vectors
+from icebear.actmax import annotate, build_index, describe, index, read_corpus
+from icebear.app.terminal import card
+from icebear.concepts import Model
+from icebear.concepts.vocabulary import w1, w2_row
+from icebear.db import open_store, vectors
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron
 
@@ -253,7 +252,7 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
     with open_store(tmp_path / "i.db") as store:
         build_index(model, corpus, store, k=K)
         whole = describe(store, neuron)
-        monkeypatch.setattr(actmax.card, "LARGE", store.vector_bytes())
+        monkeypatch.setattr("icebear.actmax.card.LARGE", store.vector_bytes())
         with monkeypatch.context() as patch:
             patch.setattr(vectors, "load", None)
             quick = describe(store, neuron)

@@ -7,11 +7,11 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from actmax import build_index
-from app.cli import main
-from app.story import story
-from concepts import ablation, attribute, circuit
-from db import open_store
+from icebear.actmax import build_index
+from icebear.app.cli import main
+from icebear.app.story import story
+from icebear.concepts import ablation, attribute, circuit
+from icebear.db import open_store
 
 PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from app.cli import main
+from icebear.app.cli import main
 
 RUN = CliRunner()
 QUESTION = "Where do ice bears live?"

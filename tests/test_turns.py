@@ -11,9 +11,9 @@ import torch
 from conftest import LLAMA, Letters, random_model
 from transformers import LlamaConfig
 
-from concepts import Model, attribute
-from steering import Edit, Recipe, steer
-from steering.permanent import patch, patched
+from icebear.concepts import Model, attribute
+from icebear.steering import Edit, Recipe, steer
+from icebear.steering.permanent import patch, patched
 
 PROMPT, OTHER = "The ice bear", "A camel lives"
 EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", 'L1.ffn.6=5@seen:"a"']

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from conftest import IDS, Double, Letters, random_model
 from families import dense
 
-from app.cli import main
-from concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute
-from concepts.versus.ablation import ablation
-from concepts.versus.models import likeness
+from icebear.app.cli import main
+from icebear.concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute
+from icebear.concepts.versus.ablation import ablation
+from icebear.concepts.versus.models import likeness
 from icebear.errors import InputError
 
 CONFIGS = dense()

@@ -8,12 +8,12 @@ from test_cli import RUN, run
 from test_differences import OTHER, pair_of
 from test_others import make
 
-from app.cli import main
-from concepts import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute
-from concepts.versus.alignment import alignment
-from concepts.versus.proposals import common, proposals
+from icebear.app.cli import main
+from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute
+from icebear.concepts.versus.alignment import alignment
+from icebear.concepts.versus.proposals import common, proposals
 from icebear.errors import InputError
-from steering import steer
+from icebear.steering import steer
 
 SITES = ("ffn", "attn")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels import kinds, scores
-from actmax.labels.chance import clears, controls, drawn, nulls, other_labels, p_value
-from actmax.labels.choice import (
+from icebear.actmax.labels import kinds, scores
+from icebear.actmax.labels.chance import clears, controls, drawn, nulls, other_labels, p_value
+from icebear.actmax.labels.choice import (
     Chosen,
     Pair,
     Values,
@@ -23,14 +23,14 @@ from actmax.labels.choice import (
     judged,
     writes,
 )
-from actmax.labels.label import Label
-from actmax.labels.reading import read
-from actmax.labels.sample import Sample, samples
-from actmax.labels.scores import Fires
-from actmax.labels.topics import topics
-from actmax.labels.writes import Row, tested
-from concepts.models.model import Model
-from db.store import Store
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.reading import read
+from icebear.actmax.labels.sample import Sample, samples
+from icebear.actmax.labels.scores import Fires
+from icebear.actmax.labels.topics import topics
+from icebear.actmax.labels.writes import Row, tested
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
 from icebear.errors import InputError, StoreError
 from icebear.records import Meaning, Neuron
 

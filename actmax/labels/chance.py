@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels import kinds
-from actmax.labels.choice import (
+from icebear.actmax.labels import kinds
+from icebear.actmax.labels.choice import (
     Chosen,
     Pair,
     Values,
@@ -21,12 +21,12 @@ from actmax.labels.choice import (
     judged,
     writes,
 )
-from actmax.labels.evidence import Place, evidence
-from actmax.labels.label import Label
-from actmax.labels.sample import Sample
-from actmax.labels.scores import Fires
-from concepts.models.model import Model
-from db.store import Store
+from icebear.actmax.labels.evidence import Place, evidence
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.sample import Sample
+from icebear.actmax.labels.scores import Fires
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
 from icebear.records import Neuron
 
 CONTROLS = 100

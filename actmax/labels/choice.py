@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels import kinds, scores
-from actmax.labels.evidence import Place, evidence
-from actmax.labels.label import Label
-from actmax.labels.sample import PARTS, Sample, part_of, words
-from actmax.labels.scores import Fires
-from db.store import Store
+from icebear.actmax.labels import kinds, scores
+from icebear.actmax.labels.evidence import Place, evidence
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.sample import PARTS, Sample, part_of, words
+from icebear.actmax.labels.scores import Fires
+from icebear.db.store import Store
 from icebear.records import Example, Neuron
 
 SHORTER = 0.01

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels import kinds, scores
-from actmax.labels.auto import activations
-from actmax.labels.chance import by_chance, clears, nulls, other_labels, p_value
-from actmax.labels.choice import (
+from icebear.actmax.labels import kinds, scores
+from icebear.actmax.labels.auto import activations
+from icebear.actmax.labels.chance import by_chance, clears, nulls, other_labels, p_value
+from icebear.actmax.labels.choice import (
     Chosen,
     Pair,
     Values,
@@ -24,12 +24,12 @@ from actmax.labels.choice import (
     the_better,
     writes,
 )
-from actmax.labels.label import Label
-from actmax.labels.sample import Sample
-from actmax.labels.scores import Fires
-from actmax.labels.writes import Row, tested
-from concepts.models.model import Model
-from db.store import Store
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.sample import Sample
+from icebear.actmax.labels.scores import Fires
+from icebear.actmax.labels.writes import Row, tested
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
 from icebear.records import Neuron
 
 THIRDS = ("first third", "middle third", "last third")

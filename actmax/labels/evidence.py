@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels.sample import Sample, key, words
+from icebear.actmax.labels.sample import Sample, key, words
 
 TOKENS = 0.01
 """The share of tokens that counts as driving a neuron far, and"""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels.sample import Sample
+from icebear.actmax.labels.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Label:
     """What the tokens have in common that a neuron fires at."""
 
     kind: str
-    """A key of `actmax.labels.kinds.KINDS`."""
+    """A key of `icebear.actmax.labels.kinds.KINDS`."""
     where: str
     """What is looked at, seen from the token: ``here``, ``before`` (the token before it), ``after``, ``earlier`` (in
     its sentence, or here), ``sentence``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from actmax.labels.scores import accepted, margin
+from icebear.actmax.labels.scores import accepted, margin
 from icebear.records import Meaning
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actmax.labels.sample import Sample
-from concepts.baselines.attention import eager
-from concepts.models.model import Model
-from concepts.passes.sites import visiting
-from concepts.passes.targets import first_layers
+from icebear.actmax.labels.sample import Sample
+from icebear.concepts.baselines.attention import eager
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import first_layers
 from icebear.records import Neuron
 
 BATCH = 32

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from actmax.scan import counted_length
-from concepts.models.model import Model
-from db.store import Store
+from icebear.actmax.scan import counted_length
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.fingerprints import hashed
 from icebear.records import Sentence
@@ -79,7 +79,7 @@ class Sample:
         self.alike = np.zeros((0, 0))
         """(S, S) how alike sentences are."""
         self.seen: dict[Any, Any] = {}
-        """What labels that are candidates for every neuron say of it (`actmax.labels.scores.Seen`)."""
+        """What labels that are candidates for every neuron say of it (`icebear.actmax.labels.scores.Seen`)."""
 
     def __len__(self) -> int:
         return len(self.sentence)

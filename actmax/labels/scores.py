@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actmax.labels import kinds
-from actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
-from actmax.labels.label import Label
-from actmax.labels.sample import Sample
+from icebear.actmax.labels import kinds
+from icebear.actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.sample import Sample
 
 UNITS = ("token", "sentence")
 BARS = {"token": 0.85, "sentence": 0.70}

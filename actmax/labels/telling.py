@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actmax.labels.scores import BARS
+from icebear.actmax.labels.scores import BARS
 from icebear.records import Meaning
 
 NOT_SCORED = "not labelled yet (icebear label --auto)"

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from actmax.labels.evidence import common
-from actmax.labels.sample import part_of, words
-from db.store import Store
+from icebear.actmax.labels.evidence import common
+from icebear.actmax.labels.sample import part_of, words
+from icebear.db.store import Store
 
 COUNT = 48
 LEARNT = 20_000

@@ -12,16 +12,16 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from actmax.labels import kinds
-from actmax.labels.label import Label
-from actmax.labels.sample import Codes, Sample
-from concepts.calibration import Calibration, calibrate
-from concepts.models.model import Model
-from concepts.passes.sites import visiting
+from icebear.actmax.labels import kinds
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.sample import Codes, Sample
 from icebear.cache import cache_folder
+from icebear.concepts.calibration import Calibration, calibrate
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import visiting
 from icebear.records import Neuron, Sentence
-from steering.last_token import Edits, LastToken
-from steering.price import NEUTRAL, neutral_places
+from icebear.steering.last_token import Edits, LastToken
+from icebear.steering.price import NEUTRAL, neutral_places
 
 STRENGTHS = (1, 3)
 """Times the furthest that the neuron was seen to go; text is written at the last."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from concepts.chance import BesideChance
-from concepts.versus.ablation import Ablation
+from icebear.concepts.chance import BesideChance
+from icebear.concepts.versus.ablation import Ablation
 from icebear.records import TokenScore
 
 ROWS = 8

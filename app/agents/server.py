@@ -7,8 +7,8 @@ from importlib.metadata import version
 from mcp.server import MCPServer
 from mcp.types import ToolAnnotations
 
-from app.agents.session import Session
-from app.agents.tools import Tools
+from icebear.app.agents.session import Session
+from icebear.app.agents.tools import Tools
 
 ABOUT = (
     "icebear finds the neurons that a language model used for a prediction, says what they mean, and turns them. "

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from app.options import finished_store
+from icebear.app.options import finished_store
 from icebear.cache import cached
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.paths import local
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
-    from db.store import Store
-    from steering.price import Neutral
+    from icebear.concepts.models.model import Model
+    from icebear.db.store import Store
+    from icebear.steering.price import Neutral
 
 KEPT = 16
 """Results, the newest."""
@@ -53,8 +53,8 @@ class Session:
     @cached_property
     def model(self) -> Model:
         """Loaded at first use, from what is on this machine only."""
-        from concepts.models.loading import load_model
-        from concepts.models.presets import PRESETS
+        from icebear.concepts.models.loading import load_model
+        from icebear.concepts.models.presets import PRESETS
 
         name = self.model_name
         missing = ModelError(
@@ -70,7 +70,7 @@ class Session:
 
     @cached_property
     def neutral(self) -> Neutral:
-        from steering.price import Neutral
+        from icebear.steering.price import Neutral
 
         return Neutral(self.model)
 

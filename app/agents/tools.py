@@ -16,35 +16,35 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from actmax.card import describe
-from actmax.labels.telling import title
-from app.agents import answers
-from app.agents.answers import ROWS, Control, Exchange, Next, TokenRow
-from app.agents.session import Session
-from app.options import likewise
-from app.sidebyside import compare
-from concepts.attribution import attribute
-from concepts.chance import DRAWS, BesideChance, explained, removing
-from concepts.circuits.circuit import circuit
-from concepts.circuits.drawing import summary
-from concepts.models.chat import Chat
-from concepts.relevance import Relevance
-from concepts.render import page, relevance_fragment
-from concepts.versus.ablation import ablation
-from concepts.vocabulary import project, projections
+from icebear.actmax.card import describe
+from icebear.actmax.labels.telling import title
+from icebear.app.agents import answers
+from icebear.app.agents.answers import ROWS, Control, Exchange, Next, TokenRow
+from icebear.app.agents.session import Session
+from icebear.app.options import likewise
+from icebear.app.sidebyside import compare
+from icebear.concepts.attribution import attribute
+from icebear.concepts.chance import DRAWS, BesideChance, explained, removing
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.drawing import summary
+from icebear.concepts.models.chat import Chat
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.render import page, relevance_fragment
+from icebear.concepts.versus.ablation import ablation
+from icebear.concepts.vocabulary import project, projections
 from icebear.edits import Edit, parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
 from icebear.records import Neuron, Ranked
-from steering.apply import steer
-from steering.controls import beside_chance, elsewhere
-from steering.flipping import flip
-from steering.latent.concept import Concept
-from steering.latent.finding import FEWEST, find_concept
-from steering.price import price
+from icebear.steering.apply import steer
+from icebear.steering.controls import beside_chance, elsewhere
+from icebear.steering.flipping import flip
+from icebear.steering.latent.concept import Concept
+from icebear.steering.latent.finding import FEWEST, find_concept
+from icebear.steering.price import price
 
 if TYPE_CHECKING:
-    from concepts.models.prompts import PromptLike
+    from icebear.concepts.models.prompts import PromptLike
 
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000, description="The text that the model reads.")]
 Other = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import (
+from icebear.app.options import (
     CHAT,
     FILE,
     MODEL,
@@ -24,12 +24,12 @@ from app.options import (
     told_of,
     write_page,
 )
-from app.progress import bar
+from icebear.app.progress import bar
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from concepts.circuits.graph import Graph
-    from concepts.models.model import Model
+    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.models.model import Model
 
 
 @click.command()
@@ -64,7 +64,7 @@ def circuit(
     Example:
       icebear circuit "The ice bear lives in the" --contrast " desert" --versus "The wild camel lives in the" --nodes 20
     """
-    from app.terminal import circuit_tables, meanings
+    from icebear.app.terminal import circuit_tables, meanings
 
     asked = taken(given, ("--target", "--contrast", "--versus", "--span", "--max-new-tokens"))
     asked["prompt"] = conversation(prompt, given)
@@ -95,8 +95,8 @@ def circuit(
 
 
 def _of_prompt(model: Model, asked: dict[str, Any], how: dict[str, Any]) -> Graph:
-    from app.verbs.explain import answered
-    from concepts.circuits.circuit import circuit as run
+    from icebear.app.verbs.explain import answered
+    from icebear.concepts.circuits.circuit import circuit as run
 
     what = {"prompt": asked["prompt"]}
     if asked["span"]:
@@ -106,8 +106,8 @@ def _of_prompt(model: Model, asked: dict[str, Any], how: dict[str, Any]) -> Grap
 
 
 def _of_file(model: Model, file: str, asked: dict[str, Any], how: dict[str, Any]) -> Graph:
-    from concepts.behaviour import read
-    from concepts.circuits.circuit import circuit as run
+    from icebear.concepts.behaviour import read
+    from icebear.concepts.circuits.circuit import circuit as run
     from icebear.errors import InputError
 
     cases = read(file)
@@ -154,7 +154,7 @@ def story(
     Example:
       icebear story "The ice bear lives in the" --versus "The wild camel lives in the" --html story.html
     """
-    from app.story import story as run
+    from icebear.app.story import story as run
 
     asked = conversation(prompt, given)
     if asked is None:

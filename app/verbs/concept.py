@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import AT_LEAST_1, FILE, MODEL, lines, load, options, print_json, stdout, write_page
-from app.progress import bar
+from icebear.app.options import AT_LEAST_1, FILE, MODEL, lines, load, options, print_json, stdout, write_page
+from icebear.app.progress import bar
 from icebear.paths import local
 
 if TYPE_CHECKING:
-    from steering.latent.concept import Concept
+    from icebear.steering.latent.concept import Concept
 
 
 @click.group()
@@ -57,9 +57,9 @@ def find(
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt
     """
-    from app.concepts_told import concept_table
-    from db.store import open_store
-    from steering.latent.finding import find_concept
+    from icebear.app.concepts_told import concept_table
+    from icebear.db.store import open_store
+    from icebear.steering.latent.finding import find_concept
 
     texts = lines(with_), lines(without)
     model = load(**given)
@@ -98,8 +98,8 @@ def list_(store_path: str, as_json: bool) -> None:
     Example:
       icebear concept list --store wiki.db
     """
-    from app.concepts_told import concepts_table
-    from db.store import open_store
+    from icebear.app.concepts_told import concepts_table
+    from icebear.db.store import open_store
 
     found = []
     if local(store_path).exists():
@@ -123,9 +123,9 @@ def show(name: str, store_path: str, as_json: bool) -> None:
     Example:
       icebear concept show examples/music.json
     """
-    from app.concepts_told import concept_table
-    from db.store import open_store
-    from steering.latent.likeness import nearest
+    from icebear.app.concepts_told import concept_table
+    from icebear.db.store import open_store
+    from icebear.steering.latent.likeness import nearest
 
     found = _read(name, store_path)
     labels: dict[Any, str | None] = {}
@@ -163,7 +163,7 @@ def measure(
     Example:
       icebear concept measure examples/music.json "The band played on."
     """
-    from app.concepts_told import measured_table
+    from icebear.app.concepts_told import measured_table
 
     if (text is None) is (texts is None):
         raise click.UsageError("Give either a TEXT or --texts.")
@@ -214,9 +214,9 @@ def steer(
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
     """
-    from app.concepts_told import turned_line
-    from app.sidebyside import compare
-    from app.terminal import side_by_side
+    from icebear.app.concepts_told import turned_line
+    from icebear.app.sidebyside import compare
+    from icebear.app.terminal import side_by_side
 
     if strength is not None and kl is not None:
         raise click.UsageError("Give either --strength or --kl.")
@@ -264,9 +264,9 @@ def compare(names: tuple[str, str], on: str, store_path: str, as_json: bool) -> 
     Example:
       icebear concept compare music.json other.json --on examples/music.txt
     """
-    from app.concepts_told import likeness_table
-    from concepts.models.loading import load_model
-    from steering.latent.likeness import likeness
+    from icebear.app.concepts_told import likeness_table
+    from icebear.concepts.models.loading import load_model
+    from icebear.steering.latent.likeness import likeness
 
     found = [_read(name, store_path) for name in names]
     texts = lines(on)
@@ -280,8 +280,8 @@ def compare(names: tuple[str, str], on: str, store_path: str, as_json: bool) -> 
 
 
 def _read(name: str, store_path: str) -> Concept:
-    from db.store import open_store
-    from steering.latent.concept import Concept
+    from icebear.db.store import open_store
+    from icebear.steering.latent.concept import Concept
 
     if name.endswith(".json"):
         return Concept.load(name)
@@ -290,7 +290,7 @@ def _read(name: str, store_path: str) -> Concept:
 
 
 def _names(store_path: str) -> list[str]:
-    from db.store import open_store
+    from icebear.db.store import open_store
 
     with open_store(store_path) as store:
         return store.concepts()

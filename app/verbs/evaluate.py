@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout
-from app.progress import bar
+from icebear.app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout
+from icebear.app.progress import bar
 from icebear.errors import InputError
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from concepts.evaluation.pairs import Pair
-    from concepts.evaluation.questions import Question
-    from concepts.models.model import Model
+    from icebear.concepts.evaluation.pairs import Pair
+    from icebear.concepts.evaluation.questions import Question
+    from icebear.concepts.models.model import Model
 
 
 CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": ""}
@@ -63,8 +63,8 @@ def faithfulness(
     Example:
       icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
     """
-    from concepts.baselines.methods import listed
-    from concepts.evaluation import faithfulness as evaluation
+    from icebear.concepts.baselines.methods import listed
+    from icebear.concepts.evaluation import faithfulness as evaluation
 
     if task == "choice" and corpus:
         raise click.UsageError("--task choice makes its own prompts, so it takes no --corpus.")
@@ -99,8 +99,8 @@ def faithfulness(
 
 
 def _questions(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
-    from actmax.corpus import read_corpus
-    from concepts.evaluation import questions
+    from icebear.actmax.corpus import read_corpus
+    from icebear.concepts.evaluation import questions
 
     if task == "choice":
         return questions.choices(model, samples, seed)
@@ -143,8 +143,8 @@ def groundtruth(
     Example:
       icebear evaluate groundtruth --samples 4 --methods attnlrp,gxi,random --out agreement
     """
-    from concepts.baselines.methods import listed
-    from concepts.evaluation import groundtruth as evaluation
+    from icebear.concepts.baselines.methods import listed
+    from icebear.concepts.evaluation import groundtruth as evaluation
 
     need("evaluate")
     wanted = listed(methods)
@@ -195,10 +195,10 @@ def spans(
     Example:
       icebear evaluate spans --task needle --sizes 10,50 --samples 4 --methods attnlrp,gxi,random --out needle
     """
-    from app.terminal import evaluation_table
-    from concepts.baselines.methods import listed
-    from concepts.evaluation import contexts, report, runner
-    from concepts.evaluation import spans as evaluation
+    from icebear.app.terminal import evaluation_table
+    from icebear.concepts.baselines.methods import listed
+    from icebear.concepts.evaluation import contexts, report, runner
+    from icebear.concepts.evaluation import spans as evaluation
 
     need("evaluate")
     wanted, columns = listed(methods), evaluation.columns(task)
@@ -263,9 +263,9 @@ def pruning(
     Example:
       icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
     """
-    from concepts.baselines.methods import listed
-    from concepts.evaluation import pruning as evaluation
-    from concepts.evaluation import runner
+    from icebear.concepts.baselines.methods import listed
+    from icebear.concepts.evaluation import pruning as evaluation
+    from icebear.concepts.evaluation import runner
 
     need("evaluate")
     wanted, corpus = listed(methods, evaluation.METHODS), corpus or CORPORA["next-word"]
@@ -323,8 +323,8 @@ def ablation(
     Example:
       icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
     """
-    from concepts.evaluation import ablation as evaluation
-    from concepts.evaluation import pairs, runner
+    from icebear.concepts.evaluation import ablation as evaluation
+    from icebear.concepts.evaluation import pairs, runner
 
     if mean and patching:
         raise click.UsageError("--patching is against the other prompt's values; leave out --mean.")
@@ -355,7 +355,7 @@ def _usable(
     model: Model, asked: Mapping[str, Sequence[Pair]], count: int, seed: int
 ) -> Iterator[tuple[str, list[Pair], int]]:
     """Of each task the pairs to measure, and how many were tried; a task without any is passed over, which is said."""
-    from concepts.evaluation import pairs
+    from icebear.concepts.evaluation import pairs
 
     for task, all_pairs in asked.items():
         usable, tried = pairs.usable(model, all_pairs, count, seed)
@@ -376,9 +376,9 @@ def circuits(samples: int, out: str, seed: int, tasks: str, nodes: int, as_json:
     Example:
       icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
     """
-    from app.terminal import evaluation_table, tasks_table
-    from concepts.evaluation import circuits as evaluation
-    from concepts.evaluation import pairs, report, runner
+    from icebear.app.terminal import evaluation_table, tasks_table
+    from icebear.concepts.evaluation import circuits as evaluation
+    from icebear.concepts.evaluation import pairs, report, runner
 
     need("evaluate")
     need("circuits")
@@ -440,10 +440,10 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, controls: bool, 
     from dataclasses import replace
     from pathlib import Path
 
-    from app.terminal import flips_summary, flips_table
-    from concepts.models.provenance import provenance
-    from steering import flips as evaluation
-    from steering.flipping import CHOOSERS
+    from icebear.app.terminal import flips_summary, flips_table
+    from icebear.concepts.models.provenance import provenance
+    from icebear.steering import flips as evaluation
+    from icebear.steering.flipping import CHOOSERS
 
     pairs = evaluation.read(data)
     if no_like:
@@ -483,9 +483,9 @@ def knowledge(data: str, top: int, quorum: float, as_json: bool, **given: Any) -
     Example:
       icebear evaluate knowledge --data facts.json
     """
-    from app.terminal import knowledge_table
-    from concepts.models.provenance import provenance
-    from steering import knowledge as evaluation
+    from icebear.app.terminal import knowledge_table
+    from icebear.concepts.models.provenance import provenance
+    from icebear.steering import knowledge as evaluation
 
     facts = evaluation.read(data)
     model = load(**given)
@@ -509,10 +509,10 @@ def labels(neurons: int, out: str, seed: int, store_path: str, as_json: bool, **
     Example:
       icebear evaluate labels --neurons 10 --out labels --store wiki.db
     """
-    from actmax.labels import evaluation
-    from actmax.labels.auto import check, prepared
-    from concepts.evaluation import runner
-    from db.store import open_store
+    from icebear.actmax.labels import evaluation
+    from icebear.actmax.labels.auto import check, prepared
+    from icebear.concepts.evaluation import runner
+    from icebear.db.store import open_store
 
     need("evaluate")
     need("index")
@@ -545,9 +545,9 @@ def edits(cases: int, out: str, seed: int, max_neurons: int, as_json: bool, **gi
     Example:
       icebear evaluate edits --cases 2 --out edits
     """
-    from concepts.evaluation import runner
-    from steering import counterfacts as evaluation
-    from steering.price import Neutral
+    from icebear.concepts.evaluation import runner
+    from icebear.steering import counterfacts as evaluation
+    from icebear.steering.price import Neutral
 
     need("evaluate")
     model = load(**given)
@@ -578,10 +578,10 @@ def steering(concepts: str, out: str, seed: int, corpus: str | None, as_json: bo
     Example:
       icebear evaluate steering --concepts music --out steering
     """
-    from actmax.corpus import read_corpus
-    from concepts.evaluation import runner
-    from steering.latent import evaluation
-    from steering.latent.topics import CONCEPTS, topics
+    from icebear.actmax.corpus import read_corpus
+    from icebear.concepts.evaluation import runner
+    from icebear.steering.latent import evaluation
+    from icebear.steering.latent.topics import CONCEPTS, topics
 
     need("evaluate")
     need("circuits")
@@ -622,10 +622,10 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **given: Any) 
     Example:
       icebear evaluate cost --methods attnlrp,gxi --lengths 16,32
     """
-    from app.terminal import cost_table
-    from concepts.baselines.methods import listed
-    from concepts.evaluation import cost as evaluation
-    from concepts.models.provenance import provenance
+    from icebear.app.terminal import cost_table
+    from icebear.concepts.baselines.methods import listed
+    from icebear.concepts.evaluation import cost as evaluation
+    from icebear.concepts.models.provenance import provenance
 
     wanted = listed(methods)
     sizes = _sizes(lengths)
@@ -643,8 +643,8 @@ def cost(methods: str, lengths: str, watts: float, as_json: bool, **given: Any) 
 
 def _able(model: Model, prompt: Any, methods: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Methods that can run on the model, and why others cannot."""
-    from concepts.evaluation.methods import why_not
-    from concepts.models.plan import plan
+    from icebear.concepts.evaluation.methods import why_not
+    from icebear.concepts.models.plan import plan
 
     asked = plan(model, [prompt])
     reasons = {name: why_not(model, asked, method) for name, method in methods.items()}
@@ -667,7 +667,7 @@ def _run(
     counted: Callable[[list], list[dict[str, Any]]] = lambda lines: lines,
     **settings: Any,
 ) -> None:
-    from concepts.evaluation import runner
+    from icebear.concepts.evaluation import runner
 
     facts = runner.facts(model, kind, {**able, **dict.fromkeys(unable)}, **settings)
     with bar(kind, len(items)) as advance:
@@ -686,8 +686,8 @@ def _tell(
     as_json: bool,
 ) -> None:
     """The report into its folder, and its table on stdout."""
-    from app.terminal import evaluation_table
-    from concepts.evaluation import report
+    from icebear.app.terminal import evaluation_table
+    from icebear.concepts.evaluation import report
 
     found = report.write(out, lines, columns, facts, unable, notes)
     if as_json:
@@ -710,8 +710,8 @@ def _tell_part(
     as_json: bool,
 ) -> dict[str, Any]:
     """A report of several: into its own folder, on stdout, and for JSON."""
-    from app.terminal import evaluation_table
-    from concepts.evaluation import report
+    from icebear.app.terminal import evaluation_table
+    from icebear.concepts.evaluation import report
 
     found = report.write(f"{out}/{name}", lines, columns, facts, {}, notes)
     if not as_json:

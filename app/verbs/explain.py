@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import (
+from icebear.app.options import (
     CHAT,
     EXPLAIN,
     MODEL,
@@ -23,11 +23,11 @@ from app.options import (
     told_of,
     write_page,
 )
-from app.progress import bar
+from icebear.app.progress import bar
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
-    from concepts.relevance import Relevance
+    from icebear.concepts.models.model import Model
+    from icebear.concepts.relevance import Relevance
 
 
 ASKED = (*EXPLAIN, "--method", "--image", *CHAT, "--span", "--hops", "--max-new-tokens")
@@ -61,8 +61,8 @@ def attribute(
       icebear attribute "The ice bear lives in the" --contrast " desert"
       icebear attribute --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
-    from app.terminal import explanation, units_table
-    from concepts.answers.units import units as summed
+    from icebear.app.terminal import explanation, units_table
+    from icebear.concepts.answers.units import units as summed
 
     _one_of({"a PROMPT": prompt, "--image": image, "--messages": given["messages"]})
     if png and not image:
@@ -84,7 +84,7 @@ def attribute(
 
 
 def _asked(given: dict[str, Any], prompt: str | None) -> dict[str, Any]:
-    """The prompt, and the arguments of `concepts.attribute` that were given."""
+    """The prompt, and the arguments of `icebear.concepts.attribute` that were given."""
     asked = taken(given, (*EXPLAIN, "--method", "--span", "--hops", "--max-new-tokens"))
     asked["prompt"] = conversation(prompt, given)
     versus, at, method = asked["versus"], asked["at"], asked["method"]
@@ -105,7 +105,7 @@ def _one_of(choices: dict[str, Any]) -> None:
 
 def _explained(model: Model, image: str | None, **asked: Any) -> Relevance:
     """`attribute` of the prompt or the image, whichever the model reads; with a span of what it answers."""
-    from concepts.attribution import attribute as run
+    from icebear.concepts.attribution import attribute as run
 
     if model.task.reads_text is bool(image):
         raise click.UsageError(f"{model.name} reads {'images: give --image' if not image else 'text: give a PROMPT'}.")
@@ -161,10 +161,10 @@ def rank(
     Example:
       icebear rank "The ice bear lives in the" --versus "The wild camel lives in the" --site ffn --top 5 --ablate
     """
-    from app.terminal import carried, explanation, meanings, ranking
-    from concepts.relevance import ranked_dict
-    from concepts.versus.ablation import ablation
-    from concepts.vocabulary import projections
+    from icebear.app.terminal import carried, explanation, meanings, ranking
+    from icebear.concepts.relevance import ranked_dict
+    from icebear.concepts.versus.ablation import ablation
+    from icebear.concepts.vocabulary import projections
 
     _one_of({"a PROMPT": prompt, "--image": image, "--file": file, "--messages": given["messages"]})
     asked = _asked(given, prompt)
@@ -216,10 +216,10 @@ SIZES = (100, 1000)
 
 
 def _rank_behaviour(file: str, given: dict[str, Any], asked: dict[str, Any], as_json: bool, **ranking: Any) -> None:
-    from app.terminal import behaviour_table
-    from concepts.behaviour import Case, behaviour, read
-    from concepts.models.provenance import provenance
-    from concepts.vocabulary import projections
+    from icebear.app.terminal import behaviour_table
+    from icebear.concepts.behaviour import Case, behaviour, read
+    from icebear.concepts.models.provenance import provenance
+    from icebear.concepts.vocabulary import projections
 
     names = ("target", "contrast", "versus")
     cases = [Case(case.prompt, *(getattr(case, name) or asked[name] for name in names)) for case in read(file)]
@@ -273,10 +273,10 @@ def project(neuron: str, versus_model: str | None, top: int, as_json: bool, **gi
     Example:
       icebear project L29.ffn.860 --top 5
     """
-    from app.terminal import projection
-    from concepts.models.provenance import provenance
-    from concepts.versus.models import likeness
-    from concepts.vocabulary import project as run
+    from icebear.app.terminal import projection
+    from icebear.concepts.models.provenance import provenance
+    from icebear.concepts.versus.models import likeness
+    from icebear.concepts.vocabulary import project as run
     from icebear.records import Neuron
 
     wanted = Neuron.parse(neuron)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from app.options import FILE, FOLDER, MODEL, load, options, print_json, stdout, store_if_any
+from icebear.app.options import FILE, FOLDER, MODEL, load, options, print_json, stdout, store_if_any
 from icebear.extras import need
 
 
@@ -25,7 +25,7 @@ def demo(as_json: bool) -> None:
     """
     from rich.console import Console
 
-    from app.demo import run
+    from icebear.app.demo import run
 
     need("index")
     found = run(Console(stderr=True, highlight=False) if as_json else stdout())
@@ -42,9 +42,9 @@ def models(as_json: bool) -> None:
     Example:
       icebear models
     """
-    from concepts.models.families import FAMILIES
-    from concepts.models.presets import PRESETS
     from icebear.cache import cache_folder, cached
+    from icebear.concepts.models.families import FAMILIES
+    from icebear.concepts.models.presets import PRESETS
 
     presets = [
         {"name": p.name, "about": p.about, "download_mb": p.download // 1_000_000, "cached": cached(p.folder)}
@@ -70,7 +70,7 @@ def app(port: int, store_path: str, model_name: str, **given: Any) -> None:
     Example:
       icebear app --store wiki.db
     """
-    from app.launch import launch
+    from icebear.app.launch import launch
 
     need("app")
     told = {"store": store_path, "model": model_name, **given}
@@ -98,8 +98,8 @@ def mcp(folder: str | None, store_path: str, model_name: str, **given: Any) -> N
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # before they are imported
     if folder and not Path(folder).is_dir():
         raise click.UsageError(f"There is no folder {folder}; make it.")
-    from app.agents.server import server
-    from app.agents.session import Session
+    from icebear.app.agents.server import server
+    from icebear.app.agents.session import Session
 
     server(Session(model_name, given, store_path, Path(folder) if folder else None)).run("stdio")
 
@@ -114,8 +114,8 @@ def doctor(checksum: str | None, store_path: str, as_json: bool, **given: Any) -
     Example:
       icebear doctor --model smollm2-135m
     """
-    from app.doctor import examine
-    from db.store import open_store
+    from icebear.app.doctor import examine
+    from icebear.db.store import open_store
 
     if checksum:
         with open_store(checksum) as store:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import (
+from icebear.app.options import (
     AT_LEAST_1,
     CHAT,
     FILE,
@@ -22,7 +22,7 @@ from app.options import (
     store_if_any,
     told_of,
 )
-from app.progress import bar
+from icebear.app.progress import bar
 
 if TYPE_CHECKING:
     pass
@@ -52,8 +52,8 @@ def steer(
     Example:
       icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
     """
-    from app.sidebyside import compare
-    from app.terminal import side_by_side
+    from icebear.app.sidebyside import compare
+    from icebear.app.terminal import side_by_side
     from icebear.edits import parse_edits
     from icebear.recipe import Recipe
 
@@ -119,11 +119,11 @@ def flip(
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --like "The camel lives in the"
     """
-    from actmax.corpus import held_out
-    from app.terminal import meanings, recipe_table
+    from icebear.actmax.corpus import held_out
+    from icebear.app.terminal import meanings, recipe_table
     from icebear.errors import DownloadError, InputError
-    from steering.flipping import flip as run
-    from steering.price import NEUTRAL, price, token_rows
+    from icebear.steering.flipping import flip as run
+    from icebear.steering.price import NEUTRAL, price, token_rows
 
     asked, gone = _prompt(prompt, given), away_from or away
     if (to is None) is not bool(gone) or (away and away_from):
@@ -176,7 +176,7 @@ def show(file: str, as_json: bool) -> None:
     Example:
       icebear recipe show examples/ice-bear-to-desert.json
     """
-    from app.terminal import recipe_table
+    from icebear.app.terminal import recipe_table
     from icebear.recipe import Recipe
 
     found = Recipe.load(file)
@@ -196,9 +196,9 @@ def check(files: tuple[str, ...], as_json: bool, **given: Any) -> None:
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
     """
-    from concepts.models.provenance import provenance
+    from icebear.concepts.models.provenance import provenance
     from icebear.recipe import Recipe
-    from steering.flips import first_tokens
+    from icebear.steering.flips import first_tokens
 
     found = [Recipe.load(file) for file in files]
     model = load(**given)
@@ -250,11 +250,11 @@ def patch(file: str, save: str, check_on: str, as_json: bool, **given: Any) -> N
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
-    from concepts.models.provenance import provenance
+    from icebear.concepts.models.provenance import provenance
     from icebear.errors import RecipeError
     from icebear.recipe import Recipe
-    from steering.permanent import difference, new_biases, save_patch
-    from steering.permanent import patch as run
+    from icebear.steering.permanent import difference, new_biases, save_patch
+    from icebear.steering.permanent import patch as run
 
     found, model = Recipe.load(file), load(**given)
     weights = run(model, found)
@@ -271,7 +271,7 @@ def patch(file: str, save: str, check_on: str, as_json: bool, **given: Any) -> N
     if new:
         click.echo(
             f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
-            "steering.apply_patch(net, file).",
+            "icebear.steering.apply_patch(net, file).",
             err=True,
         )
     if as_json:

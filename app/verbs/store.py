@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout, write_page
+from icebear.app.options import AT_LEAST_1, MODEL, load, options, print_json, stdout, write_page
 from icebear.errors import StoreError
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from db.store import Store
+    from icebear.db.store import Store
     from icebear.records import Meaning, Neuron
 
 WIKI = "wiki-summaries"
@@ -69,10 +69,10 @@ def index(
     Example:
       icebear index --limit 20 --store wiki.db
     """
-    from actmax.corpus import read_corpus
-    from actmax.engines import local, on_ray
-    from app.progress import indexing
-    from db.store import open_store
+    from icebear.actmax.corpus import read_corpus
+    from icebear.actmax.engines import local, on_ray
+    from icebear.app.progress import indexing
+    from icebear.db.store import open_store
 
     need("index")
     where = on_ray(workers, address) if engine == "ray" else local
@@ -108,10 +108,10 @@ def neuron(
     Example:
       icebear neuron L29.ffn.860 --store wiki.db
     """
-    from actmax.card import describe
-    from app.progress import annotating
-    from app.terminal import card
-    from db.store import open_store
+    from icebear.actmax.card import describe
+    from icebear.app.progress import annotating
+    from icebear.app.terminal import card
+    from icebear.db.store import open_store
     from icebear.records import Neuron
 
     if (neuron is None) != clear:
@@ -139,9 +139,9 @@ def neuron(
 
 def _head(head: Neuron, store_path: str, as_json: bool) -> None:
     """What is known of an attention head: its label, of the tokens that it attends to."""
-    from actmax.card import held_out
-    from app.terminal import meaning_told
-    from db.store import open_store
+    from icebear.actmax.card import held_out
+    from icebear.app.terminal import meaning_told
+    from icebear.db.store import open_store
 
     with open_store(store_path) as store:
         found, made_with = list(store.meanings([head]).values())[:1], store.made_with()
@@ -155,9 +155,9 @@ def _head(head: Neuron, store_path: str, as_json: bool) -> None:
 
 
 def _clearest(store_path: str, top: int, as_json: bool) -> None:
-    from actmax.labels.lists import clearest
-    from app.terminal import meanings
-    from db.store import open_store
+    from icebear.actmax.labels.lists import clearest
+    from icebear.app.terminal import meanings
+    from icebear.db.store import open_store
 
     with open_store(store_path) as store:
         tried, made_with = store.labelled(), store.made_with()
@@ -181,8 +181,8 @@ def search(text: str, top: int, store_path: str, as_json: bool) -> None:
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
-    from app.terminal import hits
-    from db.store import open_store
+    from icebear.app.terminal import hits
+    from icebear.db.store import open_store
 
     with open_store(store_path) as store:
         found = store.search(text, top)
@@ -206,9 +206,9 @@ def annotate(
     Example:
       icebear annotate L29.ffn.860 --store wiki.db --k 2
     """
-    from app.progress import annotating
-    from concepts.attribution import attribute as run
-    from db.store import open_store
+    from icebear.app.progress import annotating
+    from icebear.concepts.attribution import attribute as run
+    from icebear.db.store import open_store
     from icebear.records import Neuron
 
     if bool(neurons) == bool(prompt):
@@ -256,7 +256,7 @@ def label(
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db
     """
-    from db.store import open_store
+    from icebear.db.store import open_store
     from icebear.records import Neuron
 
     if automatic:
@@ -274,14 +274,14 @@ def label(
             scores = {"scores": [meaning.to_dict() for meaning in found]} if scoring else {}
             print_json({**store.made_with(), "neuron": str(named), "label": store.label(named), **scores})
         elif found:
-            from app.terminal import meanings
+            from icebear.app.terminal import meanings
 
             stdout().print(meanings(found, f"{named} as {text!r}, by sentences it was not made from"))
 
 
 def _own_score(store: Store, named: Neuron, text: str, given: dict[str, Any]) -> list[Meaning]:
-    from actmax.labels.auto import score_label
-    from app.progress import bar
+    from icebear.actmax.labels.auto import score_label
+    from icebear.app.progress import bar
 
     with bar("sentences") as move:
         return score_label(load(**given), store, named, text, on_progress=move)
@@ -290,11 +290,11 @@ def _own_score(store: Store, named: Neuron, text: str, given: dict[str, Any]) ->
 def _automatic(
     neurons: list[Neuron], prompt: str | None, top: int, store_path: str, as_json: bool, given: dict[str, Any]
 ) -> None:
-    from actmax.labels.auto import label_neurons
-    from app.progress import bar
-    from app.terminal import meanings
-    from concepts.attribution import attribute as run
-    from db.store import open_store
+    from icebear.actmax.labels.auto import label_neurons
+    from icebear.app.progress import bar
+    from icebear.app.terminal import meanings
+    from icebear.concepts.attribution import attribute as run
+    from icebear.db.store import open_store
 
     need("index")
     with open_store(store_path) as store:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.options import CHAT, MODEL, conversation, likewise, load, options, print_json, stdout, write_page
+from icebear.app.options import CHAT, MODEL, conversation, likewise, load, options, print_json, stdout, write_page
 from icebear.errors import IcebearError, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from concepts.models.answer import Answer
-    from concepts.models.chat import Chat
-    from concepts.models.model import Model
+    from icebear.concepts.models.answer import Answer
+    from icebear.concepts.models.chat import Chat
+    from icebear.concepts.models.model import Model
 
 
 @click.command()
@@ -39,10 +39,10 @@ def answer(
     Example:
       icebear answer --chat "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?" --max-new-tokens 20
     """
-    from app.talking import matrix_table, origins_table, probabilities
-    from concepts.answers.matrix import matrix
-    from concepts.answers.origins import origins
-    from concepts.models.provenance import provenance
+    from icebear.app.talking import matrix_table, origins_table, probabilities
+    from icebear.concepts.answers.matrix import matrix
+    from icebear.concepts.answers.origins import origins
+    from icebear.concepts.models.provenance import provenance
 
     asked = conversation(prompt, given)
     if asked is None:
@@ -88,7 +88,7 @@ def chat(
     Example:
       icebear chat --system "Be brief."
     """
-    from concepts.models.chat import Chat, template_of
+    from icebear.concepts.models.chat import Chat, template_of
 
     said = Chat.read(messages) if messages else None
     if system is not None:
@@ -126,8 +126,8 @@ class _Talk:
 
     def take(self, line: str) -> None:
         """One line: a message, or a command."""
-        from app.talking import HELP, origins_table, why
-        from concepts.answers.origins import origins
+        from icebear.app.talking import HELP, origins_table, why
+        from icebear.concepts.answers.origins import origins
 
         command, _, words = line.partition(" ")
         if not line.startswith("/"):
@@ -146,8 +146,8 @@ class _Talk:
             raise InputError(f"{command} is no command; /help lists them.")
 
     def _ask(self, message: str) -> None:
-        from app.talking import stream
-        from concepts.models.chat import Chat
+        from icebear.app.talking import stream
+        from icebear.concepts.models.chat import Chat
 
         asked = {"role": "user", "content": message}
         said = Chat([*(self.said.messages if self.said else ()), asked])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from icebear.errors import IcebearError, out_of_memory
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 LARGER = 3000
 """Summaries in a store that somebody asked for; ten times as many as in the demo's."""
@@ -50,12 +50,12 @@ class Job(threading.Thread):
 
 def loading(name: str, **options: Any) -> Job:
     """Begins to load a model; the job's result."""
-    from concepts.models.presets import PRESETS
     from icebear.cache import cached
+    from icebear.concepts.models.presets import PRESETS
 
     def load(job: Job) -> Model:
         with importing:
-            from concepts.models.loading import load_model
+            from icebear.concepts.models.loading import load_model
         return load_model(name, **options)
 
     preset = PRESETS.get(name)
@@ -96,11 +96,11 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
     if loading.error:
         raise loading.error
     with importing:
-        from actmax import index
-        from actmax.corpus import read_corpus
-        from app.demo import SUMMARIES, store_of
-        from concepts.calibration import calibrate
-        from db.store import open_store
+        from icebear.actmax import index
+        from icebear.actmax.corpus import read_corpus
+        from icebear.app.demo import SUMMARIES, store_of
+        from icebear.concepts.calibration import calibrate
+        from icebear.db.store import open_store
     model: Model = loading.result
     size = sum(parameter.numel() for parameter in model.net.parameters())
     if size > SMALL_MODEL and not asked:

@@ -1,4 +1,4 @@
-"""Results as Altair charts, on the colours of `concepts.render`."""
+"""Results as Altair charts, on the colours of `icebear.concepts.render`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import pandas
 
-from concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
+from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
 
 if TYPE_CHECKING:
-    from concepts.answers.origins import Origins
-    from concepts.relevance import Relevance
+    from icebear.concepts.answers.origins import Origins
+    from icebear.concepts.relevance import Relevance
 
 FOR, AGAINST = "for it", "against it"
 BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))

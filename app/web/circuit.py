@@ -9,9 +9,9 @@ from weakref import WeakSet
 import pandas
 import streamlit as st
 
-from app.demo import OTHER, PROMPT
-from app.web.background import Job
-from app.web.state import (
+from icebear.app.demo import OTHER, PROMPT
+from icebear.app.web.background import Job
+from icebear.app.web.state import (
     downloads,
     forget_other,
     go,
@@ -24,14 +24,14 @@ from app.web.state import (
     token_label,
     typed,
 )
-from concepts.circuits.circuit import circuit
-from concepts.circuits.drawing import fragment
-from concepts.circuits.graph import Graph
-from concepts.circuits.records import Group, Node, Without
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.drawing import fragment
+from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.records import Group, Node, Without
 from icebear.errors import IcebearError
 from icebear.extras import need
 
-SCRIPT = files("concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
+SCRIPT = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
 SHOW = """
 export default function ({ data, parentElement, setStateValue }) {
   const place = parentElement.querySelector(".place");

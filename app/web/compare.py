@@ -5,12 +5,12 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from app.demo import PROMPT
-from app.web import charts
-from app.web.explain import explained
-from app.web.state import downloads, model, model_name, neuron_table, plain, token_label, typed
-from concepts.relevance import Relevance
-from concepts.render import heatmap
+from icebear.app.demo import PROMPT
+from icebear.app.web import charts
+from icebear.app.web.explain import explained
+from icebear.app.web.state import downloads, model, model_name, neuron_table, plain, token_label, typed
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.render import heatmap
 
 
 def show() -> None:

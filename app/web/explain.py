@@ -8,9 +8,9 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from app.demo import PROMPT
-from app.web import charts
-from app.web.state import (
+from icebear.app.demo import PROMPT
+from icebear.app.web import charts
+from icebear.app.web.state import (
     WIDE,
     downloads,
     forget_other,
@@ -26,13 +26,13 @@ from app.web.state import (
     typed,
     vocabularies,
 )
-from concepts.answers.again import answer_of
-from concepts.attribution import attribute
-from concepts.lrp.method import METHODS, PAIRED
-from concepts.models.answer import Answer
-from concepts.models.chat import Chat
-from concepts.relevance import Relevance
-from concepts.render import heatmap
+from icebear.concepts.answers.again import answer_of
+from icebear.concepts.attribution import attribute
+from icebear.concepts.lrp.method import METHODS, PAIRED
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.chat import Chat
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.render import heatmap
 from icebear.records import TokenScore
 
 USUAL = "as usual"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from app.web import background
-from app.web.state import has_store, loading, model_name, named_store, plain, store, store_path
+from icebear.app.web import background
+from icebear.app.web.state import has_store, loading, model_name, named_store, plain, store, store_path
 from icebear.errors import StoreError
 
 

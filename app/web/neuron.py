@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import streamlit as st
 
-from actmax import page
-from actmax.annotation import annotate
-from actmax.card import SILENT, Card, describe
-from app.web.header import no_store_yet
-from app.web.state import (
+from icebear.actmax import page
+from icebear.actmax.annotation import annotate
+from icebear.actmax.card import SILENT, Card, describe
+from icebear.app.web.header import no_store_yet
+from icebear.app.web.state import (
     a_neuron,
     downloads,
     fitting,
@@ -24,7 +24,7 @@ from app.web.state import (
     typed,
     vocabularies,
 )
-from db.store import Store
+from icebear.db.store import Store
 from icebear.errors import ModelError
 from icebear.records import Neuron
 

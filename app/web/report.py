@@ -7,8 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from app.web.state import plain, typed
-from concepts.evaluation import report
+from icebear.app.web.state import plain, typed
+from icebear.concepts.evaluation import report
 
 
 def show() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from actmax.page import RELMAX
-from app.web.header import no_store_yet
-from app.web.state import a_neuron, downloads, known, neuron_table, plain, store, store_path, typed
-from db.search import NEAR
+from icebear.actmax.page import RELMAX
+from icebear.app.web.header import no_store_yet
+from icebear.app.web.state import a_neuron, downloads, known, neuron_table, plain, store, store_path, typed
+from icebear.db.search import NEAR
 from icebear.records import Hit, Neuron
 
 HOW = ("words", "like a neuron", "statistics")

@@ -9,10 +9,10 @@ import pandas
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from actmax.labels.lists import clearest
-from app.demo import OTHER, PROMPT
-from app.web.explain import USUAL, explained
-from app.web.state import (
+from icebear.actmax.labels.lists import clearest
+from icebear.app.demo import OTHER, PROMPT
+from icebear.app.web.explain import USUAL, explained
+from icebear.app.web.state import (
     WIDE,
     forget_other,
     go,
@@ -29,10 +29,10 @@ from app.web.state import (
     typed,
     vocabularies,
 )
-from concepts.models.presets import PRESETS
-from concepts.relevance import Relevance
-from concepts.render import heatmap
 from icebear.cache import cache_folder, cached
+from icebear.concepts.models.presets import PRESETS
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.render import heatmap
 from icebear.errors import IcebearError
 from icebear.records import Ranked
 

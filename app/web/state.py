@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import streamlit as st
 
-from app.demo import OTHER
-from app.web import background
-from concepts.models.chat import Chat
-from concepts.render import visible
-from db.store import Store, open_store
+from icebear.app.demo import OTHER
+from icebear.app.web import background
+from icebear.concepts.models.chat import Chat
+from icebear.concepts.render import visible
+from icebear.db.store import Store, open_store
 from icebear.errors import IcebearError
 from icebear.records import Neuron, Projection
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 VIEWS = ("talk", "explain", "circuit", "neuron", "search", "concept", "steer", "compare", "report")
 LINK = 6000
@@ -36,7 +36,7 @@ def page(view: str) -> Page:
 
     def show() -> None:
         with st.skeleton(height=400), background.importing:  # the first import of torch takes seconds
-            code = importlib.import_module(f"app.web.{view}")
+            code = importlib.import_module(f"icebear.app.web.{view}")
         code.show()
 
     return st.Page(show, title=view, url_path=view, default=view == VIEWS[0])
@@ -92,7 +92,7 @@ def model() -> Model:
 
 def vocabularies(neurons: list[Neuron], k: int) -> dict[Neuron, Projection]:
     """What neurons write."""
-    from concepts.vocabulary import project_many
+    from icebear.concepts.vocabulary import project_many
 
     with st.skeleton(height=240):
         return {found.neuron: found for found in project_many(model(), neurons, k)}

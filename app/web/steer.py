@@ -13,12 +13,23 @@ from typing import Any
 
 import streamlit as st
 
-from app.demo import PROMPT
-from app.recipes import EXAMPLE_RECIPE
-from app.sidebyside import compare
-from app.web import charts
-from app.web.state import downloads, fitting, has_store, model, model_name, plain, read_prompt, store, store_path, typed
-from concepts.models.chat import Chat
+from icebear.app.demo import PROMPT
+from icebear.app.recipes import EXAMPLE_RECIPE
+from icebear.app.sidebyside import compare
+from icebear.app.web import charts
+from icebear.app.web.state import (
+    downloads,
+    fitting,
+    has_store,
+    model,
+    model_name,
+    plain,
+    read_prompt,
+    store,
+    store_path,
+    typed,
+)
+from icebear.concepts.models.chat import Chat
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.recipe import Recipe
 
@@ -188,13 +199,13 @@ def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, see
         drawn = f", temperature={temperature:g}, seed={seed}" if temperature else ""
         chat = "Chat, " if isinstance(asked, Chat) else ""
         lines = [
-            f"from concepts import {chat}load_model\nfrom steering import steer\n",
+            f"from icebear.concepts import {chat}load_model\nfrom steering import steer\n",
             f"model = load_model({model_name()!r})",
             f"with steer(model, {[str(edit) for edit in edits]!r}):",
             f"    print(model.generate({asked!r}, max_new_tokens={count}{drawn}))",
         ]
         if units:
-            lines.insert(1, "from db import open_store\n")
+            lines.insert(1, "from icebear.db import open_store\n")
             lines[3] = f"with open_store({str(store_path())!r}) as store, steer(model, " + (
                 f"{[str(edit) for edit in edits]!r}, store.statistic):"
             )

@@ -12,11 +12,11 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app.web import start, why, words
-from app.web.state import LINK, keep, kept, loading, model, plain, typed
-from concepts.answers.again import written
-from concepts.models.answer import read_span
-from concepts.models.chat import Chat, template_of
+from icebear.app.web import start, why, words
+from icebear.app.web.state import LINK, keep, kept, loading, model, plain, typed
+from icebear.concepts.answers.again import written
+from icebear.concepts.models.answer import read_span
+from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
 
 LAST = 8

@@ -9,16 +9,16 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from app.web import charts
-from app.web.explain import answered, explained_words
-from app.web.start import neurons_of
-from app.web.state import downloads, go, model, model_name, plain, to_steer, token_label, typed
-from concepts.answers.origins import Origins, origins
-from concepts.answers.units import units
-from concepts.models.answer import Answer
-from concepts.models.chat import Chat
-from concepts.relevance import Relevance
-from concepts.render import heatmap
+from icebear.app.web import charts
+from icebear.app.web.explain import answered, explained_words
+from icebear.app.web.start import neurons_of
+from icebear.app.web.state import downloads, go, model, model_name, plain, to_steer, token_label, typed
+from icebear.concepts.answers.origins import Origins, origins
+from icebear.concepts.answers.units import units
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.chat import Chat
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.render import heatmap
 
 EXPLAINED, AGAINST = "what is explained", "what it is explained against"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from concepts.models.answer import Answer
-from concepts.models.chat import Chat
-from concepts.models.model import Model
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.chat import Chat
+from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from concepts.answers.several import several
-from concepts.lrp.method import AttnLRP
-from concepts.models.model import Model
-from concepts.models.plan import Number
-from concepts.relevance import Relevance
+from icebear.concepts.answers.several import several
+from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Number
+from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from concepts.answers.several import several
-from concepts.answers.units import Unit, summed, units_of
-from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models.answer import Answer
-from concepts.models.model import Model
+from icebear.concepts.answers.several import several
+from icebear.concepts.answers.units import Unit, summed, units_of
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ class Matrix:
 def matrix(
     model: Model, answer: Answer, by: str = "sentence", method: AttnLRP = ATTNLRP, checkpoint: bool | None = None
 ) -> Matrix:
-    """By ``sentence`` or another unit (`concepts.answers.units`): one forward pass, a backward pass for each row. A row
-    adds up to what `attribute` gives for its tokens as a span. Raises `InputError` for an answer of no tokens."""
+    """By ``sentence`` or another unit (`icebear.concepts.answers.units`): one forward pass, a backward pass for each
+    row. A row adds up to what `attribute` gives for its tokens as a span. Raises `InputError` for an answer of no
+    tokens."""
     if not answer.ids:
         raise InputError("The answer is empty, so there is nothing to explain.")
     ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)

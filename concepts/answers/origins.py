@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from concepts.answers.units import Unit, units_of
-from concepts.attribution import attribute
-from concepts.lrp.method import CP_LRP
-from concepts.models.answer import Answer, Span
-from concepts.models.model import Model
-from concepts.models.plan import plan
-from concepts.models.prompts import Prompt, PromptLike
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import run
-from concepts.passes.sites import visiting
-from concepts.passes.targets import Logits
-from concepts.relevance import Relevance
-from concepts.versus.ablation import Nodes
+from icebear.concepts.answers.units import Unit, units_of
+from icebear.concepts.attribution import attribute
+from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.models.answer import Answer, Span
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.versus.ablation import Nodes
 
 
 @dataclass(frozen=True)

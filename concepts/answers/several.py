@@ -8,12 +8,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import ATTNLRP, AttnLRP
-from concepts.models.model import Model
-from concepts.models.plan import Number
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import Recorder, run
-from concepts.passes.stream import Stream
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Number
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import Recorder, run
+from icebear.concepts.passes.stream import Stream
 
 Part = Sequence[int]
 """Positions of tokens that are explained together, each by those before it."""

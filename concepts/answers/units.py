@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from concepts.models.chat import Turn
-from concepts.relevance import Relevance
+from icebear.concepts.models.chat import Turn
+from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
 from icebear.extras import need
 

@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from concepts.baselines.attention import eager
-from concepts.models import norms
-from concepts.models.linear import Linear
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.sites import visiting
-from concepts.vocabulary import unembedding
+from icebear.concepts.baselines.attention import eager
+from icebear.concepts.models import norms
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.vocabulary import unembedding
 from icebear.errors import InputError
 
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model, at
-from concepts.models.plan import Plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import run
+from icebear.concepts.models.model import Model, at
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
 from icebear.errors import InputError
 
 

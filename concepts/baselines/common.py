@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.inputs import changing
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.inputs import changing
 from icebear.errors import InputError
 
 ROWS = 32

@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad, TokensAndPositions
-from concepts.lrp.method import PA_LRP
-from concepts.lrp.positions import Sinks, Summed
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.inputs import Change, Inputs
-from concepts.passes.run import run
-from concepts.passes.targets import Logits
+from icebear.concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad, TokensAndPositions
+from icebear.concepts.lrp.method import PA_LRP
+from icebear.concepts.lrp.positions import Sinks, Summed
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.inputs import Change, Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.targets import Logits
 
 
 def random(model: Model, plan: Plan, method: Random) -> list[Tensor]:

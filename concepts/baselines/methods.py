@@ -1,4 +1,5 @@
-"""Baselines as values, each with its source, and all methods by name; `concepts.baselines.scores` has what they do."""
+"""Baselines as values, each with its source, and all methods by name; `icebear.concepts.baselines.scores` has what they
+do."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from concepts.lrp.method import METHODS, PAIRED, AttnLRP, Difference, read
-from concepts.lrp.positions import Reading
+from icebear.concepts.lrp.method import METHODS, PAIRED, AttnLRP, Difference, read
+from icebear.concepts.lrp.positions import Reading
 from icebear.errors import UnknownName
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import ROWS, log_probability, value, without
-from concepts.baselines.methods import AtMan
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.sites import visiting
+from icebear.concepts.baselines.common import ROWS, log_probability, value, without
+from icebear.concepts.baselines.methods import AtMan
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from concepts.baselines import alti, attention, gradients, methods, perturbation
-from concepts.models.model import Model
-from concepts.models.plan import Plan
+from icebear.concepts.baselines import alti, attention, gradients, methods, perturbation
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
 
 HOW: dict[type, Callable[[Model, Plan, Any], list[Tensor]]] = {
     methods.Random: gradients.random,

@@ -17,21 +17,21 @@ import pandas
 import torch
 from torch import Tensor
 
-from concepts.circuits.edges import Probe, inputs_of
-from concepts.circuits.nodes import exchangeable, pair_of, places_of, probes
-from concepts.circuits.records import Answer, Edge, Faithfulness, Group, Node, Token, Without
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.inputs import changing
-from concepts.passes.run import look
-from concepts.passes.sites import visiting
-from concepts.passes.targets import Logits, first_layers
-from concepts.relevance import Relevance
-from concepts.versus.ablation import Ablation, ablated
+from icebear.concepts.circuits.edges import Probe, inputs_of
+from icebear.concepts.circuits.nodes import exchangeable, pair_of, places_of, probes
+from icebear.concepts.circuits.records import Answer, Edge, Faithfulness, Group, Node, Token, Without
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.inputs import changing
+from icebear.concepts.passes.run import look
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits, first_layers
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.versus.ablation import Ablation, ablated
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
-    from concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.graph import Graph
 
 TOKENS = 256
 """Rows times tokens of a forward pass."""

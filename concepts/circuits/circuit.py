@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.attribution import attribute
-from concepts.circuits import edges
-from concepts.circuits import nodes as choosing
-from concepts.circuits.edges import Place
-from concepts.circuits.graph import KEPT, Graph
-from concepts.circuits.records import Node
-from concepts.lrp.method import DIFFERENCE
-from concepts.models.answer import Span
-from concepts.models.model import Model
-from concepts.models.plan import Token
-from concepts.models.prompts import PromptLike, Prompts
-from concepts.relevance import Relevance
-from concepts.versus.ablation import largest
-from concepts.vocabulary import projections
+from icebear.concepts.attribution import attribute
+from icebear.concepts.circuits import edges
+from icebear.concepts.circuits import nodes as choosing
+from icebear.concepts.circuits.edges import Place
+from icebear.concepts.circuits.graph import KEPT, Graph
+from icebear.concepts.circuits.records import Node
+from icebear.concepts.lrp.method import DIFFERENCE
+from icebear.concepts.models.answer import Span
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Token
+from icebear.concepts.models.prompts import PromptLike, Prompts
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.versus.ablation import largest
+from icebear.concepts.vocabulary import projections
 from icebear.errors import InputError, MissingRule
 from icebear.records import Neuron
 
@@ -54,7 +54,7 @@ def circuit(
     on_progress: is told how many of the backward passes' targets are done, of how many.
 
     Edges are direct, past no other neuron: `effect` is gradient x difference, `contribution` by difference rules.
-    Source: DESIGN section 16 (effects: Marks et al. 2025; contributions: `concepts.lrp.differences`). Raises
+    Source: DESIGN section 16 (effects: Marks et al. 2025; contributions: `icebear.concepts.lrp.differences`). Raises
     `InputError`.
     """
     if not 1 <= nodes <= choosing.MOST or not (faithfulness is None or 0 < faithfulness <= 1):

@@ -13,12 +13,12 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from concepts.circuits.records import Answer, Edge, Group, Node, Token
-from concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, said, visible
+from icebear.concepts.circuits.records import Answer, Edge, Group, Node, Token
+from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, said, visible
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.graph import Graph
 
 DRAWN = 300
 """Edges between tokens, nodes and the answer, the most influential."""
@@ -230,7 +230,7 @@ def _group(group: Group, number: int, color: str, x: float, y: float) -> str:
 def fragment(graph: Graph) -> str:
     """The picture that answers to pointing, for a notebook or a page: no frames, nothing fetched."""
     data = json.dumps(cards(graph)).replace("<", "\\u003c")
-    script = files("concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
+    script = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
     count = len(drawn(graph))
     return (
         f'<div class="circuit"><p>{escape(summary(graph))} {LEGEND}</p>'

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import Difference
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.neurons import Recorder
-from concepts.passes.run import look, run
-from concepts.passes.sites import visiting
-from concepts.passes.targets import Logits
-from concepts.telling import token_relevance
+from icebear.concepts.lrp.method import Difference
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import Recorder
+from icebear.concepts.passes.run import look, run
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.telling import token_relevance
 
 TOKENS = 128
 """Rows times tokens of a pass, about: few rows, because a backward pass of rows costs what its highest layer does."""

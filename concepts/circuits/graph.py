@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from concepts import files
-from concepts.circuits import checks, drawing, neuronpedia
-from concepts.circuits.groups import APART, grouped
-from concepts.circuits.nodes import column, pair_of
-from concepts.circuits.records import (
+from icebear.concepts import files
+from icebear.concepts.circuits import checks, drawing, neuronpedia
+from icebear.concepts.circuits.groups import APART, grouped
+from icebear.concepts.circuits.nodes import column, pair_of
+from icebear.concepts.circuits.records import (
     Answer,
     Edge,
     Faithfulness,
@@ -28,9 +28,9 @@ from concepts.circuits.records import (
     Token,
     Without,
 )
-from concepts.models.model import Model
-from concepts.relevance import Relevance
-from concepts.versus.ablation import Ablation
+from icebear.concepts.models.model import Model
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.versus.ablation import Ablation
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
@@ -39,8 +39,8 @@ from icebear.tables import Tabled
 if TYPE_CHECKING:
     import pandas
 
-    from db.store import Store
     from icebear import Concept
+    from icebear.db.store import Store
 
 FORMAT = 1
 KEPT = 0.98
@@ -173,7 +173,7 @@ class Graph(Tabled):
         return self.difference - self.contribution.sum(-1)
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
-        """(L, T, W) a choice of nodes (default: all) as `concepts.versus.ablation.Nodes` takes it."""
+        """(L, T, W) a choice of nodes (default: all) as `icebear.concepts.versus.ablation.Nodes` takes it."""
         width = self.model.width("ffn") + self.model.heads * self.heads
         chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
         for node in self.nodes if nodes is None else nodes:
@@ -187,26 +187,27 @@ class Graph(Tabled):
         return checks.ablation(self, seed)
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> Faithfulness:
-        """What comes about along the edges alone (`concepts.circuits.checks.faithfulness`)."""
+        """What comes about along the edges alone (`icebear.concepts.circuits.checks.faithfulness`)."""
         return checks.faithfulness(self, [edges], seed)[0]
 
     def interventions(self, half: bool = False) -> pandas.DataFrame:
-        """Edges as predicted and as measured (`concepts.circuits.checks.interventions`)."""
+        """Edges as predicted and as measured (`icebear.concepts.circuits.checks.interventions`)."""
         return checks.interventions(self, half)
 
     def correlations(self) -> dict[str, float]:
-        """Of edges as predicted with those measured (`concepts.circuits.checks.correlations`)."""
+        """Of edges as predicted with those measured (`icebear.concepts.circuits.checks.correlations`)."""
         return checks.correlations(self)
 
     def overlap(self, other: Graph) -> tuple[float, float]:
-        """The share of nodes in common with another circuit, and by chance (`concepts.circuits.checks.overlap`)."""
+        """The share of nodes in common with another circuit, and by chance
+        (`icebear.concepts.circuits.checks.overlap`)."""
         return checks.overlap(self, other)
 
     # --- groups ---------------------------------------------------------------------------------------
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Nodes that belong together (`concepts.circuits.groups`), those of the largest score first."""
+        """Nodes that belong together (`icebear.concepts.circuits.groups`), those of the largest score first."""
         return grouped(self) if self.other_groups is None else self.other_groups
 
     def regrouped(self, store: Store | None = None, apart: float = APART) -> Graph:
@@ -275,7 +276,7 @@ class Graph(Tabled):
         return files.load(cls, path, model)
 
     def to_neuronpedia(self, slug: str = "icebear") -> str:
-        """The file of circuit-tracer and Neuronpedia (`concepts.circuits.neuronpedia`)."""
+        """The file of circuit-tracer and Neuronpedia (`icebear.concepts.circuits.neuronpedia`)."""
         return json.dumps(neuronpedia.written(self, slug), ensure_ascii=False)
 
     def to_svg(self) -> str:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from concepts import vocabulary
-from concepts.circuits.nodes import change
-from concepts.circuits.records import Group, Node
+from icebear.concepts import vocabulary
+from icebear.concepts.circuits.nodes import change
+from icebear.concepts.circuits.records import Group, Node
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from concepts.circuits.graph import Graph
-    from db.store import Store
+    from icebear.concepts.circuits.graph import Graph
+    from icebear.db.store import Store
 
 APART = 0.6
 """Mean cosine distance at which groups are not joined any more."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from concepts.circuits.nodes import column
-from concepts.circuits.records import Answer, Node, Rest, Source, Target, Token
+from icebear.concepts.circuits.nodes import column
+from icebear.concepts.circuits.records import Answer, Node, Rest, Source, Target, Token
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
-    from concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.graph import Graph
 
 
 def written(graph: Graph, slug: str = "icebear") -> dict[str, Any]:

@@ -8,12 +8,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from concepts.circuits.edges import Place, Probe
-from concepts.circuits.records import Node
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.relevance import Relevance
-from concepts.versus.ablation import Nodes, largest, shares
+from icebear.concepts.circuits.edges import Place, Probe
+from icebear.concepts.circuits.records import Node
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.versus.ablation import Nodes, largest, shares
 from icebear.errors import InputError
 from icebear.records import Neuron
 

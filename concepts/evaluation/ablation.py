@@ -11,17 +11,17 @@ import pandas
 import torch
 from torch import Tensor
 
-from concepts.attribution import attribute
-from concepts.evaluation.pairs import Pair, answers
-from concepts.lrp.method import METHODS
-from concepts.models.model import Model
-from concepts.models.plan import plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.neurons import AllNeurons, Values
-from concepts.passes.run import look, run
-from concepts.passes.targets import Logits
-from concepts.relevance import Relevance
-from concepts.versus.ablation import Nodes, largest, matched, recorded, shares
+from icebear.concepts.attribution import attribute
+from icebear.concepts.evaluation.pairs import Pair, answers
+from icebear.concepts.lrp.method import METHODS
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import AllNeurons, Values
+from icebear.concepts.passes.run import look, run
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.versus.ablation import Nodes, largest, matched, recorded, shares
 from icebear.errors import UnknownName
 
 SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)

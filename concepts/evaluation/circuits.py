@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from concepts.attribution import attribute
-from concepts.circuits import checks
-from concepts.circuits.checks import READINGS, between
-from concepts.circuits.circuit import circuit
-from concepts.circuits.graph import Graph
-from concepts.circuits.records import Group
-from concepts.evaluation.pairs import Pair, answers
-from concepts.models.model import Model
-from concepts.relevance import Relevance
-from concepts.versus.ablation import Nodes, largest, matched, shares
+from icebear.concepts.attribution import attribute
+from icebear.concepts.circuits import checks
+from icebear.concepts.circuits.checks import READINGS, between
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.records import Group
+from icebear.concepts.evaluation.pairs import Pair, answers
+from icebear.concepts.models.model import Model
+from icebear.concepts.relevance import Relevance
+from icebear.concepts.versus.ablation import Nodes, largest, matched, shares
 from icebear.errors import InputError
 
 EDGES: tuple[int | None, ...] = (30, 100, 300, None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from concepts.calibration import TEXTS
+from icebear.concepts.calibration import TEXTS
 from icebear.errors import InputError
 
 

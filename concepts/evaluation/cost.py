@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from concepts.evaluation.methods import token_scores
-from concepts.models.model import Model
-from concepts.models.plan import Plan, plan
-from concepts.selftest import seconds
+from icebear.concepts.evaluation.methods import token_scores
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan, plan
+from icebear.concepts.selftest import seconds
 
 WATTS = 65.0
 """Assumed of a busy CPU, for the estimate of energy; give the machine's own with `watts`."""

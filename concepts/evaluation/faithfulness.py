@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import without
-from concepts.baselines.methods import SEARCH
-from concepts.evaluation import metrics
-from concepts.evaluation.methods import token_scores
-from concepts.evaluation.questions import Question
-from concepts.models.model import Model
-from concepts.models.plan import Plan, plan
+from icebear.concepts.baselines.common import without
+from icebear.concepts.baselines.methods import SEARCH
+from icebear.concepts.evaluation import metrics
+from icebear.concepts.evaluation.methods import token_scores
+from icebear.concepts.evaluation.questions import Question
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan, plan
 from icebear.errors import InputError
 
 STEPS = 5

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.evaluation import metrics
-from concepts.evaluation.methods import token_scores
-from concepts.models.model import Model
-from concepts.models.plan import plan
+from icebear.concepts.evaluation import metrics
+from icebear.concepts.evaluation.methods import token_scores
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
 from icebear.errors import InputError
 
 TOGETHER = 16

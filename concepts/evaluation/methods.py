@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from concepts.attribution import relevance_of
-from concepts.baselines import scores
-from concepts.baselines.methods import Baseline
-from concepts.lrp.method import AttnLRP
-from concepts.models.model import Model
-from concepts.models.plan import Plan
+from icebear.concepts.attribution import relevance_of
+from icebear.concepts.baselines import scores
+from icebear.concepts.baselines.methods import Baseline
+from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
 from icebear.errors import IcebearError
 
 

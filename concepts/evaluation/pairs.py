@@ -10,8 +10,8 @@ from itertools import permutations, product
 
 import torch
 
-from concepts.models.model import Model
-from concepts.models.plan import plan
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
 from icebear.errors import InputError, UnknownName
 from icebear.paths import local
 

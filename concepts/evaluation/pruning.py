@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.baselines.common import log_probability
-from concepts.baselines.methods import ALL, GradientTimesInput, Random
-from concepts.evaluation import metrics
-from concepts.lrp.method import AttnLRP
-from concepts.models.model import Model
-from concepts.models.plan import Plan, plan
-from concepts.passes.inputs import Inputs
-from concepts.passes.neurons import AllNeurons
-from concepts.passes.run import run
-from concepts.passes.sites import visiting
-from concepts.passes.targets import Logits
+from icebear.concepts.baselines.common import log_probability
+from icebear.concepts.baselines.methods import ALL, GradientTimesInput, Random
+from icebear.concepts.evaluation import metrics
+from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan, plan
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Of all neurons (or heads) pruned."""

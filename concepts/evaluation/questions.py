@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from concepts.evaluation.groundtruth import homes
-from concepts.models.model import Model
+from icebear.concepts.evaluation.groundtruth import homes
+from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas
 
-from concepts import files
-from concepts.render import page
+from icebear.concepts import files
+from icebear.concepts.render import page
 from icebear.errors import InputError
 from icebear.extras import need
 from icebear.tables import Tabled

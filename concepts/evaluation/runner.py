@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from concepts.models.provenance import provenance
+from icebear.concepts.models.provenance import provenance
 from icebear.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 OnProgress = Callable[[int, int], None]
 

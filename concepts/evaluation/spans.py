@@ -12,18 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
-from concepts.attribution import attribute
-from concepts.baselines.methods import Baseline, Gradient, GradientTimesInput, IntegratedGradients, Random
-from concepts.evaluation import metrics, report
-from concepts.evaluation.contexts import Item
-from concepts.evaluation.groundtruth import tokens_between
-from concepts.evaluation.methods import why_not
-from concepts.evaluation.runner import OnProgress
-from concepts.lrp.method import AttnLRP
-from concepts.models.answer import Answer
-from concepts.models.model import Model
-from concepts.models.plan import plan
-from concepts.passes.stream import Stream
+from icebear.concepts.attribution import attribute
+from icebear.concepts.baselines.methods import Baseline, Gradient, GradientTimesInput, IntegratedGradients, Random
+from icebear.concepts.evaluation import metrics, report
+from icebear.concepts.evaluation.contexts import Item
+from icebear.concepts.evaluation.groundtruth import tokens_between
+from icebear.concepts.evaluation.methods import why_not
+from icebear.concepts.evaluation.runner import OnProgress
+from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.passes.stream import Stream
 
 COLUMNS = {
     "pointing": "the largest score of the context is evidence, higher is better",

@@ -16,12 +16,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from concepts.lrp import differences, rules
-from concepts.lrp.method import ATTNLRP, AttnLRP, Difference, Epsilon
-from concepts.lrp.operations import TABLE, RelevanceMode, is_activation
-from concepts.models.dispatch import packed
-from concepts.models.families import family_of
-from concepts.models.linear import Linear
+from icebear.concepts.lrp import differences, rules
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP, Difference, Epsilon
+from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
+from icebear.concepts.models.dispatch import packed
+from icebear.concepts.models.families import family_of
+from icebear.concepts.models.linear import Linear
 
 _TORCH_ACTIVATIONS = (
     "SiLU GELU ReLU ReLU6 LeakyReLU ELU SELU CELU Mish Softplus Softsign Hardswish Hardsigmoid Hardtanh "

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from concepts.lrp import operations
-from concepts.lrp.operations import Rule, is_activation
+from icebear.concepts.lrp import operations
+from icebear.concepts.lrp.operations import Rule, is_activation
 from icebear.errors import MissingRule
 
 Points = tuple[tuple[float, float], ...]

@@ -110,7 +110,7 @@ class AttnLRP(Written):
 
 @dataclass(frozen=True, repr=False)
 class Difference(Written):
-    """Relevance compared with another prompt, exact in the difference (`concepts.lrp.differences`).
+    """Relevance compared with another prompt, exact in the difference (`icebear.concepts.lrp.differences`).
 
     softmax: ``exact`` follows the attention weights from one prompt to the other; ``constant`` holds them, at the mean
         of both.

@@ -1,8 +1,8 @@
 """The table: torch operation -> relevance rule (AttnLRP, Achtibat et al. 2024).
 
 `RelevanceMode` sees every torch operation of an unmodified forward pass and looks it up in a table, this one or that of
-`concepts.lrp.differences`. An operation that carries an activation (a tensor that requires a gradient: parameters are
-frozen) and is not in the table raises `MissingRule`.
+`icebear.concepts.lrp.differences`. An operation that carries an activation (a tensor that requires a gradient:
+parameters are frozen) and is not in the table raises `MissingRule`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
 
-from concepts.lrp import rules
-from concepts.lrp.method import AttnLRP, Difference, Epsilon, LinearRule
-from concepts.models import experts
+from icebear.concepts.lrp import rules
+from icebear.concepts.lrp.method import AttnLRP, Difference, Epsilon, LinearRule
+from icebear.concepts.models import experts
 from icebear.errors import MissingRule
 
 Rule = Callable[..., Any]

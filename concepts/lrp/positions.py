@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from concepts.lrp.rules import product
+from icebear.concepts.lrp.rules import product
 from icebear.errors import UnknownName
 
 if TYPE_CHECKING:
-    from concepts.models.batch import Batch
-    from concepts.models.model import Model
+    from icebear.concepts.models.batch import Batch
+    from icebear.concepts.models.model import Model
 
 ROWS = -2
 """The axis of token positions in cos and sin (B, T, d), and in an embedding (B, T, D)."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from concepts.lrp.method import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
+from icebear.concepts.lrp.method import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
 
 
 class Identity(Function):
@@ -102,7 +102,7 @@ class SoftmaxZPlus(Function):
 
 
 class LinearMap(Function):
-    """A rule of `concepts.lrp.method` for y = f(x, weight) + bias, f linear in x.
+    """A rule of `icebear.concepts.lrp.method` for y = f(x, weight) + bias, f linear in x.
 
     With z_ij = w_ij x_i, and the bias as one more input: R_i = sum_j (c_j z_ij + c+_j z_ij+ + c-_j z_ij-).
     """
@@ -247,7 +247,8 @@ def book(
 ) -> None:
     """Add factor x relevance (in batch order), summed per batch row, to `ledger[name]`, a tensor (B,).
 
-    part: of relevance (R, ...) of some of the batch's tokens, which of how many (`concepts.models.experts.part`).
+    part: of relevance (R, ...) of some of the batch's tokens, which of how many
+        (`icebear.concepts.models.experts.part`).
     """
     entry = ledger[name]
     if part is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from concepts.models.chat import Chat
+from icebear.concepts.models.chat import Chat
 from icebear.errors import InputError
 
 Span = tuple[int, int] | str

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concepts.models import dispatch, experts
-from concepts.models.families import FAMILIES, Family, family_of
-from concepts.models.fingerprint import fingerprint
-from concepts.models.linear import Linear
-from concepts.models.tasks.base import Task
-from concepts.models.tasks.known import task_of
+from icebear.concepts.models import dispatch, experts
+from icebear.concepts.models.families import FAMILIES, Family, family_of
+from icebear.concepts.models.fingerprint import fingerprint
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.tasks.base import Task
+from icebear.concepts.models.tasks.known import task_of
 from icebear.errors import InputError, ModelError
 from icebear.records import SITES, WRITERS, Neuron
 
@@ -43,7 +43,7 @@ class Architecture:
 
     @cached_property
     def offloaded(self) -> bool:
-        """Whether weights come only when they are used (see `concepts.models.dispatch`)."""
+        """Whether weights come only when they are used (see `icebear.concepts.models.dispatch`)."""
         return dispatch.offloaded(self.net)
 
     @property
@@ -82,7 +82,7 @@ class Architecture:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Which model it is, see `concepts.models.fingerprint`."""
+        """Which model it is, see `icebear.concepts.models.fingerprint`."""
         return fingerprint(self.net, f"{self.net.config.model_type} {self.answers}")
 
     @cached_property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 
 class Chat:

@@ -15,7 +15,7 @@ from icebear.errors import ModelError
 
 def from_gguf(parts: Sequence[Path], folder: Path, name: str) -> None:
     """A GGUF file in parts; in float32, which holds every de-quantised value exactly."""
-    from concepts.models.gguf import load_gguf
+    from icebear.concepts.models.gguf import load_gguf
 
     net, tokenizer = load_gguf(parts[0], torch.float32)
     net.config._name_or_path = name

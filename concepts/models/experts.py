@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concepts.models.dispatch import present
-from concepts.models.linear import WHOLE, Linear
+from icebear.concepts.models.dispatch import present
+from icebear.concepts.models.linear import WHOLE, Linear
 
 part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
 """While an expert runs: its tokens among all of the batch, and how many these are."""

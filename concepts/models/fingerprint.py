@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concepts.models.dispatch import named_weights
+from icebear.concepts.models.dispatch import named_weights
 
 SAMPLED = 16
 """Rows, and columns, of each parameter."""

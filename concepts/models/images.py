@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from concepts.models.batch import Batch
-from concepts.render import NEGATIVE, POSITIVE
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.render import NEGATIVE, POSITIVE
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 
 @dataclass(frozen=True, eq=False)

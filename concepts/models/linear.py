@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from concepts.models.dispatch import present, weight_of
+from icebear.concepts.models.dispatch import present, weight_of
 
 Chosen = int | slice | Tensor
 """One, several in a row, or indices."""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from concepts.models.gguf import converted
-from concepts.models.model import Model
-from concepts.models.presets import PRESETS, fetch
-from concepts.models.tasks.known import task_of
 from icebear.cache import cache_folder
+from icebear.concepts.models.gguf import converted
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.presets import PRESETS, fetch
+from icebear.concepts.models.tasks.known import task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 from icebear.extras import need
 from icebear.paths import local

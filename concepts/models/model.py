@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from concepts.models.answer import Answer
-from concepts.models.architecture import Architecture
-from concepts.models.batch import Batch
-from concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
-from concepts.models.plan import plan
-from concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
-from concepts.models.provenance import provenance
-from concepts.models.turns import Turns, draws
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.architecture import Architecture
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
+from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
+from icebear.concepts.models.provenance import provenance
+from icebear.concepts.models.turns import Turns, draws
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.records import TokenScore
 
@@ -50,7 +50,7 @@ class Model(Architecture):
 
     @property
     def made_with(self) -> dict[str, Any]:
-        """See `concepts.models.provenance`."""
+        """See `icebear.concepts.models.provenance`."""
         return provenance(self)
 
     # --- tokens ---------------------------------------------------------------------------------------

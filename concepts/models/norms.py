@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from concepts.models.dispatch import weight_of
+from icebear.concepts.models.dispatch import weight_of
 
 OWN_LAYER_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm", "OlmoLayerNorm")
 """Classes that are no torch LayerNorm, but centre as one."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from concepts.models.batch import Batch
-from concepts.models.prompts import Prompt, PromptLike
-from concepts.models.tasks.base import Asked
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.models.tasks.base import Asked
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 Token = str | int
 Number = Literal["logits", "centred", "mean"]

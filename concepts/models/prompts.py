@@ -9,8 +9,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from concepts.models.answer import Answer
-from concepts.models.chat import Chat
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.chat import Chat
 from icebear.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
+from icebear.concepts.models.model import Model
 
 Change = Callable[[int, Tensor], Tensor]
 """Of a stack (0 is the encoder or the only one, 1 the decoder) and what it reads: (B, T, D), or pixels (B, C, H, W)."""

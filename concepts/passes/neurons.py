@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concepts.lrp import rules
-from concepts.models.batch import Batch
-from concepts.models.model import Model
-from concepts.passes.sites import visiting
+from icebear.concepts.lrp import rules
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import visiting
 
 
 class Recorder:

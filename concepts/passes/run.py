@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from concepts.lrp.context import relevance_rules
-from concepts.lrp.method import AttnLRP, Difference
-from concepts.models.model import Model
-from concepts.passes.sites import visiting
+from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.lrp.method import AttnLRP, Difference
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import visiting
 
 
 class Target(Protocol):

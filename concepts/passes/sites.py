@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from concepts.lrp.context import wrapped
-from concepts.models import experts
-from concepts.models.model import Model
+from icebear.concepts.lrp.context import wrapped
+from icebear.concepts.models import experts
+from icebear.concepts.models.model import Model
 from icebear.records import WRITERS
 
 Visit = Callable[[str, int, Tensor], Tensor | None]

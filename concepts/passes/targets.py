@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from concepts.models.batch import Batch
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.sites import visiting
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.sites import visiting
 from icebear.records import Neuron
 
 

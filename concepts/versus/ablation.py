@@ -15,12 +15,12 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
-from concepts.models.plan import Plan
-from concepts.passes.run import look
-from concepts.passes.sites import visiting
-from concepts.passes.targets import Logits
-from concepts.relevance import Relevance
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.run import look
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
 from icebear.records import TokenScore
 

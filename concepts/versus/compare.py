@@ -11,22 +11,22 @@ import numpy
 import torch
 from torch import Tensor
 
-from concepts.baselines.methods import Baseline, GradientTimesInput, IntegratedGradients
-from concepts.lrp.differences import partner
-from concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
-from concepts.models import images
-from concepts.models.model import Model
-from concepts.models.plan import Number, Plan, plan
-from concepts.models.prompts import Prompt
-from concepts.passes.inputs import Inputs
-from concepts.passes.largest import LargestNeurons
-from concepts.passes.neurons import AllNeurons, Values
-from concepts.passes.run import Recorder, look, run
-from concepts.passes.stream import Stream
-from concepts.passes.targets import Logits
-from concepts.relevance import Conservation, Largest, Relevance, Versus
-from concepts.telling import Recorded, kept_at, said, token_relevance, unranked
-from concepts.versus.alignment import alignment
+from icebear.concepts.baselines.methods import Baseline, GradientTimesInput, IntegratedGradients
+from icebear.concepts.lrp.differences import partner
+from icebear.concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
+from icebear.concepts.models import images
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Number, Plan, plan
+from icebear.concepts.models.prompts import Prompt
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.largest import LargestNeurons
+from icebear.concepts.passes.neurons import AllNeurons, Values
+from icebear.concepts.passes.run import Recorder, look, run
+from icebear.concepts.passes.stream import Stream
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.relevance import Conservation, Largest, Relevance, Versus
+from icebear.concepts.telling import Recorded, kept_at, said, token_relevance, unranked
+from icebear.concepts.versus.alignment import alignment
 from icebear.errors import InputError, MissingRule, NumericalError
 
 Method = AttnLRP | Difference | Baseline

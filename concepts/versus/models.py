@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from concepts.models.answer import Answer
-from concepts.models.model import Model
-from concepts.models.plan import Plan, per_prompt, plan
-from concepts.models.prompts import prompts_of
-from concepts.relevance import Relevance, Versus
-from concepts.telling import Recorded, kept_of
-from concepts.vocabulary import w1, w2
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan, per_prompt, plan
+from icebear.concepts.models.prompts import prompts_of
+from icebear.concepts.relevance import Relevance, Versus
+from icebear.concepts.telling import Recorded, kept_of
+from icebear.concepts.vocabulary import w1, w2
 from icebear.errors import InputError
 from icebear.records import Neuron
 

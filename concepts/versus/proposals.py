@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from concepts.models.chat import inside
-from concepts.models.linear import Linear
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
+from icebear.concepts.models.chat import inside
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
 from icebear.errors import InputError
 
 COMMON = Path(__file__).parent / "common.txt"

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from concepts.calibration import TEXTS
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
+from icebear.concepts.calibration import TEXTS
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
 from icebear.paths import local, write
 from icebear.recipe import Recipe
 from icebear.records import Neuron
+from icebear.steering.latent.cost import strength_at
+from icebear.steering.latent.measured import Measured, measured
+from icebear.steering.latent.reading import read
+from icebear.steering.latent.through import Through, through
+from icebear.steering.price import Neutral
 from icebear.tables import Tabled
-from steering.latent.cost import strength_at
-from steering.latent.measured import Measured, measured
-from steering.latent.reading import read
-from steering.latent.through import Through, through
-from steering.price import Neutral
 
 if TYPE_CHECKING:
     import pandas
 
-    from concepts.circuits.graph import Graph
-    from concepts.circuits.records import Group
+    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.records import Group
 
 FORMAT = 1
 
@@ -179,7 +179,8 @@ class Concept(Tabled):
 
         strength: what is added to the activation of the neuron with the largest weight, as a multiple of the furthest
             that it was seen to go to its side; to others in proportion to their weights.
-        kl: instead, nats that the edits are to cost at neutral places (see `steering.price`); the strength is searched.
+        kl: instead, nats that the edits are to cost at neutral places (see `icebear.steering.price`); the strength is
+            searched.
         where, decay: as of `Edit`.
         neutral: other neutral places than icebear's own.
         Raises `InputError` where that price cannot be reached.

@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
 from icebear.errors import InputError
 from icebear.fingerprints import hashed
-from steering.apply import steer
-from steering.latent.choosing import auroc, separation, universal
-from steering.latent.concept import Concept
-from steering.latent.cost import strength_at
-from steering.latent.finding import parts_of
-from steering.latent.ranking import RANKINGS, Material, word_ids
-from steering.latent.reading import Read, columns_of, neurons_of, read
-from steering.latent.topics import PARTS, Topic, Topics
-from steering.latent.vectors import pushed, streams
-from steering.price import NEUTRAL, neutral_places, repeated_trigrams
+from icebear.steering.apply import steer
+from icebear.steering.latent.choosing import auroc, separation, universal
+from icebear.steering.latent.concept import Concept
+from icebear.steering.latent.cost import strength_at
+from icebear.steering.latent.finding import parts_of
+from icebear.steering.latent.ranking import RANKINGS, Material, word_ids
+from icebear.steering.latent.reading import Read, columns_of, neurons_of, read
+from icebear.steering.latent.topics import PARTS, Topic, Topics
+from icebear.steering.latent.vectors import pushed, streams
+from icebear.steering.price import NEUTRAL, neutral_places, repeated_trigrams
 
 PRICES = (0.02, 0.1, 0.25, 0.5)
 """Nats at neutral places."""

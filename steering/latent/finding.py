@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from concepts.models.model import Model
+from icebear.concepts.models.model import Model
 from icebear.errors import InputError
-from steering.latent.choosing import auroc, auroc_error, choose, universal
-from steering.latent.concept import Concept, Part
-from steering.latent.ranking import RANKINGS, Material
-from steering.latent.reading import Read, neurons_of, read
+from icebear.steering.latent.choosing import auroc, auroc_error, choose, universal
+from icebear.steering.latent.concept import Concept, Part
+from icebear.steering.latent.ranking import RANKINGS, Material
+from icebear.steering.latent.reading import Read, neurons_of, read
 
 if TYPE_CHECKING:
-    from db.store import Store
+    from icebear.db.store import Store
 
 FEWEST = 16
 """Texts of each kind. Of fewer there is nothing left to test on."""
@@ -55,11 +55,11 @@ def find_concept(
 ) -> Concept:
     """The fewest neurons, at most `most`, that tell `examples` from `others` nearly as well as any tried number does.
 
-    method: by what neurons are ranked, a name of `steering.latent.ranking.RANKINGS`: ``means`` (difference of their
-        means over a sentence), ``cna`` (at the last token), ``relevance`` (for `words`), ``w2`` (what they write to the
-        logits of `words`), ``search`` (`store`'s neurons of `words`). How many, and their weights, are then chosen on
-        texts that they were not ranked on; `provenance` has the path, and the AUROC on texts that nothing was chosen
-        on.
+    method: by what neurons are ranked, a name of `icebear.steering.latent.ranking.RANKINGS`: ``means`` (difference of
+        their means over a sentence), ``cna`` (at the last token), ``relevance`` (for `words`), ``w2`` (what they write
+        to the logits of `words`), ``search`` (`store`'s neurons of `words`). How many, and their weights, are then
+        chosen on texts that they were not ranked on; `provenance` has the path, and the AUROC on texts that nothing was
+        chosen on.
     words: the concept's, for the three methods that need them.
     on_progress: of (done, total) texts read.
     Raises `InputError` for too few texts, texts of both kinds, and an unknown method.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from concepts.models.model import Model
-from concepts.vocabulary import w2_row
-from steering.latent.concept import Concept
+from icebear.concepts.models.model import Model
+from icebear.concepts.vocabulary import w2_row
+from icebear.steering.latent.concept import Concept
 
 
 @dataclass(frozen=True)

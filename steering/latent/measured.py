@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
-from concepts.models.prompts import PromptLike
-from concepts.passes.sites import visiting
-from concepts.render import heatmap, page
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.render import heatmap, page
 from icebear.errors import InputError
-from steering.latent.reading import BATCH, columns_of, counts
+from icebear.steering.latent.reading import BATCH, columns_of, counts
 
 if TYPE_CHECKING:
-    from steering.latent.concept import Concept
+    from icebear.steering.latent.concept import Concept
 
 
 @dataclass(frozen=True)

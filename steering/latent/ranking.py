@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import ATTNLRP
-from concepts.models.batch import Batch
-from concepts.models.model import Model
-from concepts.passes.inputs import Inputs
-from concepts.passes.neurons import AllNeurons
-from concepts.passes.run import run
-from concepts.vocabulary import BLOCK, unembedding, vocabulary, written
+from icebear.concepts.lrp.method import ATTNLRP
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import run
+from icebear.concepts.vocabulary import BLOCK, unembedding, vocabulary, written
 from icebear.errors import InputError
-from steering.latent.choosing import separation
-from steering.latent.reading import LONGEST, Read, columns_of
+from icebear.steering.latent.choosing import separation
+from icebear.steering.latent.reading import LONGEST, Read, columns_of
 
 if TYPE_CHECKING:
-    from db.store import Store
+    from icebear.db.store import Store
 
 CNA = 0.001
 """The share of neurons that CNA takes."""

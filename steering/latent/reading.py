@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
-from concepts.passes.sites import visiting
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
 from icebear.records import Neuron
 

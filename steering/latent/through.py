@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from concepts.lrp.method import CP_LRP
-from concepts.models.model import Model
-from concepts.models.plan import plan
-from concepts.models.prompts import Prompt, PromptLike
-from concepts.passes.inputs import Inputs
-from concepts.passes.run import look, run
-from concepts.passes.sites import visiting
-from concepts.passes.targets import Logits
+from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import look, run
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
 from icebear.edits import Edit
-from steering.apply import steer
+from icebear.steering.apply import steer
 
 if TYPE_CHECKING:
-    from steering.latent.concept import Concept
+    from icebear.steering.latent.concept import Concept
 
 
 @dataclass(frozen=True)

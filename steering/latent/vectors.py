@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concepts.models.model import Model
-from steering.latent.reading import BATCH, LONGEST, counts
+from icebear.concepts.models.model import Model
+from icebear.steering.latent.reading import BATCH, LONGEST, counts
 
 
 @torch.no_grad()

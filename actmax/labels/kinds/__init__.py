@@ -10,10 +10,10 @@ from types import ModuleType
 
 import numpy as np
 
-from actmax.labels.evidence import Evidence
-from actmax.labels.kinds import categories, ngrams, positions, tokens, topics, words
-from actmax.labels.label import Label
-from actmax.labels.sample import Sample
+from icebear.actmax.labels.evidence import Evidence
+from icebear.actmax.labels.kinds import categories, ngrams, positions, tokens, topics, words
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.sample import Sample
 
 KINDS: dict[str, ModuleType] = {
     "tokens": tokens,

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
-from actmax.labels.evidence import Evidence
-from actmax.labels.label import SAID, Label, at
-from actmax.labels.sample import Sample
+from icebear.actmax.labels.evidence import Evidence
+from icebear.actmax.labels.label import SAID, Label, at
+from icebear.actmax.labels.sample import Sample
 
 WHERE = ("here", "before", "after")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actmax.labels.evidence import Evidence, common, keys_at
-from actmax.labels.label import Label, said
-from actmax.labels.sample import Sample
+from icebear.actmax.labels.evidence import Evidence, common, keys_at
+from icebear.actmax.labels.label import Label, said
+from icebear.actmax.labels.sample import Sample
 
 SIZES = (1, 3, 5)
 

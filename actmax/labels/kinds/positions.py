@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actmax.labels.evidence import Evidence
-from actmax.labels.label import Label
-from actmax.labels.sample import Sample
+from icebear.actmax.labels.evidence import Evidence
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.sample import Sample
 
 POSITIONS = {
     "the second token": lambda sample: sample.position == 1,

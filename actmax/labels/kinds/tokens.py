@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actmax.labels.evidence import Evidence, common, keys_at
-from actmax.labels.label import Label, at, said
-from actmax.labels.sample import Sample, key
+from icebear.actmax.labels.evidence import Evidence, common, keys_at
+from icebear.actmax.labels.label import Label, at, said
+from icebear.actmax.labels.sample import Sample, key
 
 SIZES = (1, 2, 3, 5, 8)
 STEPS = {"here": 0, "before": -1, "after": 1}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from concepts.models.batch import Batch
-from concepts.models.prompts import Prompt
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.prompts import Prompt
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 Positions = list[tuple[int, ...]]
 """For each prompt, where what is explained is predicted (of what the decoder reads, where there is one)."""

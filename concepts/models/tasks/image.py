@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from concepts.models import images
-from concepts.models.batch import Batch
-from concepts.models.prompts import Prompt
-from concepts.models.tasks.base import Asked, Positions
-from concepts.models.tasks.labels import Labelled
+from icebear.concepts.models import images
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.prompts import Prompt
+from icebear.concepts.models.tasks.base import Asked, Positions
+from icebear.concepts.models.tasks.labels import Labelled
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 
 class Image(Labelled):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from concepts.models.tasks.base import Task
-from concepts.models.tasks.causal import Causal
-from concepts.models.tasks.image import Image
-from concepts.models.tasks.labels import TextLabel, TokenLabel
-from concepts.models.tasks.masked import Masked
-from concepts.models.tasks.seq2seq import EncoderDecoder
+from icebear.concepts.models.tasks.base import Task
+from icebear.concepts.models.tasks.causal import Causal
+from icebear.concepts.models.tasks.image import Image
+from icebear.concepts.models.tasks.labels import TextLabel, TokenLabel
+from icebear.concepts.models.tasks.masked import Masked
+from icebear.concepts.models.tasks.seq2seq import EncoderDecoder
 from icebear.errors import ModelError
 
 TASKS: dict[str, Task] = {

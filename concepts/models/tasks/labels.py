@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from concepts.models.batch import Batch
-from concepts.models.tasks.base import Asked, Positions, Task
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.tasks.base import Asked, Positions, Task
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 
 class Labelled(Task):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from concepts.models.batch import Batch
-from concepts.models.tasks.base import Asked, Positions, Task
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.tasks.base import Asked, Positions, Task
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 
 class Masked(Task):

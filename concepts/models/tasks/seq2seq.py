@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from concepts.models.batch import Batch
-from concepts.models.tasks.base import Asked, Positions, Task, followed, from_start
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.tasks.base import Asked, Positions, Task, followed, from_start
 
 if TYPE_CHECKING:
-    from concepts.models.model import Model
+    from icebear.concepts.models.model import Model
 
 
 class EncoderDecoder(Task):

@@ -1,20 +1,14 @@
-"""The Streamlit app: `icebear app`."""
+"""The Streamlit app: its pages, and what is shown of an error."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import logging
 
-# Streamlit puts this folder first, where our file names would hide other people's modules.
-sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent]
+import streamlit as st
 
-import logging  # noqa: E402
-
-import streamlit as st  # noqa: E402
-
-from app.web import header  # noqa: E402
-from app.web.state import VIEWS, page, plain  # noqa: E402
-from icebear.errors import IcebearError, out_of_memory  # noqa: E402
+from icebear.app.web import header
+from icebear.app.web.state import VIEWS, page, plain
+from icebear.errors import IcebearError, out_of_memory
 
 STYLE = """<style>
 .stMainBlockContainer{padding-top:4.5rem;max-width:72rem}
@@ -42,6 +36,3 @@ def main() -> None:
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
         said = f"That failed ({type(error).__name__}: {error}); change what you asked for and try again."
         st.error(plain(str(out_of_memory(error) or said)))
-
-
-main()
