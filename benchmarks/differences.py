@@ -26,7 +26,8 @@ from icebear.concepts.passes.targets import Logits
 
 
 def errors(model: Model, pair: Pair) -> tuple[float, float]:
-    """How far the tokens' relevance, and that of the worst of all layers' cuts, are from the real difference (logits).
+    """How far the tokens' relevance, and that of the worst of all layers' cuts, are from the real difference, as a
+    share of it.
 
     A layer's cut is the residual stream behind it: its neurons, through W2, and what goes past them.
     """
@@ -44,7 +45,7 @@ def errors(model: Model, pair: Pair) -> tuple[float, float]:
         numbers, _ = run(model, Logits(asked), [inputs], DIFFERENCE)
     real = (numbers[0] - numbers[1]).item()
     tokens = ((inputs.values[0] - partner(inputs.values[0])) * inputs.gradients[0])[0].sum().item()
-    return abs(tokens - real), max(abs(cut - real) for cut in cuts.values())
+    return abs(tokens / real - 1), max(abs(cut / real - 1) for cut in cuts.values())
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 through both at once, operation by operation: m_x = J^T m_y, with J written out from docs/compare.md."""
 
 from itertools import product
+from math import log
 
 import torch
 from twin import Tape, Value, _summed
@@ -43,24 +44,15 @@ class PairTape(Tape):
         return Value(self, A.x @ V.x, [A, V], messages)
 
     def softmax(self, v):
-        """J, the mean of diag(p) - p p^T over three Gauss-Legendre points, and what it lacks for dp = J ds."""
+        """J = diag(l) - l l^T / sum(l), l the logarithmic means of both rows' weights."""
 
         def messages(m, other):
             there = other.sources[0].x
-            mean = 0
-            for place, weight in ((-(0.6**0.5), 5 / 9), (0, 8 / 9), (0.6**0.5, 5 / 9)):
-                share = (1 + place) / 2
-                p = (share * v.x + (1 - share) * there).softmax(-1)
-                mean = mean + weight / 2 * (torch.diag_embed(p) - p[..., :, None] * p[..., None, :])
             found = torch.zeros_like(v.x)
             for place in product(*map(range, v.x.shape[:-1])):
-                ds = (v.x[place] - there[place]).nan_to_num(0)
-                dp = v.x[place].softmax(-1) - there[place].softmax(-1)
-                jacobian = mean[place]
-                step = jacobian @ ds
-                if ds @ step > 2.0**-26:  # the square root of the machine epsilon
-                    jacobian = jacobian + torch.outer(dp - step, step / (ds @ step))
-                found[place] = m[place] @ jacobian
+                weights = zip(v.x[place].softmax(-1).tolist(), there[place].softmax(-1).tolist(), strict=True)
+                means = torch.tensor([logarithmic_mean(p, q) for p, q in weights], dtype=v.x.dtype)
+                found[place] = m[place] @ (torch.diag(means) - torch.outer(means, means) / means.sum())
             return [found]
 
         return Value(self, v.x.softmax(-1), [v], messages)
@@ -111,6 +103,11 @@ class PairTape(Tape):
 
 def mean(a, b):
     return (a + b) / 2
+
+
+def logarithmic_mean(p, q):
+    """(Stolarsky 1975), of two weights."""
+    return p if p == q else 0.0 if p * q == 0 else (p - q) / (log(p) - log(q))
 
 
 def slope(f, a, b):

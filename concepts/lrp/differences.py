@@ -78,45 +78,35 @@ class Slope(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return g * ctx.saved_tensors[0], None, None
+        return (g * ctx.saved_tensors[0]).to(g.dtype), None, None
 
 
 class Softmax(Function):
-    """The value y of a softmax of x (..., N), with the mean J of diag(p) - p p^T at points of the line between both
-    rows' x; and since that is exact for many points only, what is missing for dy = J dx, along J dx. Partners, of whom
-    nobody asks, get zero: of all operations this one is the dearest."""
+    """The value of a softmax, with dp = L (dx - sum(L dx) / sum(L)), where L is the logarithmic mean of the two rows'
+    weights p and p': exact, because log(p / p') is dx less a constant and the weights of both rows sum to one.
+    Partners, of whom nobody asks, get zero: of all operations this one is the dearest."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, func: Callable[[Tensor], Tensor], dim: int, points: Points) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, func: Callable[[Tensor], Tensor], dim: int) -> Tensor:  # type: ignore[override]
         y = func(x)
-        (own, there), (y_own, y_there) = x.chunk(2), y.chunk(2)
-        weights = [weight for _, weight in points]
-        rows = [func(share * own + (1 - share) * there) for share, _ in points]
-        dx = (own - there).nan_to_num(0).to(y.dtype)  # masked scores are minus infinity in both
-        step = _mean_derivative(rows, weights, dx, dim)
-        reach = (dx * step).sum(dim, keepdim=True)  # the variance of dx
-        far = reach > torch.finfo(y.dtype).eps ** 0.5  # nearer, the points are exact, and the rest is rounding
-        missing = torch.where(far, y_own - y_there - step, 0)
-        ctx.save_for_backward(step / reach.masked_fill(~far, 1), missing, *rows)
-        ctx.options = weights, dim, x.dtype
+        ctx.save_for_backward(_logarithmic_mean(x, dim))
+        ctx.options = dim, x.dtype
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        toward, missing, *rows = ctx.saved_tensors
-        weights, dim, dtype = ctx.options
-        g = g.chunk(2)[0]
-        found = _mean_derivative(rows, weights, g, dim) + toward * (missing * g).sum(dim, keepdim=True)
-        return torch.cat((found, torch.zeros_like(found))).to(dtype), None, None, None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (mean,) = ctx.saved_tensors
+        dim, dtype = ctx.options
+        weighted = mean * g.chunk(2)[0]
+        found = weighted - mean * (weighted.sum(dim, keepdim=True) / mean.sum(dim, keepdim=True))
+        return torch.cat((found, torch.zeros_like(found))).to(dtype), None, None
 
 
-def _mean_derivative(rows: Iterable[Tensor], weights: Iterable[float], g: Tensor, dim: int) -> Tensor:
-    """The mean of diag(p) - p p^T, times g."""
-    found = torch.zeros_like(g)
-    for p, weight in zip(rows, weights, strict=True):
-        pg = p * g
-        found += weight * (pg - p * pg.sum(dim, keepdim=True))
-    return found
+def _logarithmic_mean(x: Tensor, dim: int) -> Tensor:
+    """(p - p') / log(p / p') of the weights of both rows; where they are equal, p."""
+    own, there = x.log_softmax(dim, dtype=_wide(x)).chunk(2)
+    larger, gap = torch.maximum(own, there).exp(), (own - there).abs().nan_to_num(0)  # both are masked: inf - inf
+    return larger * torch.where(gap > 0, -torch.expm1(-gap) / gap, 1)
 
 
 class Held(Function):
@@ -152,15 +142,25 @@ def _at(share: float, args: Iterable[Any]) -> list[Any]:
 
 def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """An element-wise function: (f(x) - f(x')) / (x - x'), and where both are nearly the same the derivative at the
-    middle, because there the difference of both is rounding."""
-    x_, y = x.detach(), func(x.detach())
-    middle = torch.lerp(partner(x_), x_, 0.5)
+    middle, because there the difference of both is rounding. In at least float32, whatever the model's type."""
+    x_ = x.detach()
+    own = x_.to(_wide(x_))
+    there, value = partner(own), func(own)
     with torch.enable_grad():
-        middle = middle.requires_grad_()
-        (slope,) = torch.autograd.grad(func(middle).sum(), middle)
-    dx = x_ - partner(x_)
-    near = dx.abs() <= torch.finfo(x.dtype).eps ** 0.5 * x_.abs().clamp(min=1)
-    return Slope.apply(x, y, torch.where(near, slope, (y - partner(y)) / dx.masked_fill(near, 1)))
+        middle = torch.lerp(there, own, 0.5).requires_grad_()
+        (derivative,) = torch.autograd.grad(func(middle).sum(), middle)
+    dx, dy = own - there, value - partner(value)
+    near = _small(dx, own.abs().clamp(min=1)) & _small(dy, value.abs())
+    slope = torch.where(near, derivative, dy / dx.masked_fill(near, 1))
+    return Slope.apply(x, value if own.dtype == x.dtype else func(x_), slope)
+
+
+def _small(difference: Tensor, size: Tensor) -> Tensor:
+    return difference.abs() <= torch.finfo(size.dtype).eps ** 0.5 * torch.maximum(size, partner(size))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 # --- the rules, as the mode calls them: rule(mode, func, args, kwargs) ---------------------------------
@@ -215,14 +215,14 @@ def variance(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 def softmax(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """dp = J ds, J the mean of diag(p) - p p^T along the line between both rows' scores, by a few points of it."""
+    """dp = J ds, J written out in `Softmax`."""
     x, *rest = args
     if not is_activation(x):
         return func(*args, **kwargs)
     if mode.method.softmax == "constant":
         return Held.apply(func(*args, **kwargs))
     dim = rest[0] if rest else kwargs["dim"]
-    return Softmax.apply(x, lambda x: func(x, *rest, **kwargs), dim, gauss(mode.method.points))
+    return Softmax.apply(x, lambda x: func(x, *rest, **kwargs), dim)
 
 
 def norm(center: bool) -> Rule:

@@ -114,15 +114,11 @@ class Difference(Written):
 
     softmax: ``exact`` follows the attention weights from one prompt to the other; ``constant`` holds them, at the mean
         of both.
-    points: at which the softmax is looked at on its way (Gauss-Legendre).
     """
 
     softmax: Literal["exact", "constant"] = "exact"
-    points: int = 3
 
     def __post_init__(self) -> None:
-        if self.points < 1:
-            raise InputError(f"The points of a difference must be at least 1, not {self.points}.")
         if self.softmax not in ("exact", "constant"):
             raise InputError(f"The softmax of a difference is exact or constant, not {self.softmax!r}.")
 
