@@ -15,7 +15,7 @@ from torch import Tensor
 
 from icebear.concepts import files
 from icebear.concepts.baselines.methods import Baseline
-from icebear.concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
+from icebear.concepts.lrp.method import AttnLRP, Difference
 from icebear.concepts.lrp.positions import Reading, Summed
 from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.images import ImageMap
@@ -295,19 +295,19 @@ class Relevance(Tabled):
         return self.conserved
 
     @property
-    def linear_share(self) -> float:
-        """The tokens' relevance as a share of the number explained: 1 for difference rules."""
-        return self.conserved.tokens / self.conserved.target
+    def linear_share(self) -> float | None:
+        """The tokens' relevance as a share of the number explained: 1 for difference rules; None where that is 0."""
+        return self.conserved.tokens / self.conserved.target if self.conserved.target else None
 
     def account(self) -> str:
         """Where the number explained went, in a line."""
         if self.versus is None:
             return f"Conservation: {self.conserved}"
-        whole, there = self.conserved.target, fmean(self.versus.numbers)
-        told = f"Difference: {whole:.3f} = {whole + there:.3f} here less {there:.3f} there; "
-        if self.versus.model or (self.versus.at == "both" and self.method == DIFFERENCE):
-            return told + f"the tokens' relevance adds up to {self.conserved.tokens:.3f}"
-        return told + f"the tokens' linear share of it is {self.linear_share:.2f}, as these rules do not add up"
+        whole, tokens, there = self.conserved.target, self.conserved.tokens, fmean(self.versus.numbers)
+        return (
+            f"Difference {whole:z.3f}: {whole + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
+            f"tokens {tokens:z.3f}, rest {whole - tokens:z.3f}"
+        )
 
     def meaning(self) -> str:
         """What it is compared with, in a line."""

@@ -111,7 +111,7 @@ def test_a_phrase_against_another_one_and_another_prompt(model, answer):
         attribute(model, [*ids, WRITTEN[0]], target_text=[WRITTEN[1:3]], contrast=[(4, 8)]) for ids in (IDS, OTHER)
     ]
     here, there = (one.conserved.target for one in numbers)
-    assert f"{here - there:.3f} = {here:.3f} here less {there:.3f} there" in told
+    assert f"Difference {here - there:z.3f}: {here:z.3f} in the prompt, {there:z.3f} in the counterfactual" in told
 
 
 def test_compared_with_another_prompt_both_go_on_alike(model, answer):

@@ -321,7 +321,7 @@ def test_a_circuit_its_groups_and_its_checks(environment):
 def test_another_prompt_to_compare_with(environment):
     page = fine(visit("explain", prompt="The ice bear lives in the", versus="The wild camel lives in the"))
     said = " ".join(caption.value for caption in page.caption)
-    assert "adds up to" in said
+    assert "rest 0.000" in said
     assert "its own answer" in said
     table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
     assert "there" in table

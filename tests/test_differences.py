@@ -14,6 +14,7 @@ from test_others import make, prompt
 from test_twin import NO_SDPA, ONLY_SDPA
 
 from icebear.concepts import ATTNLRP, DIFFERENCE, attribute, circuit
+from icebear.concepts.baselines.methods import GradientTimesInput
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.lrp import differences, operations
 from icebear.concepts.lrp.context import relevance_rules
@@ -25,8 +26,8 @@ from icebear.concepts.passes.targets import Logits
 from icebear.errors import MissingRule
 
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]
-LACKING = {"gpt_oss": "max", "granitemoe": "topk", "glm4_moe": "topk", "deepseek_v3": "topk"}
-"""Mixtures that choose by logits, or by groups of experts."""
+LACKING = ("glm4_moe", "deepseek_v3")
+"""Mixtures that choose experts by groups of them."""
 FAMILIES = [
     (name, kind)
     for name in {**dense(), **mixtures()}
@@ -45,16 +46,15 @@ def pair_of(name):
     return ids, [*ids[:3], 33, *ids[4:]]
 
 
-@pytest.mark.parametrize(("name", "operation"), LACKING.items())
-def test_what_has_no_difference_rule_is_refused_by_name_and_the_default_goes_another_way(name, operation):
+@pytest.mark.parametrize("name", LACKING)
+def test_what_has_no_difference_rule_is_refused_by_name(name):
+    """No other method takes its place unasked."""
     model = random_model(mixtures()[name], "eager", torch.float32)
-    with pytest.raises(MissingRule, match=operation):
-        attribute(model, IDS, 11, 12, versus=OTHER, method=DIFFERENCE)
-    found = attribute(model, IDS, 11, 12, versus=OTHER)
-    assert found.versus.at == "midpoint"
-    assert "difference rules lack one for this model" in found.meaning()
-    with pytest.raises(MissingRule, match="A circuit needs difference rules"):
+    with pytest.raises(MissingRule, match="topk"):
+        attribute(model, IDS, 11, 12, versus=OTHER)
+    with pytest.raises(MissingRule, match="topk"):
         circuit(model, IDS, 11, 12, versus=OTHER)
+    assert attribute(model, IDS, 11, 12, versus=OTHER, method=GradientTimesInput()).versus.at == "midpoint"
 
 
 @pytest.mark.parametrize(("name", "kind"), FAMILIES)

@@ -267,6 +267,8 @@ def test_scans_over_tokens_are_refused_by_name(name):
     model = random_model(CONFIG_MAPPING[name](**small, **heads), "eager", torch.float32)
     with pytest.raises(MissingRule, match=f"The operation scan over tokens in {place} has no relevance rule; explain"):
         attribute(model, IDS, sites=())
+    with pytest.raises(MissingRule, match=f"The operation scan over tokens in {place} has no relevance rule; explain"):
+        attribute(model, IDS, 11, 12, sites=(), versus=[*IDS[:3], 33, *IDS[4:]])
     with pytest.warns(UserWarning, match="scan over tokens"):
         found = attribute(model, IDS, sites=(), strict=False)
     assert found.missing_rules[0].startswith("scan over tokens in")

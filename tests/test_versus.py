@@ -254,10 +254,10 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
     page = tmp_path / "page.html"
     command = ["attribute", ICE_BEAR, "--versus", "The wild camel lives in the", "--html", str(page)]
     said = run(*command)
-    assert "adds up to" in said
+    assert "rest 0.000" in said
     assert "its own answer ' Arabian'" in said
     assert "Compared with" in page.read_text()
-    assert "adds up to" in run(
+    assert "rest 0.000" in run(
         "attribute", ICE_BEAR, "--target-text", " Arctic and", "--versus", "The wild camel lives in the"
     )
     ranked = run("rank", ICE_BEAR, "--versus", "The wild camel lives in the", "--site", "ffn", "--top", "3", "--ablate")

@@ -23,7 +23,7 @@ from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.relevance import Relevance
 from icebear.concepts.versus.ablation import largest
 from icebear.concepts.vocabulary import projections
-from icebear.errors import InputError, MissingRule
+from icebear.errors import InputError
 from icebear.records import Neuron
 
 WORDS = 6
@@ -105,8 +105,6 @@ def _compared(
         if len(told.prompts) != 1:
             raise InputError("A circuit compares with one other prompt; give one.")
         counts = len(relevance.tokens), len(told.prompts[0])
-        if told.at != "both" and counts[0] == counts[1]:
-            raise MissingRule(f"A circuit needs difference rules, but {told.note}")
         if told.at != "both":
             raise InputError(
                 f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the other {counts[1]}; "

@@ -262,9 +262,35 @@ def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, *rest, **given), y)
 
 
+def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """dy = (a dx_i + b dx_j) / (a + b), where i and j are the places of the maximum in the row and in its partner, a is
+    how far x_i is above x_j, and b how far the partner's x_j is above its x_i."""
+    given = inspect.signature(lambda input, dim=None, keepdim=False: None).bind(*args, **kwargs).arguments
+    x, dim = given["input"], given.get("dim")
+    found = func(*args, **kwargs)
+    if not is_activation(x):
+        return found
+    if not isinstance(dim, int):
+        raise MissingRule("max that is not over one dimension has no difference rule.")
+    own = found.indices if given.get("keepdim") else found.indices.unsqueeze(dim)
+    here, there = x.gather(dim, own), x.gather(dim, partner(own))
+    above = (here - there).detach()
+    both = above + partner(above)
+    line = there + torch.where(both > 0, above / both, 0.5) * (here - there)
+    values = InPlaceOf.apply(line.reshape(found.values.shape), found.values.detach().clone())
+    return torch.return_types.max((values, found.indices))
+
+
+LOGITS_CHOSEN = ("gpt_oss", "granitemoe")
+"""Kinds of model that choose experts by logits, and take the softmax of those that were chosen."""
+NOT_CHOSEN = 100.0
+"""A logit so far below the others' is a weight of zero."""
+
+
 def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """The k largest, of a router: each row's own, and with zero those that only its partner chose, so that both have
-    the same ones. What a choice makes a value jump by is the share of the score that was chosen for."""
+    """The k largest, of a router: each row's own, and those that only its partner chose, at what says that they were
+    not chosen, so that both rows have the same ones. What a choice makes a value jump by is the share of the score
+    that was chosen for."""
     given = inspect.signature(lambda input, k, dim=-1, largest=True, sorted=True: None).bind(*args, **kwargs)
     x, k = given.arguments["input"], given.arguments["k"]
     found = func(*args, **kwargs)
@@ -272,14 +298,18 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         return found
     if x.dim() != 2 or given.arguments.get("dim", -1) not in (1, -1) or not given.arguments.get("largest", True):
         raise MissingRule("topk that is no choice of experts has no difference rule.")
-    if bool((x.detach() < 0).any()):  # of scores, zero says not chosen; behind a softmax of logits it would say more
+    absent: Tensor | float = 0.0
+    if getattr(getattr(mode.net, "config", None), "model_type", "") in LOGITS_CHOSEN:
+        smallest = found.values.detach().amin(-1, keepdim=True)
+        absent = torch.minimum(smallest, partner(smallest)) - NOT_CHOSEN
+    elif bool((x.detach() < 0).any()):  # of scores, zero says not chosen; behind a softmax of logits it would say more
         raise MissingRule("topk of logits, not of scores, has no difference rule.")
-    own = torch.zeros_like(x, requires_grad=False).scatter(-1, found.indices, 1)
-    both = ((own + partner(own)) > 0).to(own.dtype)
-    indices = both.topk(min(2 * k, x.shape[-1]), -1).indices
-    x_, y = x.detach(), x.detach() * own
+    own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(-1, found.indices, True)
+    count = own.to(x.dtype) + partner(own).to(x.dtype)
+    indices = (count > 0).to(x.dtype).topk(min(2 * k, x.shape[-1]), -1).indices
+    x_, y = x.detach(), torch.where(own, x.detach(), absent)
     dx, dy = x_ - partner(x_), y - partner(y)
-    slope = torch.where(dx == 0, (own + partner(own)) / 2, dy / dx.masked_fill(dx == 0, 1))
+    slope = torch.where(dx == 0, count / 2, dy / dx.masked_fill(dx == 0, 1))
     values = Slope.apply(x, y, slope).gather(-1, indices)
     return torch.return_types.topk((values, indices))
 
@@ -287,7 +317,7 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 # --- the table -----------------------------------------------------------------------------------------
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
-"""Of the other table's rows, what has no difference rule."""
+"""Of the other table's rows, what is not linear."""
 
 IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     func: plain
@@ -316,6 +346,7 @@ def _build() -> dict[Any, Rule]:
         norm(center=True): ["layer_norm"],
         norm(center=False): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
+        maximum: ["max"],
         chosen: ["topk"],
     }
     return {func: rule for rule, names in rows.items() for name in names for func in operations.named(name)}

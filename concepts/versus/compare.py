@@ -57,13 +57,12 @@ def compared(
     pairs, own = _pairs(model, prompt, others, asked, number)
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     way, place, note = _way(method, at, equal)
-    find = partial(_found, model, pairs, own, sites, record, k, checkpoint, strict)
     try:
-        return find(way, place, note)
+        return _found(model, pairs, own, sites, record, k, checkpoint, strict, way, place, note)
     except MissingRule as error:
-        if method is not None or not isinstance(way, Difference):
+        if method is not None:
             raise
-        return find(WITHOUT_PARTNERS, "midpoint", f"difference rules lack one for this model: {error}")
+        raise MissingRule(f"{error} Plain gradients need no rules and do not add up: method gxi.") from None
 
 
 def _found(
