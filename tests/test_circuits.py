@@ -489,6 +489,18 @@ def test_the_picture_is_one_svg_with_a_place_for_everything(graph):
     assert len([part for part in root.iter() if part.get("class") == "group"]) == len(graph.groups)
 
 
+def test_the_picture_begins_with_what_of_the_answer_it_shows(graph):
+    """As a bar; a circuit that carries little says so."""
+    shares = drawing.shares(graph)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
+    bar = [part for part in ElementTree.fromstring(graph.to_svg()).iter() if part.get("class") == "share"]
+    widths = {part.get("data-share"): float(part.get("width")) for part in bar}
+    assert max(widths, key=widths.get) == max(shares, key=lambda name: abs(shares[name]))
+    for first, outside in ((0.1, 0.9), (0.3, 0.7)):
+        parts = {"nodes": first, "tokens": 0.0, "outside the circuit": outside}
+        assert ("elsewhere" in drawing._bar(parts, 100)) is (first < drawing.ELSEWHERE)
+
+
 def test_hostile_words_stay_text(graph):
     nasty = "</script><script>alert(1)</script>\x00\x1b\ud800"
     hostile = replace(graph, nodes=tuple(replace(node, words=(nasty,)) for node in graph.nodes))

@@ -266,11 +266,10 @@ def test_the_site_is_built(tmp_path):
         [sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for page in PAGES[1:]:
-        assert f'"{page.name}"' in config, f"{page.name} is in no nav"
-    for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
-        assert f'"notebooks/{notebook.stem}.md"' in config, f"{notebook.name} is in no nav"
-        name = "index.html" if page.stem == "index" else f"{page.stem}/index.html"
-        built = (tmp_path / "site" / name).read_text()
+    sources = [page.name for page in PAGES[1:]]
+    sources += [f"notebooks/{notebook.name}" for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    for name in (source.replace(".ipynb", ".md") for source in sources):
+        assert f'"{name}"' in config, f"{name} is in no nav"
+        built = (tmp_path / "site" / name.removesuffix(".md").removesuffix("index") / "index.html").read_text()
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://(?!zensical)', built)
         assert "--8<--" not in built

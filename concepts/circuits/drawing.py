@@ -26,7 +26,10 @@ WIDE, HIGH, GAP, ROW = 64, 28, 5, 24
 """Of a node's box, in pixels; between boxes, and between rows of layers."""
 IN_A_ROW = 5
 """Nodes of a layer at a token, side by side."""
-LEFT, TOP = 36, 8
+LEFT, TOP, BAR = 36, 34, 10
+"""Where the picture begins, under the bar of shares."""
+ELSEWHERE = 0.2
+"""Of the answer, by size: where the circuit has less, the picture says that most of it is elsewhere."""
 GROUP, GROUPS = 216, 45
 """How wide a group's box is, and how high a row of them."""
 UNDER = "var(--st-background-color, Canvas)"
@@ -121,6 +124,7 @@ def svg(graph: Graph) -> str:
             f'<text x="4" y="{y:.0f}" fill="currentColor" opacity="0.6">L{layer}</text>'
             for layer, y in places.layers.items()
         ),
+        _bar(shares(graph), wide - LEFT - GAP),
         '<g fill="none">',
         *(_curve(edge, places, rank, edge.influence / most) for rank, edge in enumerate(shown)),
         "</g>",
@@ -143,6 +147,31 @@ def svg(graph: Graph) -> str:
         "</svg>",
     ]
     return "".join(parts)
+
+
+def shares(graph: Graph) -> dict[str, float]:
+    """What gives the answer its difference directly; sums to 1."""
+    first, count = len(graph.tokens), len(graph.nodes)
+    parts = graph.contribution[-1] / graph.difference[-1]
+    sizes = [first, count, len(parts) - first - count]
+    tokens, nodes, outside = (part.sum().item() for part in parts.split(sizes))
+    return {"nodes": nodes, "tokens": tokens, "outside the circuit": outside}
+
+
+def _bar(parts: dict[str, float], wide: float) -> str:
+    """The shares above the picture, by size."""
+    whole = sum(map(abs, parts.values()))
+    told = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
+    more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > (1 - ELSEWHERE) * whole else ""
+    x, drawn = float(LEFT), []
+    for (name, share), opacity in zip(parts.items(), (0.8, 0.5, 0.15), strict=True):
+        part = wide * abs(share) / whole
+        drawn.append(
+            f'<rect class="share" data-share="{name}" x="{x:.1f}" y="2" width="{part:.1f}" height="{BAR}" '
+            f'fill="currentColor" fill-opacity="{opacity}"/>'
+        )
+        x += part
+    return f'{"".join(drawn)}<text x="{LEFT}" y="{BAR + 14}" fill="currentColor">{told}{more}</text>'
 
 
 def _ranks(graph: Graph) -> dict[str, int]:
@@ -257,13 +286,10 @@ STYLE = (
 
 def summary(graph: Graph) -> str:
     """What is drawn, and how much of the answer it is."""
-    first, count = len(graph.tokens), len(graph.nodes)
-    shares = graph.contribution[-1] / graph.difference[-1]
-    tokens, nodes, rest = (part.sum().item() for part in shares.split([first, count, len(shares) - first - count]))
+    told = ", ".join(f"{name} {share:.0%}" for name, share in shares(graph).items())
     return (
-        f"{graph.answer}: {graph.meaning}. Of the difference of {graph.difference[-1].item():.2f} logits the nodes "
-        f"give {nodes:.0%} directly, tokens {tokens:.0%}, what is not shown {rest:.0%} (contributions by "
-        "difference rules)."
+        f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits, directly from "
+        f"{told} (contributions by difference rules)."
     )
 
 
