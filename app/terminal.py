@@ -392,7 +392,7 @@ def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
         ("KL", "right"),
     )
     for line in lines:
-        for row in [row for row in line["runs"] if row["chosen_by"] == "relevance"] or [{"flipped": False}]:
+        for row in [row for row in line["runs"] if row["chosen_by"] == "gradient"] or [{"flipped": False}]:
             numbers = [line["before"], row["after"], row["kl"]] if row["flipped"] else []
             table.add_row(
                 Text(said(line["prompt"])),

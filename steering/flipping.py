@@ -126,13 +126,14 @@ def by_chance(seed: int, state: _State, edits: Edits) -> Choice:
 
 
 CHOOSERS: dict[str, Chooser] = {
-    "relevance": partial(by_slope, ATTNLRP),
     "gradient": partial(by_slope, None),
+    "relevance": partial(by_slope, ATTNLRP),
     "distance": by_distance,
     "activation": by_activation,
     **{f"chance {seed}": partial(by_chance, seed) for seed in range(3)},
 }
-"""The first is what `flip` does; the others are its controls, with the same search, reach and budget around them."""
+"""The first is what `flip` does: relevance finds the same recipes (docs/results.md#flips) and costs more. The others are
+its controls, with the same search, reach and budget around them."""
 
 
 def flip(
@@ -146,7 +147,7 @@ def flip(
     store: Store | None = None,
     on_progress: OnProgress | None = None,
     beyond: bool = False,
-    choose: str = "relevance",
+    choose: str = "gradient",
     paraphrases: Sequence[PromptLike] = (),
 ) -> Recipe:
     """A recipe of at most `max_neurons` edits of FFN neurons after which what the model writes begins with `to`.
@@ -386,8 +387,8 @@ def _recipe(
     prompt: PromptLike,
     like: PromptLike | None,
     found: _Found,
-    store: Store | None = None,
-    choose: str = "relevance",
+    store: Store | None,
+    choose: str,
 ) -> Recipe:
     """Verified as a user would run it, with what is known about it."""
     model, text, made = state.model, _text(state), _edits(found.edits)

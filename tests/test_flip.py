@@ -75,7 +75,7 @@ def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
     state = _start(letters, "the ice bear", (wanted,), None)
-    found = _search(_Found({}, margins(state, [{}])[0].item()), [], 10, CHOOSERS["relevance"], None, state)
+    found = _search(_Found({}, margins(state, [{}])[0].item()), [], 10, CHOOSERS["gradient"], None, state)
     edits = found.edits
     assert found.margin >= MARGIN
     useless = next((1, index, 0) for index in range(letters.width("ffn")) if (1, index, 0) not in edits)
@@ -394,20 +394,20 @@ def test_evaluating_flips(smol, tmp_path):
         Pair("The currency of the United States is the", " "),
         Pair(ICE_BEAR, " Arctic"),
     ]
-    choosers = ["relevance", "chance 0"]
+    choosers = ["gradient", "chance 0"]
     lines = run(smol, pairs, tmp_path, choosers=choosers)
     assert run(smol, pairs, tmp_path, choosers=choosers) == lines  # from the folder
     assert [len(line["runs"]) for line in lines] == [4, 0, 0]
     assert ("is empty" in lines[1]["why"], lines[2]["already"]) == (True, True)
     for row in lines[0]["runs"]:
-        if row["chosen_by"] == "relevance":
+        if row["chosen_by"] == "gradient":
             assert (row["flipped"], row["kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
             told = Recipe.load(tmp_path / f"00-{row['reach']}-relevance.json").provenance
             assert (told["to"], told["beyond"]) == (" Rome", row["reach"] == "beyond")
             assert row["rows"] in [rows for rows, _ in told["rounds"]]
     found = summary(lines)
     assert (found["pairs"], found["left out, as the token was first already"]) == (1, 1)
-    assert found["reaches"]["seen"]["relevance"]["flipped"] == 1
+    assert found["reaches"]["seen"]["gradient"]["flipped"] == 1
     assert set(found["reaches"]["beyond"]) == set(choosers)
 
 
