@@ -132,8 +132,8 @@ CHOOSERS: dict[str, Chooser] = {
     "activation": by_activation,
     **{f"chance {seed}": partial(by_chance, seed) for seed in range(3)},
 }
-"""The first is what `flip` does: relevance finds the same recipes (docs/results.md#flips) and costs more. The others are
-its controls, with the same search, reach and budget around them."""
+"""The first is what `flip` does: relevance finds the same recipes (docs/results.md#flips) and costs more. The others
+are its controls, with the same search, reach and budget around them."""
 
 
 def flip(
