@@ -67,9 +67,9 @@ class Card(Tabled):
         """For a notebook, with its style, which touches nothing but cards."""
         return f"<style>{STYLE}</style>{card_fragment(self)}"
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path)
+        files.save(self, path, overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Card:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from icebear.concepts import files
+from icebear.concepts import files, misfits
 from icebear.concepts.baselines.methods import Baseline
 from icebear.concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
 from icebear.concepts.lrp.positions import Reading, Summed
@@ -184,6 +184,12 @@ class Relevance(Tabled):
             f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{versus}, {self.method!r}; "
             f"{kept or 'no neurons'}>"
         )
+
+    def __eq__(self, other: object) -> bool:
+        return files.same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.token_ids, self.explained_at, self.target_text))
 
     @property
     def predicted_at(self) -> int:
@@ -552,14 +558,14 @@ class Relevance(Tabled):
         ]
         return pandas.DataFrame(rows)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path)
+        files.save(self, path, overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Relevance:
         """What `save` wrote. Raises `InputError`."""
-        return files.load(cls, path)
+        return files.load(cls, path, misfits=misfits.of_relevance)
 
     def to_html(self) -> str:
         """A self-contained HTML page: the heatmap, the prediction and the top neurons."""

@@ -72,7 +72,7 @@ class Ranked:
 
     @property
     def polarity(self) -> str:
-        """``+`` or ``-``: the sign of the activation, or of what it is more than in the other prompt; empty for heads."""
+        """The sign of the activation (less that in the other prompt), ``+`` or ``-``; empty for a head."""
         return "" if self.activation is None else "-" if self.activation - (self.versus or 0) < 0 else "+"
 
 

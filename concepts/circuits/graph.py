@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts import files
+from icebear.concepts import files, misfits
 from icebear.concepts.circuits import checks, drawing, neuronpedia
 from icebear.concepts.circuits.groups import APART, grouped
 from icebear.concepts.circuits.nodes import column, pair_of
@@ -74,6 +74,12 @@ class Graph(Tabled):
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
+
+    def __eq__(self, other: object) -> bool:
+        return files.same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.relevances, self.nodes))
 
     @property
     def meaning(self) -> str:
@@ -289,14 +295,14 @@ class Graph(Tabled):
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path)
+        files.save(self, path, overwrite)
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> Graph:
         """What `save` wrote; its checks need the model that it was made with. Raises `InputError`."""
-        return files.load(cls, path, model)
+        return files.load(cls, path, model, misfits.of_graph)
 
     def to_neuronpedia(self, slug: str = "icebear") -> str:
         """The file of circuit-tracer and Neuronpedia (`icebear.concepts.circuits.neuronpedia`)."""

@@ -110,7 +110,7 @@ class Concept(Tabled):
 
     @classmethod
     def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
-        """Of neurons (or their ids) and weights by hand: (neuron, polarity) -> weight. Means and deviations are those over icebear's
+        """Of weights by hand: (neuron or its id, polarity) -> weight. Means and deviations are those over icebear's
         own calibration texts."""
         checked = _weighed(model, weights)
         neurons = [neuron for neuron, _ in checked]
