@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from icebear.records import SITES
+from icebear.records import SITES, TokenScore
 
 if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
@@ -29,6 +30,8 @@ def of_relevance(found: Relevance) -> Iterator[str]:
         "read, answer_from or turns": all(0 <= end <= count for end in ends),
         "turns": all(list(_ends(turn)) == sorted(_ends(turn)) for turn in found.turns),
         "head_count": found.head_count > 0,
+        "conserved": all(map(isfinite, found.conserved.to_dict().values())),
+        "target, contrast or predictions": all(isfinite(one.logit) for one in _scores(found)),
         "predictions": len(found.predictions) > 0,
         "made_with": _made(found.made_with),
         "positions": all(x is None or (x.dim() == 2 and x.shape[1] == count) for x in _positions(found)),
@@ -80,6 +83,8 @@ def _of_versus(found: Relevance, versus: Versus) -> Iterator[str]:
         yield "versus: prompts, pairs or numbers"
     if [tuple(share.shape) for share in versus.shares] != shapes:
         yield "versus: shares"
+    if not all(map(isfinite, (*versus.numbers, versus.overlap or 0.0))):
+        yield "versus: numbers or overlap"
     activation = {name: x.shape for name, (_, x) in found.sites.items()}
     if {name: x.shape for name, x in versus.activation.items()} != activation:
         yield "versus: activation"
@@ -87,6 +92,10 @@ def _of_versus(found: Relevance, versus: Versus) -> Iterator[str]:
         versus.model
     ):
         yield "versus: at"
+
+
+def _scores(found: Relevance) -> Iterator[TokenScore]:
+    yield from (one for one in (found.target, found.contrast, *found.predictions) if one)
 
 
 def _site(found: Relevance, name: str, relevance: Tensor, activation: Tensor) -> bool:

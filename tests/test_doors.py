@@ -352,3 +352,74 @@ def test_nonsense_is_refused_in_a_sentence(at, door, value):
     with pytest.raises(IcebearError) as caught:
         door(at, value)
     assert str(caught.value).strip().endswith((".", "?"))
+
+
+SAME = {
+    "project": lambda at, one: icebear.project(at.model, one),
+    "of_neuron": lambda at, one: at.relevance.of_neuron(one),
+    "check": lambda at, one: at.model.check(one),
+    "statistics": lambda at, one: at.store.statistics(one),
+    "statistic": lambda at, one: at.store.statistic(one, "std"),
+    "examples": lambda at, one: at.store.examples(one),
+    "samples": lambda at, one: at.store.samples(one),
+    "similar": lambda at, one: at.store.similar(one),
+    "vocabulary": lambda at, one: at.store.vocabulary(one),
+    "label": lambda at, one: at.store.label(one),
+    "meanings": lambda at, one: at.store.meanings(one),
+    "describe": lambda at, one: icebear.describe(at.store, one),
+    "annotate": lambda at, one: icebear.annotate(at.model, at.store, one, 1) * 0,
+    "Edit": lambda at, one: Edit(one, "set", 1),
+    "Ranked": lambda at, one: Ranked(one, 0, 1.0, 1.0),
+    "Concept.of": lambda at, one: Concept.of(at.model, "c", {(one, "+"): 1.0}),
+}
+
+
+@pytest.mark.parametrize("door", SAME.values(), ids=SAME)
+def test_a_neuron_s_id_is_the_neuron(at, door):
+    assert door(at, "L1.ffn.3") == door(at, neuron(3))
+
+
+ALONE = {
+    "steer": (lambda at, x: steered(at, x), "L1.ffn.3*0"),
+    "steer, an Edit": (lambda at, x: steered(at, x), Edit(neuron(3), "scale", 0)),
+    "Recipe": (lambda at, x: Recipe("r", x, "letters", "f").edits, "L1.ffn.3*0"),
+    "attribute.sites": (lambda at, x: icebear.attribute(at.model, PROMPT, sites=x).ffn, "ffn"),
+    "attribute.record": (lambda at, x: icebear.attribute(at.model, PROMPT, record=x).ffn, 1),
+    "top.layers": (lambda at, x: at.relevance.top(layers=x), 2),
+    "meanings": (lambda at, x: at.store.meanings(x), "L1.ffn.3"),
+    "beside_chance": (lambda at, x: icebear.beside_chance(at.model, PROMPT, x, draws=1).after, "L1.ffn.3*0"),
+}
+
+
+@pytest.mark.parametrize(("door", "one"), ALONE.values(), ids=ALONE)
+def test_one_alone_is_a_list_of_one(at, door, one):
+    alone, listed = door(at, one), door(at, [one])
+    assert torch.equal(alone, listed) if isinstance(alone, torch.Tensor) else alone == listed
+
+
+def test_what_a_smaller_dtype_cannot_hold_is_refused(at):
+    half = Model(random_model(LLAMA, dtype=torch.float16).net, Letters(), "half")
+    for value in (1e5, -7e4):
+        with pytest.raises(IcebearError, match="float16"), icebear.steer(half, [Edit(neuron(3), "set", value)]):
+            pass
+
+
+def test_logits_of_nan_are_no_text(at):
+    with icebear.steer(at.model, [f"L0.ffn.{i}=3e38" for i in range(20)]), pytest.raises(IcebearError, match="NaN"):
+        at.model.generate(PROMPT, 2)
+
+
+def test_numbers_of_numpy_are_numbers(at):
+    assert at.relevance.top(np.int64(3), position=np.int64(1)) == at.relevance.top(3, position=1)
+    assert str(Edit(Neuron(np.int64(1), "ffn", np.int64(3)), "set", np.float64(2.5))) == "L1.ffn.3=2.5"
+
+
+def test_a_length_that_does_not_fit_is_told_with_the_one_that_does(at):
+    for call, numbers in (
+        (lambda: at.model.generate(PROMPT, 60), ("8", "56", "64", "60")),
+        (lambda: icebear.attribute(at.model, PROMPT, versus="big cat", method="difference"), ("8", "7")),
+        (lambda: icebear.circuit(at.model, PROMPT, versus="big cat"), ("8", "7")),
+    ):
+        with pytest.raises(IcebearError) as caught:
+            call()
+        assert all(number in str(caught.value) for number in numbers)

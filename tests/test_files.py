@@ -228,6 +228,8 @@ def test_a_changed_file_is_refused_or_works(model, tmp_path, how):
         (key, part) for key in ("versus", "largest", "conserved") for part in whole[key] or ()
     ]
     for path, (way, spoil) in itertools.product(keys, SPOILT.items()):
+        if (path, way) == (("conserved", "target"), "empty"):
+            continue  # zero is a number that can be explained, but has no shares
         told = copy.deepcopy(whole)
         *above, key = path
         home = told[above[0]] if above else told
