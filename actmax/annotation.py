@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.neuron_attribution import attribute_neurons
 from icebear.db.store import Store
-from icebear.errors import StoreError
+from icebear.errors import InputError, StoreError
 from icebear.records import Example, Neuron
+from icebear.values import several, shown, whole
 
 BATCH = 8
 """Rows: more of them are padded more than they save."""
@@ -19,7 +20,7 @@ LAYERS = 5
 def annotate(
     model: Model,
     store: Store,
-    neurons: Sequence[Neuron],
+    neurons: Neuron | str | Iterable[Neuron | str],
     k: int = 8,
     method: AttnLRP = ATTNLRP,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -29,6 +30,10 @@ def annotate(
     Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed. Raises
     `StoreError` for an index by relevance, whose examples are no extremes of the activation.
     """
+    k = whole(k, "The number of examples")
+    if not isinstance(method, AttnLRP):
+        raise InputError(f"{shown(method)} does not explain a neuron; use AttnLRP(...) or CP_LRP.")
+    named = [model.check(neuron) for neuron in several(neurons)]
     store.check(model.fingerprint, model.name, model.dtype_name)
     if store.by != "activation":
         raise StoreError(
@@ -37,7 +42,7 @@ def annotate(
     limit = store.fact("max_tokens")
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)
-        for neuron in neurons
+        for neuron in named
         for polarity in "+-"
         for example in store.examples(neuron, polarity, k, method.name)
         if example.relevance is None

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from icebear import values
 from icebear.actmax.page import STYLE, card_fragment, card_page
 from icebear.concepts import files
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import project
 from icebear.db.store import Store
-from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection
+from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, as_neuron
 from icebear.tables import Tabled
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ class Card(Tabled):
         """For a notebook, with its style, which touches nothing but cards."""
         return f"<style>{STYLE}</style>{card_fragment(self)}"
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path)
+        files.save(self, path, overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Card:
@@ -125,12 +126,15 @@ def _example(example: Example) -> dict[str, Any]:
     }
 
 
-def describe(store: Store, neuron: Neuron, model: Model | None = None, k: int = 10, whole: bool | None = None) -> Card:
+def describe(
+    store: Store, neuron: Neuron | str, model: Model | None = None, k: int = 10, whole: bool | None = None
+) -> Card:
     """The card of a neuron of the store's index; a model makes its vocabulary exact, see `Store.vocabulary`.
 
     whole: also what reads all of the store's vectors, which are the nearest neurons and, without a model, the
         vocabulary; by default where these have less than `LARGE` bytes.
     """
+    neuron, k = as_neuron(neuron), values.whole(k, "The number of examples")
     whole = store.vector_bytes() < LARGE if whole is None else whole
     statistics = store.statistics(neuron)
     meanings = {polarity: found for (_, polarity), found in store.meanings([neuron]).items()}

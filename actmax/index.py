@@ -26,6 +26,7 @@ from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.extras import need
 from icebear.records import Sentence
+from icebear.values import several
 
 SHARD = 256
 """Sentences in a shard. Batches are formed inside one, so this is part of what an index is made of."""
@@ -66,7 +67,7 @@ def build_index(
     by, max_tokens, seed: see `icebear.actmax.scan.Settings`. engine: see `icebear.actmax.engines`.
     """
     need("index")  # not when all is scanned
-    settings = Settings(k, tuple(dict.fromkeys(sites)), by, max_tokens, seed)
+    settings = Settings(k, tuple(dict.fromkeys(several(sites))), by, max_tokens, seed)
     neuron_count(model, settings.sites)  # raises for what the model does not have, before anything is written
     with store.exclusively():
         return _build(model, corpus, store, settings, engine, on_progress)

@@ -20,6 +20,7 @@ from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
 from icebear.fingerprints import hashed
 from icebear.records import SITES, Sentence
+from icebear.values import one_of, seed_of, whole
 
 BATCH = 32
 BY = ("activation", "relevance")
@@ -43,15 +44,14 @@ class Settings:
     """Of the sample."""
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise InputError(f"An index keeps at least 1 example a neuron, not {self.k}.")
-        if self.max_tokens < 2:
-            raise InputError(f"Sentences need at least 2 tokens to be read, not {self.max_tokens}.")
-        unknown = [site for site in self.sites if site not in SITES]
-        if unknown or not self.sites:
-            raise InputError(f"An index needs sites, of {', '.join(SITES)}, not {', '.join(unknown) or 'none'}.")
-        if self.by not in BY:
-            raise InputError(f"An index ranks by {' or '.join(BY)}, not by {self.by!r}.")
+        whole(self.k, "The number of examples of a neuron")
+        whole(self.max_tokens, "The number of tokens that are read of a sentence", 2)
+        seed_of(self.seed)
+        for site in self.sites:
+            one_of(site, "site", SITES)
+        if not self.sites:
+            raise InputError(f"An index needs sites; name some of {', '.join(SITES)}.")
+        one_of(self.by, "number that an index ranks by", BY)
 
 
 def neuron_count(model: Model, sites: Sequence[str]) -> int:

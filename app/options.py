@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from icebear.errors import InputError, NumericalError, StoreError
 from icebear.paths import local
+from icebear.values import LAST_SEED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +78,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--away": {"is_flag": True, "help": "Away instead: the current answer leaves the first tokens; less of a concept."},
     "--ablate": {"is_flag": True, "help": "With --versus: what the nodes carry, measured, beside controls."},
     "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "0: greedy."},
-    "--seed": {"default": 0, "help": "Of what is drawn by chance."},
+    "--seed": {"default": 0, "type": click.IntRange(0, LAST_SEED), "help": "Of what is drawn by chance."},
     # evaluations
     "--methods": {
         "default": "all",

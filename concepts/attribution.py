@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
 
 import torch
 
@@ -31,6 +31,7 @@ from icebear.concepts.versus.compare import compared
 from icebear.concepts.versus.models import between_models
 from icebear.concepts.versus.proposals import proposed
 from icebear.errors import InputError, NumericalError
+from icebear.values import one_of, several, shown, whole
 
 Kept = Literal["all", "top"]
 ROWS = 16
@@ -137,7 +138,10 @@ def attribute(
 
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
     """
+    hops = whole(hops, "The number of hops", 0)
     if versus_model is not None:
+        if not isinstance(versus_model, Model):
+            raise InputError(f"versus_model is a loaded model, not {shown(versus_model)}; give one of load_model.")
         same: dict[str, Any] = {"versus": versus, "target_text": target_text, "method": method, "sites": sites}
         same |= {"prefix": prefix, "at": at, "span": span, "hops": hops, "centred": centred}
         same |= {"checkpoint": checkpoint, "strict": strict}
@@ -175,7 +179,8 @@ def attribute(
 
 def _way(method: Any, compares: bool, place: str | None) -> Any:
     """The method. Raises `InputError` for one that wants another prompt to compare with."""
-    method = named(method, EVERY) if isinstance(method, str) else method
+    if method is not None and not isinstance(method, (AttnLRP, Difference, Baseline)):
+        method = named(method, EVERY)
     if not compares and (isinstance(method, Difference) or place):
         raise InputError("Difference rules, and a place between prompts, want another prompt; give versus.")
     return ATTNLRP if method is None and not compares else method
@@ -185,18 +190,19 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Any, compares: boo
     """Those to record. Raises `InputError` for a method that knows tokens only."""
     if sites is None:
         return ("ffn", "attn") if model.has_family and (compares or isinstance(method, AttnLRP)) else ()
+    sites = tuple(several(sites))
     if not compares and sites and not isinstance(method, AttnLRP):
         raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
-    return tuple(sites)
+    for site in sites:
+        model.layers_with(site)
+    return sites
 
 
 def _keeping(record: Recorded, keep: str, k: int) -> tuple[Recorded, int | None]:
     """The positions kept whole, and how many neurons of the others, None for no choice."""
-    if keep == "all":
+    if one_of(keep, "choice of neurons to keep", get_args(Kept)) == "all":
         return record, None
-    if keep != "top" or k < 1:
-        raise InputError(f"Kept are all neurons or the top k, at least 1, not {keep!r} and {k}.")
-    return "last" if record == "all" else record, k
+    return "last" if isinstance(record, str) and record == "all" else record, whole(k, "The number of neurons to keep")
 
 
 class How(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -30,14 +30,27 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 Record = TypeVar("Record")
 
 
-def save(record: Any, path: str | Path) -> None:
-    """Write a result to a file. Raises `InputError` where that cannot be written."""
+def save(record: Any, path: str | Path, overwrite: bool = False) -> None:
+    """Write a result to a file. Raises `InputError` where that cannot be written, or is there already."""
+    if not overwrite and local(path).exists():
+        raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
     told = {_kind(type(record)): FORMAT, **encoded(record, type(record))}
     write(path, json.dumps(told, ensure_ascii=False, allow_nan=False))
 
 
-def load(kind: type[Record], path: str | Path, model: Model | None = None) -> Record:
-    """Read what `save` wrote. model: of what holds one; it must be the same. Raises `InputError`."""
+def same(one: Any, other: Any) -> bool:
+    """Whether two results would be saved alike, each number bit for bit."""
+    return type(one) is type(other) and encoded(one, type(one)) == encoded(other, type(other))
+
+
+def load(
+    kind: type[Record],
+    path: str | Path,
+    model: Model | None = None,
+    misfits: Callable[[Any], Iterable[str]] = lambda record: (),
+) -> Record:
+    """Read what `save` wrote. model: of what holds one; it must be the same. misfits: the names of parts of a record
+    that do not fit the others. Raises `InputError`."""
     try:
         found = json.loads(local(path).read_text(encoding="utf-8"), parse_constant=_refused)
     except (OSError, ValueError, RecursionError) as error:
@@ -46,9 +59,12 @@ def load(kind: type[Record], path: str | Path, model: Model | None = None) -> Re
     if not isinstance(found, dict) or found.pop(name, None) != FORMAT:
         raise InputError(f"{path} is not what icebear saves: it lacks {name!r}: {FORMAT}.")
     try:
-        return decoded(found, kind, model)
+        record: Record = decoded(found, kind, model)
     except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError, RuntimeError) as error:
         raise InputError(f"{path} has a part that is not as icebear saves it ({error}); save it again.") from None
+    for name in misfits(record):
+        raise InputError(f"{path} has parts that do not fit each other ({name}); save it again.")
+    return record
 
 
 def _kind(kind: type) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from icebear.concepts import files
+from icebear.concepts import files, misfits
 from icebear.concepts.baselines.methods import Baseline
 from icebear.concepts.lrp.method import AttnLRP, Difference
 from icebear.concepts.lrp.positions import Reading, Summed
@@ -21,8 +23,9 @@ from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.images import ImageMap
 from icebear.concepts.models.plan import Plan
 from icebear.errors import InputError
-from icebear.records import Neuron, Ranked, TokenScore
+from icebear.records import POLARITIES, Neuron, Ranked, TokenScore, as_neuron
 from icebear.tables import Tabled
+from icebear.values import one_of, several, shown, whole
 
 if TYPE_CHECKING:
     import pandas
@@ -182,6 +185,12 @@ class Relevance(Tabled):
             f"{kept or 'no neurons'}>"
         )
 
+    def __eq__(self, other: object) -> bool:
+        return files.same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.token_ids, self.explained_at, self.target_text))
+
     @property
     def predicted_at(self) -> int:
         """The first of `explained_at`."""
@@ -199,9 +208,11 @@ class Relevance(Tabled):
 
     def less(self, other: Relevance) -> Relevance:
         """Of this answer rather than another one behind the same prompt; their tokens before it have the difference."""
+        common, versus = self.predicted_at + 1, self.versus
+        if not isinstance(other, Relevance) or other.token_ids[:common] != self.token_ids[:common]:
+            raise InputError("What a relevance is compared with is another one behind the same prompt; attribute one.")
         if self.positions is not None:
             raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
-        common, versus = self.predicted_at + 1, self.versus
         sites = {}
         for site, (values, activation) in self.sites.items():
             shared = [place for place in self.recorded if place < common and place in other.recorded]
@@ -220,6 +231,7 @@ class Relevance(Tabled):
 
     def only(self, k: int, recorded: Sequence[int]) -> Relevance:
         """Of one that recorded all positions what ``keep="top"`` keeps: those recorded, and the largest."""
+        recorded = [whole(place, "A position to record", 0, len(self.tokens) - 1) for place in several(recorded)]
         every = partial(self.top, k, position="all")
         ranked = {site: (*every(site), *every(site, sign="-")) for site in self.sites}
         heads = self.heads() if "attn" in self.sites else None
@@ -237,6 +249,7 @@ class Relevance(Tabled):
     def summed_positions(self, reading: Reading = "relu") -> Tensor:
         """(T,) PA-LRP's Eq. 11, by one of the readings that its text leaves open
         (`icebear.concepts.lrp.positions.Summed`)."""
+        one_of(reading, "reading", get_args(Reading))
         if self.positions is None or self.positive_positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
         return Summed(self.positions, self.positive_positions).by(reading)
@@ -252,9 +265,9 @@ class Relevance(Tabled):
         return self._site(site)[1]
 
     def _site(self, site: str) -> tuple[Tensor, Tensor]:
-        if site not in self.sites:
+        if not isinstance(site, str) or site not in self.sites:
             have = ", ".join(self.sites) or "none"
-            raise InputError(f"This relevance has no site {site!r} (it has: {have}); pass sites=({site!r},).")
+            raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); name it in sites=.")
         return self.sites[site]
 
     @property
@@ -345,7 +358,7 @@ class Relevance(Tabled):
         position: Position = "last",
         include_sinks: bool = False,
         sign: Literal["+", "-"] = "+",
-        layers: range | None = None,
+        layers: int | Iterable[int] | None = None,
         include_template: bool = False,
     ) -> list[Ranked]:
         """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id.
@@ -358,14 +371,16 @@ class Relevance(Tabled):
             unless `include_template`. Of a prediction at several positions (`explained_at`) ``last`` ranks a neuron's
             sum, and tells the position that gave most of it, with the activation there.
         sign: ``-`` ranks the most negative relevance first: what speaks against the target.
-        layers: only these.
+        layers: only this one, or these.
         """
-        if k < 1:
-            raise InputError(f"The number of neurons to rank must be at least 1, not {k}.")
+        k = whole(k, "The number of neurons to rank")
+        one_of(sign, "sign", POLARITIES)
+        if polarity is not None:
+            one_of(polarity, "polarity", POLARITIES)
         if polarity and site == "head":
             raise InputError("A head has no activation, so it has no polarity; leave the polarity out, or rank attn.")
         found: list[Ranked] = []
-        for name in [site] if site else self.sites:
+        for name in self.sites if site is None else [site]:
             if self.largest and position == "all" and name != "head":
                 self._site(name)
                 if polarity or include_sinks or include_template or layers is not None:
@@ -373,7 +388,8 @@ class Relevance(Tabled):
                 found += self.largest.top(k, name, sign)
                 continue
             positions = self._positions(position, include_sinks, include_template, name)
-            found += self._top_of_site(k, name, polarity, positions, sign, layers, position == "last")
+            chosen = None if layers is None else several(layers)
+            found += self._top_of_site(k, name, polarity, positions, sign, chosen, position == "last")
         found.sort(key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
         return found[:k]
 
@@ -389,10 +405,10 @@ class Relevance(Tabled):
             wanted = [t for t in range(count) if t not in apart]
         elif position == "last":
             wanted = list(self.explained_at)
-        elif isinstance(position, int) and -count <= position < count:
-            wanted = [position % count]
+        elif isinstance(position, Integral) and not isinstance(position, bool) and -count <= position < count:
+            wanted = [int(position) % count]
         else:
-            raise InputError(f"Position {position!r} is not last, all or one of 0 to {count - 1}.")
+            raise InputError(f"Position {shown(position)} is not last, all or one of 0 to {count - 1}.")
         if not set(wanted) <= set(self._kept(site)):
             raise InputError(
                 f"Only positions {', '.join(map(str, self.recorded)) or 'none'} were recorded; pass record='all' "
@@ -407,7 +423,7 @@ class Relevance(Tabled):
         polarity: str | None,
         positions: list[int],
         sign: str,
-        layers: range | None,
+        layers: Sequence[int] | None,
         together: bool,
     ) -> Iterable[Ranked]:
         """together: rank a neuron's sum over the positions, at that which gave most."""
@@ -429,8 +445,9 @@ class Relevance(Tabled):
             signs = compared.transpose(1, 2).gather(-1, where)
             scores = scores.masked_fill(signs >= 0 if polarity == "-" else signs < 0, -torch.inf)
         if layers is not None:
+            chosen_layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in layers}
             scores = scores.clone()
-            scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
+            scores[[layer for layer in range(len(scores)) if layer not in chosen_layers]] = -torch.inf
         for place in _largest(scores.flatten(), k):
             layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
             index, p = divmod(rest, chosen.shape[2])
@@ -438,15 +455,19 @@ class Relevance(Tabled):
             yield Ranked(
                 Neuron(layer, site, index),
                 kept[column],
-                float("nan") if activation is None else activation[layer, column, index].item(),
+                None if activation is None else activation[layer, column, index].item(),
                 chosen[layer, index, p].item(),
                 self.versus.activation[site][layer, column, index].item() if self.versus and site != "head" else None,
             )
 
-    def of_neuron(self, neuron: Neuron, position: Position = "last") -> float:
+    def of_neuron(self, neuron: Neuron | str, position: Position = "last") -> float:
         """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks and a template's;
         ``last`` is summed over `explained_at`."""
+        neuron = as_neuron(neuron)
         values = self.heads() if neuron.site == "head" else self.of(neuron.site)
+        layers, _, width = values.shape
+        whole(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
+        whole(neuron.index, f"The index of {neuron}", 0, width - 1)
         kept = self._kept(neuron.site)
         columns = [kept.index(place) for place in self._positions(position, False, False, neuron.site)]
         return values[neuron.layer, columns, neuron.index].sum().item()
@@ -455,6 +476,7 @@ class Relevance(Tabled):
 
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """JSON-ready: tokens, target, conservation, sinks, and the top k neurons of each site."""
+        k = whole(k, "The number of neurons", 0)
         return {
             **self.made_with,
             "method": repr(self.method),
@@ -487,24 +509,40 @@ class Relevance(Tabled):
         return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_frame(self, k: int = 100, **ranking: Any) -> pandas.DataFrame:
-        """The top k neurons as a pandas table; takes the arguments of `top`. `to_arrow` has it as an Arrow table."""
+        """The top k neurons as a pandas table; takes the arguments of `top`. `to_arrow` has it as an Arrow table.
+
+        A head has neither polarity nor activation: there the table has nothing. Prompt, target and contrast are the
+        same in each row, so that tables of several prompts can be put together.
+        """
         import pandas
 
+        unknown = sorted(set(ranking) - RANKING)
+        if unknown:
+            raise InputError(f"{unknown[0]!r} is no argument of top; use {', '.join(sorted(RANKING))}.")
+        about = {
+            "prompt": "".join(self.token_strings),
+            "target": self.target_text,
+            "contrast": self.contrast_text or None,
+        }
+        versus = {"versus": float} if self.versus else {}
+        types = {"activation": float, **versus, "relevance": float}
         rows = [
             {
+                **about,
                 "neuron": str(r.neuron),
                 "layer": r.neuron.layer,
                 "site": r.neuron.site,
                 "index": r.neuron.index,
                 "position": r.position,
                 "token": self.token_strings[r.position],
+                "polarity": r.polarity or None,
                 "activation": r.activation,
                 **({"versus": r.versus} if self.versus else {}),
                 "relevance": r.relevance,
             }
             for r in self.top(k, **ranking)
         ]
-        return pandas.DataFrame(rows)
+        return pandas.DataFrame(rows).astype(types if rows else {})
 
     def tokens_frame(self) -> pandas.DataFrame:
         """The tokens as a pandas table, a row each."""
@@ -520,14 +558,14 @@ class Relevance(Tabled):
         ]
         return pandas.DataFrame(rows)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path)
+        files.save(self, path, overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Relevance:
         """What `save` wrote. Raises `InputError`."""
-        return files.load(cls, path)
+        return files.load(cls, path, misfits=misfits.of_relevance)
 
     def to_html(self) -> str:
         """A self-contained HTML page: the heatmap, the prediction and the top neurons."""
@@ -539,6 +577,10 @@ class Relevance(Tabled):
         from icebear.concepts.render import relevance_fragment
 
         return relevance_fragment(self)
+
+
+RANKING = frozenset(inspect.signature(Relevance.top).parameters) - {"self", "k"}
+"""The arguments of `Relevance.top` that `Relevance.to_frame` takes."""
 
 
 def _rather_dict(rather: Rather) -> dict[str, Any]:
@@ -566,12 +608,11 @@ def _versus_dict(relevance: Relevance) -> dict[str, Any]:
 
 def ranked_dict(ranked: Ranked) -> dict[str, Any]:
     """JSON-ready; a head has no activation of its own."""
-    whole_head = ranked.neuron.site == "head"
     return {
         "neuron": str(ranked.neuron),
         "position": ranked.position,
-        "polarity": None if whole_head else ranked.polarity,
-        "activation": None if whole_head else ranked.activation,
+        "polarity": ranked.polarity or None,
+        "activation": ranked.activation,
         "relevance": ranked.relevance,
         **({} if ranked.versus is None else {"versus": ranked.versus}),
     }

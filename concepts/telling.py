@@ -17,7 +17,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.models.provenance import provenance
 from icebear.concepts.passes.stream import Stream
-from icebear.errors import InputError
+from icebear.values import several, whole
 
 Recorded = Literal["all", "last"] | Sequence[int]
 
@@ -70,13 +70,10 @@ def kept_at(plan: Plan, row: int, record: Recorded) -> tuple[int, ...]:
 
 def kept_of(explained_at: tuple[int, ...], count: int, record: Recorded) -> tuple[int, ...]:
     """The same of a prompt of `count` tokens. Raises `InputError`."""
-    if record == "all":
-        return tuple(range(count))
-    if record == "last":
-        return explained_at
-    if isinstance(record, str) or not all(-count <= position < count for position in record):
-        raise InputError(f"The positions to record must be all, last, or of 0 to {count - 1}, not {record!r}.")
-    return tuple(sorted({position % count for position in record}))
+    if isinstance(record, str) and record in ("all", "last"):
+        return tuple(range(count)) if record == "all" else explained_at
+    what = "A position to record, if it is not all or last,"
+    return tuple(sorted({whole(position, what, -count, count - 1) % count for position in several(record)}))
 
 
 def unranked(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int, ...]:

@@ -13,12 +13,13 @@ from icebear.concepts.models.linear import WHOLE, Chosen, Linear
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import WRITERS, Neuron, Projection, Promotion
+from icebear.values import whole
 
 BLOCK = 1024
 """Tokens whose rows of the unembedding are converted at a time."""
 
 
-def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:
+def project(model: Model, neuron: Neuron | str, k: int = 20) -> Projection:
     """The k tokens that `neuron` (site ``ffn``, ``attn`` or ``cross``) promotes and suppresses most.
 
     The logits are what one unit of activation adds on the direct path, past the layers in between, where the norms on
@@ -27,14 +28,13 @@ def project(model: Model, neuron: Neuron, k: int = 20) -> Projection:
     mixtures, where a router weighs each neuron, and where the norms are behind each layer and none is final (OPT-350m).
     Source: Geva et al. 2022 (value vectors in vocabulary space).
     """
-    return project_many(model, [neuron], k)[0]
+    return project_many(model, [model.check(neuron)], k)[0]
 
 
 @torch.no_grad()
 def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Projection]:
     """`project` for several neurons at once."""
-    if k < 1:
-        raise InputError(f"The number of tokens must be at least 1, not {k}.")
+    k = whole(k, "The number of tokens")
     if not neurons:
         return []
     rows = torch.stack([w2_row(model, neuron) for neuron in neurons])  # (N, D)

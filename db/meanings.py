@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from icebear.db.scan import ScanFile
-from icebear.records import Meaning, Neuron, Sentence
+from icebear.records import POLARITIES, Meaning, Neuron, Sentence, as_neuron
+from icebear.values import one_of, several
 
 
 class MeaningsFile(ScanFile):
@@ -50,13 +51,17 @@ class MeaningsFile(ScanFile):
                 "INSERT OR REPLACE INTO meanings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
-    def meanings(self, neurons: Iterable[Neuron]) -> dict[tuple[Neuron, str], Meaning]:
+    def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], Meaning]:
         """(neuron, polarity) -> its automatic label, of those that have one."""
         query = (
             "SELECT layer, site, idx, polarity, kind, text, by, score, p, clear, record FROM meanings "
             "WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
         )
-        rows = (row for n in neurons for row in self.database.execute(query, (n.layer, n.site, n.index)))
+        rows = (
+            row
+            for n in map(as_neuron, several(neurons))
+            for row in self.database.execute(query, (n.layer, n.site, n.index))
+        )
         return {(found.neuron, found.polarity): found for found in map(_meaning, rows)}
 
     def labelled(self) -> list[Meaning]:
@@ -64,8 +69,9 @@ class MeaningsFile(ScanFile):
         query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, clear, '{}' FROM meanings"
         return list(map(_meaning, self.database.execute(query)))
 
-    def named(self, neuron: Neuron, polarity: str) -> str | None:
+    def named(self, neuron: Neuron | str, polarity: str) -> str | None:
         """What somebody called the neuron, or its automatic label where that holds, with its score."""
+        neuron, polarity = as_neuron(neuron), one_of(polarity, "polarity", (*POLARITIES, ""))
         row = self.database.execute(
             "SELECT text FROM labels JOIN neurons ON neuron = id WHERE layer = ? AND site = ? AND idx = ?",
             (neuron.layer, neuron.site, neuron.index),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from icebear.db import vectors
-from icebear.errors import InputError, UnknownName
-from icebear.records import Hit, Neuron, Projection, Promotion
+from icebear.errors import InputError
+from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
+from icebear.values import one_of, shown, whole
 
 if TYPE_CHECKING:
     from icebear.db.store import Store
@@ -36,10 +37,11 @@ def search(store: Store, text: str, k: int = 20) -> list[Hit]:
     and has one of the words counts as much as either. Fused by reciprocal rank.
     In an index by relevance the polarity of examples is the sign of a relevance.
     """
+    k = whole(k, "The number of neurons")
     store.fact("finished")
-    words = re.findall(r"\w+", text)
+    words = re.findall(r"\w+", text) if isinstance(text, str) else []
     if not words:
-        raise InputError("The search text has no words; write some.")
+        raise InputError(f"The search text {shown(text)} has no words; write some.")
     query = " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
     rankings = (
         (1.0, _by_output(store, words)),
@@ -116,13 +118,14 @@ def _both_signs(index: Any, query: np.ndarray, k: int) -> list[tuple[int, str, f
     return [(identity, polarity, cosine) for cosine, identity, polarity in both[:k]]
 
 
-def vocabulary(store: Store, neuron: Neuron, k: int) -> Projection:
+def vocabulary(store: Store, neuron: Neuron | str, k: int) -> Projection:
     """The k tokens that the neuron promotes and suppresses, from the store alone (`icebear.concepts.project` has the
     model).
 
     The rows are kept in float16, so logits differ from the model's by some 0.1 %. There are none in a store of version
     250f754 or before, which did not know what the norms divide by.
     """
+    neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.statistics(neuron).id
     row = store.w2_norm(neuron) * vectors.row(vectors.load(store.vectors("w2")), identity)
     tokens = vectors.load(store.vectors("tokens"))
@@ -143,15 +146,16 @@ NEAR = {"writes": "w2", "reads": "w1", "examples": "examples"}
 """What neurons are compared by -> the vectors' name."""
 
 
-def similar(store: Store, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
+def similar(store: Store, neuron: Neuron | str, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
     """The k neurons nearest to this one at this polarity, each at the polarity that is near; the score is the cosine.
 
     by: ``writes`` (W2 rows), ``reads`` (W1 or gate rows), ``examples`` (mean vectors of the sentences that drive them).
     A gate opens a neuron, but the sign of its activation is another matter: with a gated FFN in the index, ``reads``
     has no polarity, and near is what points the same way.
     """
-    if by not in NEAR:
-        raise UnknownName("comparison", by, NEAR, f"Neurons are compared by {', '.join(NEAR)}.")
+    one_of(by, "comparison of neurons", NEAR)
+    one_of(polarity, "polarity", POLARITIES)
+    k = whole(k, "The number of neurons")
     identity, sign = store.statistics(neuron).id, 1 if polarity == "+" else -1
     index = vectors.load(store.vectors(NEAR[by]))
     if by == "examples":

@@ -12,6 +12,7 @@ from sqlite_utils import Database
 
 from icebear.db.schema import MIGRATIONS
 from icebear.errors import StoreError
+from icebear.paths import local
 
 BUSY_SECONDS = 10.0
 """How long to wait for another writer."""
@@ -20,8 +21,8 @@ BUSY_SECONDS = 10.0
 class SqliteFile:
     """A store's file: opened, brought up to date, written in transactions, its troubles put into words."""
 
-    def __init__(self, path: Path, create: bool = False):
-        self.path = path
+    def __init__(self, path: str | Path, create: bool = False):
+        self.path = path = local(path)
         self._database: Database | None = None
         if create or path.exists():
             self._open()

@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from icebear.db.kept import ConceptsFile
-from icebear.errors import InputError, StoreError
+from icebear.errors import StoreError
 from icebear.fingerprints import fits
-from icebear.paths import local
-from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, Sentence
+from icebear.records import (
+    POLARITIES,
+    Example,
+    Hit,
+    Meaning,
+    Neuron,
+    NeuronStatistics,
+    Projection,
+    Sentence,
+    as_neuron,
+)
+from icebear.values import one_of, text_of, whole
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,7 +38,7 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
     Opening makes no file, only `icebear.actmax.build_index` does; until then whatever reads raises.
     create: make it at once.
     """
-    store = Store(local(path), create)
+    store = Store(path, create)
     try:
         yield store
     except sqlite3.Error as error:
@@ -72,7 +82,8 @@ class Store(ConceptsFile):
 
     # --- reading ----------------------------------------------------------------------------------------
 
-    def statistics(self, neuron: Neuron) -> NeuronStatistics:
+    def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
+        neuron = as_neuron(neuron)
         row = self.database.execute(
             "SELECT id, mean, std, min, max, positive, histogram FROM neurons WHERE layer = ? AND site = ? AND idx = ?",
             (neuron.layer, neuron.site, neuron.index),
@@ -83,13 +94,14 @@ class Store(ConceptsFile):
         identity, mean, std, low, high, positive, histogram = row
         return NeuronStatistics(neuron, identity, mean, std, low, high, positive, tuple(json.loads(histogram)))
 
-    def statistic(self, neuron: Neuron, unit: str) -> float:
+    def statistic(self, neuron: Neuron | str, unit: str) -> float:
         """The ``max`` (largest magnitude) or ``std`` of a neuron, for edits in those units."""
         found = self.statistics(neuron)
-        return {"max": max(abs(found.max), abs(found.min)), "std": found.std}[unit]
+        known = {"max": max(abs(found.max), abs(found.min)), "std": found.std}
+        return known[one_of(unit, "statistic of a neuron", known)]
 
     def examples(
-        self, neuron: Neuron, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
+        self, neuron: Neuron | str, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
     ) -> list[Example]:
         """The sentences that drive the neuron furthest in this direction, furthest first.
 
@@ -103,10 +115,10 @@ class Store(ConceptsFile):
             method,
             self.statistics(neuron).id,
             _sign(polarity),
-            -1 if k is None else k,
+            -1 if k is None else whole(k, "The number of examples"),
         )
 
-    def samples(self, neuron: Neuron) -> list[Example]:
+    def samples(self, neuron: Neuron | str) -> list[Example]:
         """A seeded sample over the neuron's range, from its lowest to its highest activation."""
         return self._examples(
             "activation",
@@ -130,7 +142,7 @@ class Store(ConceptsFile):
             for value, token, number, text, title, start, end, tokens, relevance in rows
         ]
 
-    def add_attributions(self, method: str, rows: Iterable[tuple[Neuron, str, int, list[float], dict]]) -> None:
+    def add_attributions(self, method: str, rows: Iterable[tuple[Neuron | str, str, int, list[float], dict]]) -> None:
         """Rows of neuron, polarity, sentence id, token relevances, conservation."""
         packed = [
             (
@@ -180,7 +192,7 @@ class Store(ConceptsFile):
             rows = ((number // 2, number % 2, kind) for number, kind in enumerate(classes))
             self.database.conn.executemany("INSERT INTO classes VALUES (?, ?, ?)", rows)
 
-    def classes(self, neuron: Neuron) -> dict[str, str]:
+    def classes(self, neuron: Neuron | str) -> dict[str, str]:
         """polarity -> class, see actmax/classes.py."""
         query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
         rows = self.database.execute(query, (self.statistics(neuron).id,))
@@ -218,13 +230,13 @@ class Store(ConceptsFile):
 
         return search(self, text, k)
 
-    def similar(self, neuron: Neuron, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
+    def similar(self, neuron: Neuron | str, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
         """The neurons nearest to this one; see `icebear.db.search.similar`."""
         from icebear.db.search import similar
 
         return similar(self, neuron, k, by, polarity)
 
-    def vocabulary(self, neuron: Neuron, k: int = 20) -> Projection:
+    def vocabulary(self, neuron: Neuron | str, k: int = 20) -> Projection:
         """What the neuron promotes and suppresses; see `icebear.db.search.vocabulary`."""
         from icebear.db.search import vocabulary
 
@@ -242,10 +254,11 @@ class Store(ConceptsFile):
             self._set_facts({"typical": spreads})
 
     def typical(self, layer: int) -> tuple[float, float] | None:
-        found = self.facts().get("typical", [None] * (layer + 1))[layer]
+        layer, spreads = whole(layer, "A layer", 0), self.facts().get("typical")
+        found = spreads[whole(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
         return found and tuple(found)
 
-    def w2_norm(self, neuron: Neuron) -> float:
+    def w2_norm(self, neuron: Neuron | str) -> float:
         query = "SELECT norm FROM w2_norms WHERE neuron = ?"
         row = self.database.execute(query, (self.statistics(neuron).id,)).fetchone()
         if row is None:
@@ -308,21 +321,21 @@ class Store(ConceptsFile):
 
     # --- labels of one's own ----------------------------------------------------------------------------
 
-    def label(self, neuron: Neuron) -> str | None:
+    def label(self, neuron: Neuron | str) -> str | None:
         """What somebody called the neuron."""
         identity = self.statistics(neuron).id
         row = self.database.execute("SELECT text FROM labels WHERE neuron = ?", (identity,)).fetchone()
         return row[0] if row else None
 
-    def label_scores(self, neuron: Neuron) -> dict[str, dict[str, Any]]:
+    def label_scores(self, neuron: Neuron | str) -> dict[str, dict[str, Any]]:
         """polarity -> how well that holds (`Meaning.to_dict`), if it was measured."""
         identity = self.statistics(neuron).id
         row = self.database.execute("SELECT scores FROM labels WHERE neuron = ?", (identity,)).fetchone()
         return {found["polarity"]: found for found in json.loads(row[0] or "[]")} if row else {}
 
-    def set_label(self, neuron: Neuron, text: str, scores: Sequence[Meaning] = ()) -> None:
+    def set_label(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Call the neuron `text`; an empty text removes its label. scores: how well it holds, if that was measured."""
-        identity = self.statistics(neuron).id
+        identity, text = self.statistics(neuron).id, text_of(text)
         with self.writing():
             self.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
             if text.strip():
@@ -330,11 +343,9 @@ class Store(ConceptsFile):
                 self.database.execute("INSERT INTO labels VALUES (?, ?, ?)", (identity, text.strip(), told))
 
     def count(self, table: str) -> int:
-        return self.database[table].count
+        return self.database[one_of(table, "table", self.database.table_names())].count
 
 
 def _sign(polarity: str) -> int:
     """0 for ``+``, 1 for ``-``."""
-    if polarity not in ("+", "-"):
-        raise InputError(f"{polarity!r} is not a polarity; use + or -.")
-    return "+-".index(polarity)
+    return POLARITIES.index(one_of(polarity, "polarity", POLARITIES))

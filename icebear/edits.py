@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from icebear.errors import InputError
-from icebear.records import Neuron
+from icebear.records import Neuron, as_neuron
+from icebear.values import one_of, real, several, shown
 
 SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
+UNITS = ("", "max", "std")
 PLACES = ("all", "prompt", "last", "generated", "answer")
 EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@last"
 
@@ -39,8 +41,8 @@ class Edit:
         ``position:0,3-5`` (positions in the text, from 0) or ``step:0-2``
         (step s makes new token s, from 0); ``seen:" desert"`` (from the first token " desert" of the text, prompt or
         generated, on) or ``unseen:" desert"`` (before it), the token written as in JSON.
-    decay: each step s > 0 moves the activation decay**s of the way.
-    share: how much of the way to go, 1 for all of it, 0 for nothing.
+    decay: each step s > 0 moves the activation decay**s of the way; 0 to 1.
+    share: how much of the way to go, from 0 for nothing to 1 for all of it.
     """
 
     neuron: Neuron
@@ -52,17 +54,25 @@ class Edit:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.op not in SYMBOLS:
-            raise InputError(f"{self.op!r} is not an edit; the edits are {', '.join(SYMBOLS)}.")
-        if not (math.isfinite(self.value) and math.isfinite(self.decay) and math.isfinite(self.share)):
-            raise InputError(f"The edit of {self.neuron} has a value that is not a finite number.")
+        object.__setattr__(self, "neuron", as_neuron(self.neuron))
+        one_of(self.op, "kind of edit", SYMBOLS)
+        one_of(self.unit, "unit of an edit", UNITS)
+        ranges = {"value": (), "decay": (0, 1), "share": (0, 1)}
+        for name, limits in ranges.items():  # as plain floats: text and JSON have no others
+            checked = real(getattr(self, name), f"The {name} of an edit of {self.neuron}", *limits)
+            object.__setattr__(self, name, checked)
         if self.unit and self.op == "scale":
             raise InputError(f"The edit of {self.neuron} scales by a plain number, not by {self.unit}.")
-        if self.where not in PLACES and not _WHERE.fullmatch(self.where) and not self.condition and not self.turn:
+        if not isinstance(self.where, str) or not (self.where in PLACES or self._ranges or self.condition or self.turn):
             raise InputError(
-                f"{self.where!r} is not a place for an edit; use {', '.join(PLACES)}, turn:last-user, position:0,3-5, "
-                'step:0-2, seen:" token" or unseen:" token".'
+                f"{shown(self.where)} is not a place for an edit; use {', '.join(PLACES)}, turn:last-user, "
+                'position:0,3-5, step:0-2, seen:" token" or unseen:" token".'
             )
+
+    @property
+    def _ranges(self) -> bool:
+        """Whether it acts at positions or steps, each range from low to high."""
+        return bool(_WHERE.fullmatch(self.where)) and all(low <= high for low, high in _bounds(self.where))
 
     @property
     def turn(self) -> tuple[bool, str, int | None] | None:
@@ -92,9 +102,9 @@ class Edit:
     @classmethod
     def parse(cls, text: str) -> Edit:
         """The inverse of ``str``. Raises `InputError` for anything else."""
-        match = _EDIT.fullmatch(text.strip())
+        match = _EDIT.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
-            raise InputError(f"{text!r} is not an edit; {EXAMPLES}.")
+            raise InputError(f"{shown(text)} is not an edit; {EXAMPLES}.")
         neuron = Neuron.parse(match["neuron"])
         try:
             value = float(match["value"])
@@ -115,11 +125,19 @@ class Edit:
         """The same edit with its value in raw activation; `statistic(neuron, unit)` looks the unit up."""
         if not self.unit:
             return self
-        return replace(self, value=self.value * statistic(self.neuron, self.unit), unit="")
+        one = real(statistic(self.neuron, self.unit), f"The {self.unit} of {self.neuron}")
+        return replace(self, value=self.value * one, unit="")
 
 
-def parse_edits(texts: Iterable[str]) -> list[Edit]:
-    return [Edit.parse(text) for text in texts]
+def parse_edits(given: Edit | str | Iterable[Edit | str]) -> list[Edit]:
+    """Edits and edits as text, one or several. Raises `InputError`."""
+    return [edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several(given)]
+
+
+def _bounds(where: str) -> list[tuple[int, int]]:
+    """Of positions or steps, each first and last."""
+    parts = (part.partition("-") for part in where.partition(":")[2].split(","))
+    return [(int(low), int(high or low)) for low, _, high in parts]
 
 
 def acts_at(where: str, position: int, prompt_length: int) -> bool:
@@ -133,7 +151,5 @@ def acts_at(where: str, position: int, prompt_length: int) -> bool:
             "generated": position > last,
             "answer": position >= last,
         }[where]
-    kind, ranges = where.split(":")
-    number = position if kind == "position" else position - last
-    bounds = (part.partition("-") for part in ranges.split(","))
-    return any(int(low) <= number <= int(high or low) for low, _, high in bounds)
+    place = position if where.startswith("position:") else position - last
+    return any(low <= place <= high for low, high in _bounds(where))

@@ -11,6 +11,9 @@ from icebear.errors import IcebearError, InputError
 
 
 def local(name: str | Path) -> Path:
+    """Raises `InputError` for what names no file."""
+    if not isinstance(name, (str, Path)) or not str(name):
+        raise InputError(f"{name!r} is not a path; give it as text.")
     return Path(os.path.expanduser(name))
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from icebear.edits import Edit
+from icebear.edits import Edit, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
 from icebear.paths import local, write
+from icebear.values import real
 
 FORMAT = 1
 OF_THE_WHOLE = ("price", "after")
@@ -28,6 +29,9 @@ class Recipe:
     model_fingerprint: str
     provenance: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edits", tuple(parse_edits(self.edits)))
+
     def __iter__(self) -> Iterator[Edit]:
         return iter(self.edits)
 
@@ -35,12 +39,13 @@ class Recipe:
         return len(self.edits)
 
     @classmethod
-    def for_model(cls, model: Any, name: str, edits: list[Edit], **provenance: Any) -> Recipe:
+    def for_model(cls, model: Any, name: str, edits: Iterable[Edit | str], **provenance: Any) -> Recipe:
         told = {**provenance, "made_with": model.made_with}
-        return cls(name, tuple(edits), model.name, model.fingerprint, told)
+        return cls(name, tuple(parse_edits(edits)), model.name, model.fingerprint, told)
 
     def __mul__(self, share: float) -> Recipe:
         """Each edit going `share` of its way: 0 changes nothing, 1 is the recipe itself."""
+        share = real(share, "The share of a recipe", 0, 1)
         edits = tuple(replace(edit, share=edit.share * share) for edit in self.edits)
         told = {key: value for key, value in self.provenance.items() if key not in OF_THE_WHOLE}
         return replace(self, name=f"{self.name} x {share:g}", edits=edits, provenance=told)

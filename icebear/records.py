@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from icebear.errors import InputError
+from icebear.values import one_of, shown, whole
 
 SITES = ("ffn", "attn", "q", "k", "v", "cross", "router", "shared")
 """Where neurons are read; `cross`, attention to the encoder, is only in decoders that have one, and
 `router`, the weights of experts, only in mixtures."""
 WRITERS = ("ffn", "shared", "attn", "cross")
 """Of these, what writes to the residual stream: the inputs of a linear map."""
+
+HOMES = (*SITES, "head")
+"""What a neuron's id may name between its layer and its index."""
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")
 
@@ -25,18 +29,29 @@ class Neuron:
     site: str
     index: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layer", whole(self.layer, "The layer of a neuron", 0))
+        object.__setattr__(self, "index", whole(self.index, "The index of a neuron", 0))
+        one_of(self.site, "site", HOMES)
+
     def __str__(self) -> str:
         return f"L{self.layer}.{self.site}.{self.index}"
 
     @classmethod
     def parse(cls, text: str) -> Neuron:
         """The inverse of ``str``. Raises `InputError` for anything else."""
-        match = _NEURON.fullmatch(text.strip())
+        match = _NEURON.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
-            raise InputError(f"{text!r} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
-        if match[2] not in (*SITES, "head"):
-            raise InputError(f"{text!r} names the site {match[2]!r}; the sites are {', '.join(SITES)} and head.")
+            raise InputError(f"{shown(text)} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
         return cls(int(match[1]), match[2], int(match[3]))
+
+
+def as_neuron(given: Neuron | str) -> Neuron:
+    """A neuron, or one named by its id. Raises `InputError` for anything else."""
+    return given if isinstance(given, Neuron) else Neuron.parse(given)
+
+
+POLARITIES = ("+", "-")
 
 
 @dataclass(frozen=True)
@@ -46,15 +61,19 @@ class Ranked:
 
     neuron: Neuron
     position: int
-    activation: float
+    activation: float | None
+    """None for a whole head, which has many."""
     relevance: float
     versus: float | None = None
     """The activation in the other prompt, where the relevance is compared with one."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "neuron", as_neuron(self.neuron))
+
     @property
     def polarity(self) -> str:
-        """``+`` or ``-``: the sign of the activation, or of what it is more than in the other prompt."""
-        return "-" if self.activation - (self.versus or 0) < 0 else "+"
+        """The sign of the activation (less that in the other prompt), ``+`` or ``-``; empty for a head."""
+        return "" if self.activation is None else "-" if self.activation - (self.versus or 0) < 0 else "+"
 
 
 @dataclass(frozen=True)

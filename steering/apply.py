@@ -15,10 +15,11 @@ from icebear.concepts.models import images
 from icebear.concepts.models.chat import Turn
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.sites import visiting
-from icebear.edits import Edit, acts_at
+from icebear.edits import Edit, acts_at, parse_edits
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import Neuron
+from icebear.values import real, whole
 
 Statistic = Callable[[Neuron, str], float]
 
@@ -43,7 +44,7 @@ class Act:
 @contextmanager
 def steer(
     model: Model,
-    edits: Recipe | Iterable[Edit | str],
+    edits: Recipe | Edit | str | Iterable[Edit | str],
     statistic: Statistic | None = None,
     trace: bool = False,
     prompt_tokens: int | None = None,
@@ -59,10 +60,13 @@ def steer(
     """
     if isinstance(edits, Recipe):
         edits.check(model)
-    wanted = [Edit.parse(edit) if isinstance(edit, str) else edit for edit in edits]
-    wanted = [edit.in_raw_units(statistic or _no_statistic) for edit in wanted]
+    if prompt_tokens is not None:
+        prompt_tokens = whole(prompt_tokens, "The number of the prompt's tokens")
+    wanted = [edit.in_raw_units(statistic or _no_statistic) for edit in parse_edits(edits)]
+    most = torch.finfo(model.dtype).max
     for edit in wanted:
         model.check(edit.neuron)
+        real(edit.value, f"In {model.dtype_name} the value of an edit of {edit.neuron}", -most, most)
         if edit.condition:
             model.token_id(edit.condition[1], "token of a condition")
     acts: list[Act] = []

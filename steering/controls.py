@@ -11,9 +11,10 @@ from icebear.concepts.chance import DRAWS, BesideChance, explained
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Token
 from icebear.concepts.models.prompts import PromptLike
-from icebear.edits import Edit
+from icebear.edits import Edit, parse_edits
 from icebear.records import Neuron
 from icebear.steering.apply import Statistic, steer
+from icebear.values import seed_of, whole
 
 TRIES = 20
 """For each draw, to find one that was not drawn yet."""
@@ -22,7 +23,7 @@ TRIES = 20
 def beside_chance(
     model: Model,
     prompt: PromptLike,
-    edits: Iterable[Edit],
+    edits: Edit | str | Iterable[Edit | str],
     target: Token | None = None,
     contrast: Token | None = None,
     statistic: Statistic | None = None,
@@ -35,7 +36,8 @@ def beside_chance(
 
     target: the most probable token without edits, unless told otherwise.
     """
-    wanted = [edit.in_raw_units(statistic) if statistic else edit for edit in edits]
+    draws, seed = whole(draws, "The number of draws"), seed_of(seed)
+    wanted = [edit.in_raw_units(statistic) if statistic else edit for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, behind=prompt) for token in (target, contrast)]
     wanted_id = model.predict(prompt, 1)[0].id if ids[0] is None else ids[0]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.vocabulary import project
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -31,6 +31,7 @@ from icebear.steering.apply import steer
 from icebear.steering.last_token import Edits, LastToken, Place
 from icebear.steering.paraphrases import Paraphrases
 from icebear.steering.phrases import comes, kept, said, wanted_ids
+from icebear.values import one_of, several, whole
 
 if TYPE_CHECKING:
     from icebear.db.store import Store
@@ -169,8 +170,10 @@ def flip(
     if (to is None) is not bool(away):
         raise InputError("Say either which token shall come (to), or that the current one shall go (away).")
     _check(model, prompt, like, max_neurons, top_k)
+    one_of(choose, "way to choose candidates", CHOOSERS)
+    paraphrases = [Prompt.of(one) for one in several(paraphrases)]
     phrase = to if to is not None else away
-    wanted = None if phrase is True else wanted_ids(model, phrase, prompt)
+    wanted = None if to is None and away is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
     if paraphrases and (wanted is None or away or len(wanted) > 1):
@@ -224,10 +227,8 @@ def _search(
 def _check(model: Model, prompt: PromptLike, like: PromptLike | None, max_neurons: int, top_k: int) -> None:
     if not model.task.looks_back:
         raise InputError(f"flip is for models that write the next token; {model.name} does not.")
-    if max_neurons < 1:
-        raise InputError(f"max_neurons must be at least 1, not {max_neurons}.")
-    if not 1 <= top_k < model.answers:
-        raise InputError(f"top_k must be 1 to {model.answers - 1}, not {top_k}.")
+    whole(max_neurons, "max_neurons")
+    whole(top_k, "top_k", 1, model.answers - 1)
     if like is not None and model.ids(like) == model.ids(prompt):
         raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
 

@@ -17,7 +17,7 @@ from icebear.steering.apply import steer
 
 def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int, ...]:
     """The tokens of what shall come, or go. Raises `InputError` for none."""
-    if isinstance(wanted, int):
+    if not isinstance(wanted, str):
         return (model.answer_id(wanted, "wanted token", prompt),)
     ids = tuple(model.continuation(wanted, prompt)) if wanted.strip() else ()
     if not ids:

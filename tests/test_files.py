@@ -1,6 +1,9 @@
 """What is saved comes back as it was, what is hostile is refused, and other tools read it."""
 
 import asyncio
+import contextlib
+import copy
+import itertools
 import json
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from icebear.actmax import build_index, describe
 from icebear.actmax.card import Card
-from icebear.concepts import PA_LRP, AttnLRP, Gamma, Relevance, ablation, attribute, circuit, files
+from icebear.concepts import PA_LRP, AttnLRP, Gamma, Relevance, ablation, attribute, circuit, files, units
 from icebear.concepts.baselines.methods import IntegratedGradients
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.evaluation import report
@@ -65,6 +68,8 @@ def test_a_relevance_comes_back_as_it_was(model, tmp_path, how):
     found.save(tmp_path / "a.json")
     back = Relevance.load(tmp_path / "a.json")
     assert alike(found, back)
+    assert (back, hash(back)) == (found, hash(found))
+    assert replace(back, tokens=-back.tokens) != found
     assert back.to_html() == found.to_html()
     back.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
@@ -81,6 +86,7 @@ def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path
     found.save(tmp_path / "a.json")
     back = Graph.load(tmp_path / "a.json", model)
     assert alike(replace(found, model=0), replace(back, model=0))
+    assert (back, hash(back)) == (found, hash(found))
     assert (back.to_html(), back.groups) == (found.to_html(), found.groups)
     assert back.faithfulness() == found.faithfulness()
     with pytest.raises(InputError, match=r"made with letters \(.*\), not with random gemma3"):
@@ -100,6 +106,10 @@ def test_a_card_comes_back_as_it_was(model, store, tmp_path):
     found.save(tmp_path / "a.json")
     back = Card.load(tmp_path / "a.json")
     assert alike(found, back)
+    assert back == found
+    with pytest.raises(InputError, match="overwrite"):
+        found.save(tmp_path / "a.json")
+    found.save(tmp_path / "a.json", overwrite=True)
     assert back.to_html() == found.to_html()
 
 
@@ -185,16 +195,98 @@ def test_a_file_that_is_not_as_saved_is_refused_in_a_sentence(model, tmp_path, s
         Relevance.load(place)
 
 
+SPOILT = {
+    "dropped": lambda value: None,
+    "empty": lambda value: type(value)() if isinstance(value, (list, dict, str)) else 0,
+    "a text": lambda value: "x",
+    "a number": lambda value: -1,
+    "a list": lambda value: [value],
+    "longer": lambda value: value * 2 if isinstance(value, list) else 10**9,
+    "NaN": lambda value: "nan",
+}
+
+
+def used(found):
+    """Whatever a relevance can be asked."""
+    for position in ("last", "all"):
+        found.top(3, position=position)
+    found.to_json(3)
+    found.to_html()
+    found.to_arrow(3)
+    found.tokens_frame()
+    units(found)
+    return repr(found), found.account(), found.meaning(), found.template, hash(found), found == found
+
+
+@pytest.mark.parametrize("how", [{"versus": OTHER}, {"keep": "top", "k": 3}, {"method": PA_LRP}], ids=str)
+def test_a_changed_file_is_refused_or_works(model, tmp_path, how):
+    place = tmp_path / "a.json"
+    attribute(model, PROMPT, **how).save(place)
+    whole = json.loads(place.read_text())
+    used(Relevance.load(place))
+    keys = [(key,) for key in whole] + [
+        (key, part) for key in ("versus", "largest", "conserved") for part in whole[key] or ()
+    ]
+    for path, (way, spoil) in itertools.product(keys, SPOILT.items()):
+        if (path, way) == (("conserved", "target"), "empty"):
+            continue  # zero is a number that can be explained, but has no shares
+        told = copy.deepcopy(whole)
+        *above, key = path
+        home = told[above[0]] if above else told
+        home[key] = spoil(home[key])
+        if way == "dropped":
+            del home[key]
+        place.write_text(json.dumps(told))
+        try:
+            found = Relevance.load(place)
+        except InputError:
+            continue
+        with contextlib.suppress(InputError):
+            used(found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({key: []} for key in ("token_strings", "token_ids", "explained_at")),
+        *({key: [place]} for key, place in (("explained_at", 99), ("sinks", -1), ("recorded", 0))),
+        {"made_with": {}},
+        {"head_count": 0},
+    ],
+    ids=str,
+)
+def test_parts_that_do_not_fit_are_named(model, tmp_path, change):
+    place = tmp_path / "a.json"
+    attribute(model, PROMPT, versus=OTHER).save(place)
+    place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
+    with pytest.raises(InputError, match="do not fit") as caught:
+        Relevance.load(place)
+    assert next(iter(change)) in str(caught.value)
+
+
+def test_a_circuit_whose_parts_do_not_fit_is_refused(model, tmp_path):
+    place = tmp_path / "a.json"
+    graph = circuit(model, PROMPT, versus=OTHER, nodes=5)
+    for change in (
+        {"relevances": ()},
+        {"nodes": graph.nodes[1:]},
+        {"made_with": {}},
+        {"effect": graph.effect * torch.nan},
+    ):
+        replace(graph, **change).save(place, overwrite=True)
+        with pytest.raises(InputError, match="do not fit"):
+            Graph.load(place, model)
+
+
 def test_texts_of_a_file_are_texts_on_its_page(model, store, tmp_path):
     """Also where names of sites and polarities stand."""
     place, evil = tmp_path / "a.json", "<img src=x onerror=alert(1)>"
     attribute(model, PROMPT).save(place)
     told = json.loads(place.read_text())
-    told["sites"] = {evil: told["sites"]["ffn"]}
     told["token_strings"] = [evil] * len(told["token_strings"])
     place.write_text(json.dumps(told))
     assert "<img" not in Relevance.load(place).to_html()
-    describe(store, Neuron(1, "ffn", 3), model).save(place)
+    describe(store, Neuron(1, "ffn", 3), model).save(place, overwrite=True)
     told = json.loads(place.read_text())
     told["examples"] = {evil: told["examples"]["+"]}
     told["kind"], told["meanings"] = {evil: evil}, {}
@@ -244,6 +336,17 @@ def test_arrow_is_the_frame_with_where_it_came_from(model, store, tmp_path):
         table = pyarrow.parquet.read_table(place)
         pandas.testing.assert_frame_equal(table.to_pandas(), result.to_frame(), check_dtype=False)
         assert json.loads(table.schema.metadata[b"icebear"])["model"]["fingerprint"] == model.fingerprint
+
+
+def test_a_table_says_what_was_explained_and_of_a_head_nothing_that_it_has_not(model):
+    found = attribute(model, PROMPT, "a", "b", versus=OTHER)
+    frame = found.to_frame(5)
+    assert {(*row,) for row in frame[["prompt", "target", "contrast"]].itertuples(index=False)} == {(PROMPT, "a", "b")}
+    assert frame.polarity.tolist() == [row.polarity for row in found.top(5)]
+    heads = found.to_frame(5, site="head")
+    assert heads[["polarity", "activation", "versus"]].isna().all().all()
+    assert {(row.polarity, row.activation) for row in found.top(5, site="head")} == {("", None)}
+    assert [*heads] == [*frame]
 
 
 def test_nodes_of_a_circuit_as_a_table(model):

@@ -17,6 +17,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Number
 from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
+from icebear.values import whole
 
 
 def hopped(
@@ -29,8 +30,7 @@ def hopped(
 ) -> Relevance:
     """With the tokens' relevance handed on; neurons, and all sums, are as they were. Raises `InputError`."""
     method, first = relevance.method, relevance.answer_from
-    if hops < 0:
-        raise InputError(f"The number of hops is 0 or more, not {hops}.")
+    hops = whole(hops, "The number of hops", 0)
     if not isinstance(method, AttnLRP) or relevance.versus or first is None or not model.task.looks_back:
         raise InputError(
             "Hops are for the tokens of an answer, by attnlrp or cp-lrp, and without another prompt to compare with."

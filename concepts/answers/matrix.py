@@ -13,6 +13,7 @@ from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
+from icebear.values import shown
 
 if TYPE_CHECKING:
     import pandas
@@ -47,6 +48,10 @@ def matrix(
     """By ``sentence`` or another unit (`icebear.concepts.answers.units`): one forward pass, a backward pass for each
     row. A row adds up to what `attribute` gives for its tokens as a span. Raises `InputError` for an answer of no
     tokens."""
+    if not isinstance(answer, Answer):
+        raise InputError(f"{shown(answer)} is not an answer; let the model give one (Model.answer).")
+    if not isinstance(method, AttnLRP):
+        raise InputError(f"{shown(method)} has no backward pass to share; use AttnLRP(...) or CP_LRP.")
     if not answer.ids:
         raise InputError("The answer is empty, so there is nothing to explain.")
     ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)

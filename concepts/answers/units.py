@@ -13,8 +13,8 @@ from torch import Tensor
 
 from icebear.concepts.models.chat import Turn
 from icebear.concepts.relevance import Relevance
-from icebear.errors import InputError
 from icebear.extras import need
+from icebear.values import one_of
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]
 
 def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_from: int | None, by: str) -> list[Unit]:
     """Of tokens, each with its text; they cover all of them, in order."""
-    if by not in SPLIT:
-        raise InputError(f"{by!r} is no unit; use {', '.join(SPLIT)}.")
+    one_of(by, "unit", SPLIT)
     found = []
     for turn, start, stop, template in _regions(len(pieces), turns, answer_from):
         if by == "token":

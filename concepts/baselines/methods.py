@@ -10,6 +10,7 @@ from typing import Any, Literal
 from icebear.concepts.lrp.method import METHODS, PAIRED, AttnLRP, Difference, read
 from icebear.concepts.lrp.positions import Reading
 from icebear.errors import UnknownName
+from icebear.values import shown
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ def _split(names: str) -> list[str]:
 
 def named(name: str, known: Mapping[str, Any] = ALL) -> Any:
     """A method by its short name, or one of LRP written out. Raises `UnknownName` or `InputError`."""
+    name = name if isinstance(name, str) else shown(name)
     if name in known:
         return known[name]
     if not name.startswith(("AttnLRP(", "Difference(")):

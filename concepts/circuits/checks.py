@@ -29,6 +29,7 @@ from icebear.concepts.passes.targets import Logits, first_layers
 from icebear.concepts.relevance import Relevance
 from icebear.concepts.versus.ablation import Ablation, ablated
 from icebear.errors import InputError
+from icebear.values import seed_of, whole
 
 if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
@@ -221,7 +222,8 @@ def faithfulness(graph: Graph, counts: Sequence[int | None] = (None,), seed: int
     """The graph's own faithfulness: node by node, upwards, each is read where its kept sources have the values computed
     so far, and all else is as in the other prompt; the answer last. counts: of the first so many edges from tokens and
     nodes, None for all that are kept. Of several pairs the mean."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed_of(seed))
+    counts = [count if count is None else whole(count, "The number of edges") for count in counts]
     shown = graph.shown_edges
     every = [
         [number for number, source in enumerate(graph.shown) if below(graph, source, target)]
@@ -245,7 +247,12 @@ def overlap(one: Graph, other: Graph) -> tuple[float, float]:
     if one.model.fingerprint != other.model.fingerprint:
         raise InputError(f"One graph is of {one.model.name}, the other of {other.model.name}; compare those of one.")
     if one.mask().shape != other.mask().shape:
-        raise InputError("The graphs are of prompts of different lengths, or one has heads; compare like with like.")
+        counted = " and ".join(
+            f"{len(graph.tokens)} tokens {'with' if graph.heads else 'without'} heads" for graph in (one, other)
+        )
+        raise InputError(
+            f"The graphs are of {counted}; compare circuits of prompts of one length, with heads or without."
+        )
     return shared(one.mask(), other.mask())
 
 

@@ -25,8 +25,11 @@ from icebear.concepts.versus.ablation import largest
 from icebear.concepts.vocabulary import projections
 from icebear.errors import InputError
 from icebear.records import Neuron
+from icebear.values import real, whole
 
 WORDS = 6
+TINY = 1e-9
+"""Of a share that is more than nothing."""
 
 
 def circuit(
@@ -57,8 +60,10 @@ def circuit(
     Source: DESIGN section 16 (effects: Marks et al. 2025; contributions: `icebear.concepts.lrp.differences`). Raises
     `InputError`.
     """
-    if not 1 <= nodes <= choosing.MOST or not (faithfulness is None or 0 < faithfulness <= 1):
-        raise InputError(f"A circuit has 1 to {choosing.MOST} nodes, and a faithfulness above 0 up to 1.")
+    whole(nodes, "The number of nodes", 1, choosing.MOST)
+    for what, share in (("faithfulness", faithfulness), ("share of influence that is kept", kept)):
+        if share is not None or what != "faithfulness":
+            real(share, f"The {what}", TINY, 1)
     found = _compared(model, prompt, target, contrast, versus, span, heads)
     scores = torch.stack([choosing.scored(relevance, heads) for relevance in found]).mean(0)
     if faithfulness is not None:
@@ -99,7 +104,8 @@ def _compared(
     found: list[Relevance] = one_or_more if isinstance(one_or_more, list) else [one_or_more]
     for relevance in found:
         told = relevance.versus
-        assert told is not None
+        if told is None:
+            raise InputError("A circuit explains the difference to another prompt; give versus.")
         if relevance.rather:
             raise InputError("A circuit explains a phrase against one token at most; leave the contrast out.")
         if len(told.prompts) != 1:
@@ -108,12 +114,14 @@ def _compared(
         if told.at != "both":
             raise InputError(
                 f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the other {counts[1]}; "
-                "give another prompt of as many."
+                f"give another prompt of {counts[0]}."
             )
         if not relevance.conserved.target:
             raise InputError("Both prompts give the explained number alike, so there is nothing to explain.")
-    if len({relevance.tokens.shape for relevance in found}) > 1:
-        raise InputError("The prompts of one circuit must all be of as many tokens; give such ones.")
+    lengths = dict.fromkeys(len(relevance.tokens) for relevance in found)
+    if len(lengths) > 1:
+        counted = " and ".join(map(str, lengths))
+        raise InputError(f"The prompts of one circuit must be equally long, but have {counted} tokens; give such ones.")
     return found
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from icebear.concepts.circuits.records import Answer, Edge, Group, Node, Token
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, said, visible
 from icebear.extras import need
+from icebear.values import real
 
 if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
@@ -356,4 +357,5 @@ def png(graph: Graph, scale: float = 2) -> bytes:
     need("circuits")
     import vl_convert
 
+    real(scale, "The scale of a picture", 0.1, 20)
     return vl_convert.svg_to_png(on_paper(graph), scale=scale)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts import files
+from icebear.concepts import files, misfits
 from icebear.concepts.circuits import checks, drawing, neuronpedia
 from icebear.concepts.circuits.groups import APART, grouped
 from icebear.concepts.circuits.nodes import column, pair_of
@@ -35,6 +35,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.tables import Tabled
+from icebear.values import seed_of, several, shown, whole
 
 if TYPE_CHECKING:
     import pandas
@@ -73,6 +74,12 @@ class Graph(Tabled):
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
+
+    def __eq__(self, other: object) -> bool:
+        return files.same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.relevances, self.nodes))
 
     @property
     def meaning(self) -> str:
@@ -159,13 +166,21 @@ class Graph(Tabled):
             )
         return tuple(found)
 
-    def sources_of(self, target: Target, k: int) -> tuple[list[Edge], float]:
-        """The edges to a target from tokens and nodes, the k largest shares first, and the share of all not shown."""
-        row = self.targets.index(target)
-        shown = [edge for edge in self.shown_edges if edge.target is target]
-        whole = self.difference[row].item()
-        hidden = self.contribution[row, len(self.shown) :].sum().item() / whole if whole else 0.0
-        return sorted(shown, key=lambda edge: -abs(edge.share))[:k], hidden
+    def _row(self, target: Target | str) -> int:
+        """Of a target, or its id, in `targets`. Raises `InputError` where there is none."""
+        for row, one in enumerate(self.targets):
+            if target in (one, one.id):
+                return row
+        raise InputError(f"{shown(target)} is no target of this graph; give a node of it, or 'answer'.")
+
+    def sources_of(self, target: Target | str, k: int) -> tuple[list[Edge], float]:
+        """The edges to a target (or its id) from tokens and nodes, the k largest shares first, and the share of all not
+        shown."""
+        k, row = whole(k, "The number of edges"), self._row(target)
+        edges = [edge for edge in self.shown_edges if edge.target is self.targets[row]]
+        difference = self.difference[row].item()
+        hidden = self.contribution[row, len(self.shown) :].sum().item() / difference if difference else 0.0
+        return sorted(edges, key=lambda edge: -abs(edge.share))[:k], hidden
 
     @property
     def rest(self) -> Tensor:
@@ -176,7 +191,9 @@ class Graph(Tabled):
         """(L, T, W) a choice of nodes (default: all) as `icebear.concepts.versus.ablation.Nodes` takes it."""
         width = self.model.width("ffn") + self.model.heads * self.heads
         chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
-        for node in self.nodes if nodes is None else nodes:
+        for node in self.nodes if nodes is None else several(nodes):
+            if not isinstance(node, Node):
+                raise InputError(f"{shown(node)} is not a node; take some of the graph's nodes.")
             chosen[node.neuron.layer, node.position, column(self.model, node.neuron)] = True
         return chosen
 
@@ -184,7 +201,7 @@ class Graph(Tabled):
 
     def ablation(self, seed: int = 0) -> Ablation:
         """What the nodes carry of the answer, and what is left without them, beside controls."""
-        return checks.ablation(self, seed)
+        return checks.ablation(self, seed_of(seed))
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> Faithfulness:
         """What comes about along the edges alone (`icebear.concepts.circuits.checks.faithfulness`)."""
@@ -201,6 +218,8 @@ class Graph(Tabled):
     def overlap(self, other: Graph) -> tuple[float, float]:
         """The share of nodes in common with another circuit, and by chance
         (`icebear.concepts.circuits.checks.overlap`)."""
+        if not isinstance(other, Graph):
+            raise InputError(f"{shown(other)} is not a circuit; give another Graph.")
         return checks.overlap(self, other)
 
     # --- groups ---------------------------------------------------------------------------------------
@@ -214,14 +233,24 @@ class Graph(Tabled):
         """The same graph with other groups: by the sentences of a store too, or joined up to another distance."""
         return replace(self, other_groups=grouped(self, store, apart))
 
-    def without(self, group: Group) -> Without:
-        """The answer when a group takes the other prompt's activations, all other neurons computed as ever."""
-        return checks.without(self, group)
+    def _group(self, group: Group | str) -> Group:
+        """A group, or that of a name. Raises `InputError` where there is none."""
+        for one in self.groups if isinstance(group, str) else ():
+            if one.name == group:
+                return one
+        if not isinstance(group, Group):
+            names = ", ".join(repr(one.name) for one in self.groups[:5])
+            raise InputError(f"{shown(group)} is no group of this graph; take one of its groups, such as {names}.")
+        return group
 
-    def recipe(self, group: Group, off: bool = False) -> Recipe:
+    def without(self, group: Group | str) -> Without:
+        """The answer when a group takes the other prompt's activations, all other neurons computed as ever."""
+        return checks.without(self, self._group(group))
+
+    def recipe(self, group: Group | str, off: bool = False) -> Recipe:
         """Edits that put a group to the other prompt's values, at its tokens; off: to zero. Raises `InputError` for a
         head that is not switched off, which has no one value."""
-        edits = []
+        edits, group = [], self._group(group)
         for node in group.nodes:
             if node.neuron.site == "head" and not off:
                 raise InputError(f"{node.neuron} has many activations and no one value to take; switch it off instead.")
@@ -231,11 +260,11 @@ class Graph(Tabled):
         prompt = "".join(self.relevances[0].token_strings)
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
 
-    def concept(self, group: Group) -> Concept:
+    def concept(self, group: Group | str) -> Concept:
         """The group's neurons as a concept, weighed by their scores: to measure in other texts, and to turn."""
         import icebear  # the name knows the room above
 
-        return icebear.Concept.of_group(self, group)
+        return icebear.Concept.of_group(self, self._group(group))
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -266,14 +295,14 @@ class Graph(Tabled):
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path)
+        files.save(self, path, overwrite)
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> Graph:
         """What `save` wrote; its checks need the model that it was made with. Raises `InputError`."""
-        return files.load(cls, path, model)
+        return files.load(cls, path, model, misfits.of_graph)
 
     def to_neuronpedia(self, slug: str = "icebear") -> str:
         """The file of circuit-tracer and Neuronpedia (`icebear.concepts.circuits.neuronpedia`)."""

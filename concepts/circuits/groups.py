@@ -13,6 +13,7 @@ from icebear.concepts import vocabulary
 from icebear.concepts.circuits.nodes import change
 from icebear.concepts.circuits.records import Group, Node
 from icebear.extras import need
+from icebear.values import real
 
 if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
@@ -29,6 +30,7 @@ def grouped(graph: Graph, store: Store | None = None, apart: float = APART) -> t
     moves, what its difference writes and, with a store, which sentences it is most active in. apart: no group has two
     nodes that are further from each other.
     """
+    real(apart, "The distance of groups", 0)
     if len(graph.nodes) < 2:
         return tuple(Group(_name(graph, [node]), (node,)) for node in graph.nodes)
     need("circuits")

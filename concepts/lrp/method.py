@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from icebear.errors import InputError, UnknownName
-
-
-def _at_least_zero(name: str, value: float) -> None:
-    if not value >= 0:
-        raise InputError(f"{name} must be at least 0, not {value}.")
+from icebear.values import one_of, real, shown
 
 
 @dataclass(frozen=True)
@@ -21,7 +17,7 @@ class Epsilon:
     eps: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least_zero("eps", self.eps)
+        real(self.eps, "eps", 0)
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Gamma:
     gamma: float = 0.25
 
     def __post_init__(self) -> None:
-        _at_least_zero("gamma", self.gamma)
+        real(self.gamma, "gamma", 0)
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,7 @@ class AlphaBeta:
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.alpha < 1:
-            raise InputError(f"alpha must be at least 1 (beta is alpha - 1), not {self.alpha}.")
+        real(self.alpha, "alpha", 1)  # beta is alpha - 1
 
 
 LinearRule = Epsilon | Gamma | ZPlus | AlphaBeta
@@ -92,12 +87,17 @@ class AttnLRP(Written):
     positions: bool = False
 
     def __post_init__(self) -> None:
-        if self.softmax not in ("taylor", "zplus", "constant"):
-            raise InputError(f"The softmax rule is taylor, zplus or constant, not {self.softmax!r}.")
+        one_of(self.softmax, "softmax rule", ("taylor", "zplus", "constant"))
+        for rule in (self.linear, self.conv or self.linear):
+            if not isinstance(rule, LinearRule):
+                raise InputError(f"{shown(rule)} is not a rule of linear maps; use Epsilon, Gamma, ZPlus or AlphaBeta.")
+        if not isinstance(self.positions, bool):
+            raise InputError(f"positions is True or False, not {shown(self.positions)}.")
 
     @classmethod
     def parse(cls, text: str) -> AttnLRP:
         """A short name of `METHODS`, or a method as it is written. Raises `UnknownName` or `InputError`."""
+        text = text if isinstance(text, str) else shown(text)
         if text in METHODS:
             return METHODS[text]
         if not text.startswith("AttnLRP("):
@@ -119,8 +119,7 @@ class Difference(Written):
     softmax: Literal["exact", "constant"] = "exact"
 
     def __post_init__(self) -> None:
-        if self.softmax not in ("exact", "constant"):
-            raise InputError(f"The softmax of a difference is exact or constant, not {self.softmax!r}.")
+        one_of(self.softmax, "softmax rule of a difference", ("exact", "constant"))
 
 
 def read(text: str) -> AttnLRP | Difference:

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from numbers import Integral
 
 from icebear.concepts.models.chat import Chat
 from icebear.errors import InputError
+from icebear.values import several, shown
 
 Span = tuple[int, int] | str
 """Tokens of an answer, half open, or a phrase of it; ``3:5`` are tokens where it is no phrase."""
@@ -54,7 +56,10 @@ class Answer:
             if isinstance(named, str) or span.strip() in self.text:
                 return self._phrase(span)
             span = named
-        start, stop = (0, count) if span is None else span
+        places = [0, count] if span is None else several(span)
+        if len(places) != 2 or not all(isinstance(place, Integral) for place in places):
+            raise InputError(f"{shown(span)} is not a span; give a phrase of the answer or two places of its tokens.")
+        start, stop = map(int, places)
         if not 0 <= start < stop <= count:
             raise InputError(f"The answer has tokens 0 to {count} (half open), so there is no span {start} to {stop}.")
         return start, stop

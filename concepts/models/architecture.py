@@ -16,7 +16,8 @@ from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.tasks.base import Task
 from icebear.concepts.models.tasks.known import task_of
 from icebear.errors import InputError, ModelError
-from icebear.records import SITES, WRITERS, Neuron
+from icebear.records import SITES, WRITERS, Neuron, as_neuron
+from icebear.values import shown
 
 
 class Architecture:
@@ -165,7 +166,7 @@ class Architecture:
     def layers_with(self, site: str) -> Sequence[int]:
         """The layers that have a site. Raises `InputError` for one that the model lacks."""
         if site not in self.sites:
-            raise InputError(f"{site!r} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
+            raise InputError(f"{shown(site)} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
         if self.family.experts and site in ("ffn", "router", "shared"):
             return self._with_experts
         return range(len(self.stacks[0][1]) if site == "cross" else 0, self.layers)
@@ -233,8 +234,9 @@ class Architecture:
         linear = Linear(self.site_module(site, layer))
         return linear.in_features if site in WRITERS else linear.out_features
 
-    def check(self, neuron: Neuron) -> Neuron:
-        """The neuron itself if this model has it, else `InputError`."""
+    def check(self, neuron: Neuron | str) -> Neuron:
+        """The neuron, also of its id, if this model has it, else `InputError`."""
+        neuron = as_neuron(neuron)
         layers = self.layers_with("attn" if neuron.site == "head" else neuron.site)
         if neuron.layer not in layers:
             of_site = f" with {neuron.site}" if len(layers) < self.layers else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icebear.errors import InputError
+from icebear.values import several, text_of
 
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
@@ -24,7 +25,7 @@ class Chat:
     """
 
     def __init__(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        self.messages = tuple(_message(one) for one in messages)
+        self.messages = tuple(_message(one) for one in several(messages))
         if not self.messages:
             raise InputError("A chat has at least one message; give one with role and content.")
 
@@ -89,7 +90,7 @@ def _message(given: Any) -> dict[str, Any]:
 def readable(text: str) -> str:
     """The text itself. Raises `InputError` for one that a tokenizer cannot read."""
     try:
-        text.encode()
+        text_of(text).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"Character {error.start} of the text is a stray byte; give the text in UTF-8.") from None
     return text

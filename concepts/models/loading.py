@@ -18,6 +18,7 @@ from icebear.concepts.models.tasks.known import task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 from icebear.extras import need
 from icebear.paths import local
+from icebear.values import text_of
 
 
 def load_model(
@@ -49,7 +50,8 @@ def load_model(
     loud = logging.get_verbosity()
     place = _device(device)
     kind = _dtype(dtype, place)
-    name = str(local(name)) if str(name).startswith("~") else name  # a hub id is no path
+    path = str(local(name))
+    name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
     shared = _shared(name, source, device, device_map) | _packed(name, source, bits, kind)
@@ -214,7 +216,7 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(available[0])
     try:
-        device = torch.device(name)
+        device = torch.device(text_of(name))
     except RuntimeError:
         raise UnknownName("device", name, available, f"This machine has {', '.join(available)}.") from None
     if device.type not in available:
@@ -226,7 +228,7 @@ def _dtype(wanted: str | torch.dtype | None, device: torch.device) -> torch.dtyp
     if wanted is None:
         half = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if half else torch.float32
-    dtype = wanted if isinstance(wanted, torch.dtype) else getattr(torch, wanted, None)
+    dtype = wanted if isinstance(wanted, torch.dtype) else getattr(torch, str(wanted), None)
     known = ("float32", "bfloat16", "float16", "float64")
     if not isinstance(dtype, torch.dtype):
         raise UnknownName("dtype", str(wanted), known, f"Use one of {', '.join(known)}.")

@@ -20,8 +20,12 @@ from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from icebear.concepts.models.provenance import provenance
 from icebear.concepts.models.turns import Turns, draws
-from icebear.errors import InputError, ModelError, UnknownName
+from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore
+from icebear.values import real, seed_of, several, whole
+
+TEMPERATURES = (1e-6, 1e6)
+"""That leave a softmax in float32 what it is."""
 
 
 class Model(Architecture):
@@ -100,7 +104,8 @@ class Model(Architecture):
             ids = self._encoded(prompt.text)
         if len(ids) > self.context_length:
             raise InputError(
-                f"The prompt has {len(ids)} tokens, but {self.name} reads at most {self.context_length}; shorten it."
+                f"The prompt has {len(ids)} tokens, but {self.name} reads at most {self.context_length}; shorten it by "
+                f"{len(ids) - self.context_length}."
             )
         return ids
 
@@ -117,11 +122,8 @@ class Model(Architecture):
 
         Raises `InputError`, for a text of several tokens with how it splits.
         """
-        if isinstance(answer, int):
-            if not 0 <= answer < self.answers:
-                kind = "Labels" if self.labels else "Token ids"
-                raise InputError(f"{kind} of {self.name} are 0 to {self.answers - 1}.")
-            return answer
+        if not isinstance(answer, str):
+            return whole(answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.answers - 1)
         if not self.labels:
             return self.token_id(answer, role, behind)
         found = [number for number, label in self.labels.items() if label == answer]
@@ -167,6 +169,7 @@ class Model(Architecture):
         return ids[0]
 
     def text(self, token: int) -> str:
+        whole(token, f"A token id of {self.name}", 0)
         if self.tokenizer is None:
             return f"<{token}>"
         raw = getattr(self.tokenizer, "convert_ids_to_tokens", lambda _: None)(token) or ""
@@ -184,7 +187,8 @@ class Model(Architecture):
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """The tokens of a text as the model reads it, special ones included: the first `limit`, if there are more."""
         ids = self._encoded(text)
-        return ids[: min(limit or len(ids), self.context_length)]
+        limit = self.context_length if limit is None else whole(limit, "The limit of tokens")
+        return ids[: min(limit, self.context_length)]
 
     def _encoded(self, text: str) -> list[int]:
         """With special tokens."""
@@ -220,7 +224,9 @@ class Model(Architecture):
 
     def predict(self, prompt: PromptLike, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
         """The k most probable next tokens (or labels), and behind them those of `also` that are not among them."""
+        k = whole(k, "The number of predictions")
         logits = self.next_logits(prompt)
+        also = [self.answer_id(token) for token in several(also)]
         found = self.top_tokens(logits, k)
         known = {token.id for token in found}
         return found + [self.token_score(logits, token) for token in also if token not in known]
@@ -353,10 +359,10 @@ class Model(Architecture):
         if options.get("num_beams", 1) > 1:
             raise InputError("An answer is one text, token by token; use `Model.generate` for beams.")
         messages, ids = Prompt.of(prompt).messages, self.ids(prompt)
-        room = min(256, self.context_length - len(ids)) if max_new_tokens is None else max_new_tokens
+        room = max(1, min(256, self.context_length - len(ids))) if max_new_tokens is None else max_new_tokens
         told = (lambda new: on_token(new[0].tolist())) if on_token else None
         options = {**options, "return_dict_in_generate": True, "output_logits": True}
-        output = self._generated(self.read_ids([ids]), max(room, 1), temperature, seed, told, options)
+        output = self._generated(self.read_ids([ids]), room, temperature, seed, told, options)
         new = output.sequences[0, len(ids) :].tolist()
         ended = new[-1] in self.ends
         new = new[:-1] if ended else new
@@ -383,15 +389,18 @@ class Model(Architecture):
         """What transformers' `generate` gives; on_token is called with the new ids (B, n) after each."""
         length = self.task.written(batch)
         room = self.context_length - length
-        if max_new_tokens > room:
+        if whole(max_new_tokens, "The number of new tokens") > room:
             raise InputError(
-                f"The prompt leaves room for {room} tokens in {self.name}; ask for at most that many new ones."
+                f"The prompt has {length} tokens, which leaves room for {room} of the {self.context_length} that "
+                f"{self.name} reads; ask for at most that many new ones instead of {max_new_tokens}, or shorten it."
             )
-        if temperature < 0:
-            raise InputError(f"The temperature must be 0 or more, not {temperature}.")
+        if temperature != 0:
+            real(temperature, "A temperature other than 0", *TEMPERATURES)
+        seed = seed_of(seed)
         options = {"do_sample": temperature > 0, "pad_token_id": self._pad_id(), **options}
         if temperature > 0:
             options = {"temperature": float(temperature), "top_k": 0, **options}
+        options["logits_processor"] = [*options.get("logits_processor", ()), _numbers]
         beginning = ExitStack()  # the net has its own configuration back before somebody else may generate
 
         def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
@@ -424,6 +433,13 @@ class Model(Architecture):
         """The model's generation_config without the penalties, limits and forced tokens that `generate` would use."""
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         return GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
+
+
+def _numbers(ids: Tensor, scores: Tensor) -> Tensor:
+    """The scores of the next token. Raises `NumericalError` for NaN, of which no token is the most probable one."""
+    if scores.isnan().any():
+        raise NumericalError("The logits are NaN; try --dtype float32, and if neurons are edited smaller values.")
+    return scores
 
 
 def at(logits: Tensor, positions: list[int]) -> Tensor:

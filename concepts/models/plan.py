@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.models.tasks.base import Asked
 from icebear.errors import InputError
+from icebear.values import several
 
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
@@ -125,11 +126,12 @@ def plan(
 
 def per_prompt(value: Any, count: int) -> list[Any]:
     """One value for each prompt, of a list of them or of one for all."""
-    if value is None or isinstance(value, (str, int)):
+    if value is None or isinstance(value, str) or not isinstance(value, Iterable):
         return [value] * count
-    if len(value) != count:
-        raise InputError(f"There are {count} prompts but {len(value)} targets or contrasts; give one for each.")
-    return list(value)
+    values = list(value)
+    if len(values) != count:
+        raise InputError(f"There are {count} prompts but {len(values)} targets or contrasts; give one for each.")
+    return values
 
 
 Phrase = str | tuple[int, ...]
@@ -148,4 +150,6 @@ def _answer(model: Model, token: Token | None, text: Phrase | None, behind: Prom
 
 def phrase_ids(model: Model, phrase: Phrase, behind: PromptLike | None) -> tuple[int, ...]:
     """Its tokens where it goes on from a prompt."""
-    return tuple(model.continuation(phrase, behind)) if isinstance(phrase, str) and phrase else tuple(phrase)  # type: ignore[arg-type]
+    if isinstance(phrase, str):
+        return tuple(model.continuation(phrase, behind)) if phrase else ()
+    return tuple(model.answer_id(token) for token in several(phrase))

@@ -23,6 +23,7 @@ from icebear.concepts.passes.targets import Logits
 from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
 from icebear.records import TokenScore
+from icebear.values import seed_of, shown, whole
 
 ROWS = 24
 """Choices of nodes that go through the model at once."""
@@ -182,6 +183,9 @@ class Ablation:
 
 def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0) -> Ablation:
     """What the k nodes of largest |relevance| carry, beside controls."""
+    if not isinstance(relevance, Relevance):
+        raise InputError(f"What is ablated is a Relevance, not {shown(relevance)}; give one of attribute(versus=...).")
+    k, seed = whole(k, "The number of nodes"), seed_of(seed)
     scores = relevance.heads() if site == "head" else relevance.of(site)
     nodes = Nodes.of(model, relevance, site)
     return ablated(nodes, largest(scores, k), torch.Generator().manual_seed(seed))

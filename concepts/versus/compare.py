@@ -56,7 +56,8 @@ def compared(
     """`attribute` with `versus`, of one prompt; asked: its target, contrast, target_text, prefix and label's place."""
     pairs, own = _pairs(model, prompt, others, asked, number)
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
-    way, place, note = _way(method, at, equal)
+    lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
+    way, place, note = _way(method, at, equal, lengths)
     try:
         return _found(model, pairs, own, sites, record, k, checkpoint, strict, way, place, note)
     except MissingRule as error:
@@ -88,7 +89,7 @@ def _found(
     return found.only(k, wanted) if late and k else found
 
 
-def _way(method: Method | None, at: str | None, equal: bool) -> tuple[Method, str, str]:
+def _way(method: Method | None, at: str | None, equal: bool, lengths: str) -> tuple[Method, str, str]:
     """The method, where its coefficients are from, and what is to be said of it."""
     if at not in (None, *PLACES):
         raise InputError(f"Coefficients are taken at the prompt or at the midpoint, not at {at!r}.")
@@ -102,7 +103,10 @@ def _way(method: Method | None, at: str | None, equal: bool) -> tuple[Method, st
         if at is not None:
             raise InputError("Difference rules look at both prompts at once; leave at out, or choose another method.")
         if not equal:
-            raise InputError("Difference rules want prompts of equal length; give such ones, or another method.")
+            raise InputError(
+                f"Difference rules want prompts of equal length, but these have {lengths} tokens; give such ones, or "
+                "another method, as attnlrp."
+            )
         return method, "both", ""
     if isinstance(method, IntegratedGradients):
         return method, "path", note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -19,13 +19,14 @@ from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
 from icebear.paths import local, write
 from icebear.recipe import Recipe
-from icebear.records import Neuron
+from icebear.records import POLARITIES, Neuron
 from icebear.steering.latent.cost import strength_at
 from icebear.steering.latent.measured import Measured, measured
 from icebear.steering.latent.reading import read
 from icebear.steering.latent.through import Through, through
 from icebear.steering.price import Neutral
 from icebear.tables import Tabled
+from icebear.values import one_of, real, several
 
 if TYPE_CHECKING:
     import pandas
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.records import Group
 
 FORMAT = 1
+TINY = 1e-30
+"""Of a weight or a price that is above zero."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Concept(Tabled):
 
     def __mul__(self, weight: float) -> Concept:
         """The same neurons, each weighing so much more."""
+        weight = real(weight, "The weight of a concept", TINY)
         return replace(self, parts=tuple(replace(part, weight=part.weight * weight) for part in self.parts))
 
     __rmul__ = __mul__
@@ -105,17 +109,16 @@ class Concept(Tabled):
     # --- made by hand, or of a circuit ------------------------------------------------------------------
 
     @classmethod
-    def of(cls, model: Model, name: str, weights: dict[tuple[Neuron, str], float], **provenance: Any) -> Concept:
-        """Of neurons and weights by hand: (neuron, polarity) -> weight. Means and deviations are those over icebear's
+    def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
+        """Of weights by hand: (neuron or its id, polarity) -> weight. Means and deviations are those over icebear's
         own calibration texts."""
-        if any(weight <= 0 or polarity not in ("+", "-") for (_, polarity), weight in weights.items()):
-            raise InputError("A neuron of a concept has a polarity, + or -, and a weight above zero.")
-        neurons = [neuron for neuron, _ in weights]
+        checked = _weighed(model, weights)
+        neurons = [neuron for neuron, _ in checked]
         if len(set(neurons)) < len(neurons):
             raise InputError("A concept has each neuron once.")
         seen = read(model, long_enough(model, TEXTS), neurons) if neurons else None
         parts = []
-        for column, ((neuron, polarity), weight) in enumerate(weights.items()):
+        for column, ((neuron, polarity), weight) in enumerate(checked.items()):
             assert seen is not None
             values = seen.means[:, column]
             end = (seen.high if polarity == "+" else seen.low)[column]
@@ -148,7 +151,7 @@ class Concept(Tabled):
     def measures(self, model: Model, texts: Sequence[PromptLike]) -> list[Measured]:
         """`measure` of many texts."""
         self.check(model)
-        return measured(model, self, texts)
+        return measured(model, self, several(texts))
 
     def through(self, model: Model, prompt: PromptLike) -> Through:
         """How much of what the model predicts behind a prompt passes through its neurons."""
@@ -188,6 +191,10 @@ class Concept(Tabled):
         self.check(model)
         if (strength is None) is (kl is None):
             raise InputError("Say either a strength or a price (kl).")
+        if strength is not None:
+            real(strength, "The strength of a concept", 0)
+        else:
+            real(kl, "The price (kl)", TINY)
         if not self.parts or strength == 0:
             return self._recipe(model, [], strength=0.0, away=away)
         cost = None
@@ -270,6 +277,16 @@ class Concept(Tabled):
             return cls.from_json(local(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"The concept {path} cannot be read ({error}); check the path.") from None
+
+
+def _weighed(model: Model, weights: Any) -> dict[tuple[Neuron, str], float]:
+    """Weights as `Concept.of` takes them, checked."""
+    if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
+        raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
+    return {
+        (model.check(neuron), one_of(polarity, "polarity", POLARITIES)): real(weight, f"The weight of {neuron}", TINY)
+        for (neuron, polarity), weight in weights.items()
+    }
 
 
 def push(part: Part) -> float:

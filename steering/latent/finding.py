@@ -14,6 +14,7 @@ from icebear.steering.latent.choosing import auroc, auroc_error, choose, univers
 from icebear.steering.latent.concept import Concept, Part
 from icebear.steering.latent.ranking import RANKINGS, Material
 from icebear.steering.latent.reading import Read, neurons_of, read
+from icebear.values import one_of, seed_of, several, text_of, whole
 
 if TYPE_CHECKING:
     from icebear.db.store import Store
@@ -64,10 +65,11 @@ def find_concept(
     on_progress: of (done, total) texts read.
     Raises `InputError` for too few texts, texts of both kinds, and an unknown method.
     """
-    if method not in RANKINGS:
-        raise InputError(f"{method!r} is no way to find a concept; the ways are {', '.join(RANKINGS)}.")
-    if most < 1:
-        raise InputError(f"A concept has at least one neuron, not {most}.")
+    one_of(method, "way to find a concept", RANKINGS)
+    most, seed, sites = whole(most, "The number of neurons"), seed_of(seed), several(sites)
+    if not sites:
+        raise InputError(f"A concept is made of neurons of some sites; name some of {', '.join(model.sites)}.")
+    words = tuple(map(text_of, several(words)))
     given = prepared(examples, others, seed)
     seen = read(model, given.texts, neurons_of(model, sites), on_progress)
     rank = given.rows(0)
@@ -75,7 +77,7 @@ def find_concept(
     centre, spread = seen.means[without].mean(0), seen.means[without].std(0)
     x = (seen.means - centre) / np.where(spread > 0, spread, 1)
     left_out = universal(seen.means[without]) | (spread == 0)
-    material = Material(model, given.texts, given.positive, rank, seen, x, left_out, tuple(words), store)
+    material = Material(model, given.texts, given.positive, rank, seen, x, left_out, words, store)
     ranked, weights = RANKINGS[method](material)
     learn, test, last = ((x[rows], given.positive[rows]) for rows in map(given.rows, range(3)))
     chosen, path = choose(ranked, weights, learn, test, most, seed)
@@ -116,7 +118,8 @@ def parts_of(
 
 def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> Texts:
     """Both kinds, each text once, in three parts by chance. Raises `InputError`."""
-    kinds = [list(dict.fromkeys(text.strip() for text in texts if text.strip())) for texts in (examples, others)]
+    given = [[text_of(text).strip() for text in several(texts)] for texts in (examples, others)]
+    kinds = [list(dict.fromkeys(filter(None, texts))) for texts in given]
     both = set(kinds[0]) & set(kinds[1])
     if both:
         raise InputError(

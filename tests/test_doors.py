@@ -1,0 +1,426 @@
+"""What is given at a public door is used or refused in a sentence of ours: no nonsense is taken, nothing crashes."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from conftest import LLAMA, Letters, random_model
+
+import icebear
+from icebear import (
+    AlphaBeta,
+    AttnLRP,
+    Card,
+    Concept,
+    Difference,
+    Edit,
+    Epsilon,
+    Gamma,
+    Model,
+    Neuron,
+    Ranked,
+    Recipe,
+    Relevance,
+)
+from icebear.actmax import index
+from icebear.concepts import calibration
+from icebear.errors import IcebearError
+
+PROMPT, OTHER = "ice bear", "big cats"
+NAN, INF = float("nan"), float("inf")
+
+NO_COUNT = (0, -1, 2.5, True, "5", NAN, 10**30, [1])
+NO_SEED = (-1, 2.5, True, "5", 10**23, None)
+NO_NUMBER = (NAN, INF, -INF, 1e39, "1", True, None, 10**400)
+NO_NEURON = ("L9.ffn.0", "L1.ffn.99", "L1.mlp.3", "ice", "", 3, None, ("L1.ffn.3", "+"), b"L1.ffn.3")
+NO_NAME = ("x", "", 3, None, True, ["ffn"], {})
+NO_SIGN = ("x", "", 1, True, "+-", ["+"])
+NO_EDIT = ("ice", 3, None, "L1.ffn.3", "L9.ffn.1*0", b"x")
+NO_FLAG = ("yes", 2, NAN)
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory):
+    """A model and something of everything that it can give."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
+        made = random_model(LLAMA, dtype=torch.float32)
+        model = Model(made.net, Letters(), "letters")
+        folder = tmp_path_factory.mktemp("doors")
+        (folder / "c.txt").write_text("\n".join(f"The {word} bear lives in the north." for word in "a b c d e".split()))
+        patch.setattr(index, "SHARD", 4)
+        with icebear.open_store(folder / "wiki.db") as store:
+            icebear.build_index(model, icebear.read_corpus(str(folder / "c.txt")), store, k=2)
+            yield types.SimpleNamespace(
+                model=model,
+                store=store,
+                folder=folder,
+                corpus=icebear.read_corpus(str(folder / "c.txt")),
+                new=icebear.Store(folder / "new.db"),
+                relevance=icebear.attribute(model, PROMPT, versus=OTHER),
+                top=icebear.attribute(model, PROMPT, keep="top", k=3),
+                positions=icebear.attribute(model, PROMPT, method=icebear.PA_LRP, sites=()),
+                graph=icebear.circuit(model, PROMPT, versus=OTHER, nodes=5),
+                answer=model.answer(PROMPT, 3),
+                concept=Concept.of(model, "c", {(Neuron(1, "ffn", 3), "+"): 1.0}),
+                recipe=Recipe.for_model(model, "r", [Edit.parse("L1.ffn.3*0")]),
+                examples=[f"ice bears {n}" for n in range(16)],
+                others=[f"big cats {n}" for n in range(16)],
+            )
+
+
+def neuron(index):
+    return Neuron(1, "ffn", index)
+
+
+def steered(at, edits, **more):
+    with icebear.steer(at.model, edits, **more):
+        return at.model.next_logits(PROMPT)
+
+
+DOORS = {
+    # records
+    "Neuron.layer": (lambda at, x: Neuron(x, "ffn", 3), (-1, 2.5, True, "5", None, NAN, 10**30)),
+    "Neuron.index": (lambda at, x: Neuron(1, "ffn", x), (-1, 2.5, True, "5", None, NAN, 10**30)),
+    "Neuron.site": (lambda at, x: Neuron(1, x, 3), NO_NAME),
+    "Neuron.parse": (lambda at, x: at.model.check(Neuron.parse(x)), NO_NEURON),
+    "Ranked.neuron": (lambda at, x: at.model.check(Ranked(x, 0, 1.0, 1.0).neuron), NO_NEURON),
+    "Edit.neuron": (lambda at, x: steered(at, Edit(x, "set", 1)), NO_NEURON),
+    "Edit.op": (lambda at, x: Edit(neuron(3), x, 1), NO_NAME),
+    "Edit.value": (lambda at, x: Edit(neuron(3), "set", x), NO_NUMBER),
+    "Edit.unit": (lambda at, x: Edit(neuron(3), "set", 1, x), ("x", 3, None, ["max"])),
+    "Edit.where": (lambda at, x: Edit(neuron(3), "set", 1, "", x), (*NO_NAME, "position:5-3", "step:-1", "turn:")),
+    "Edit.decay": (lambda at, x: Edit(neuron(3), "set", 1, decay=x), (*NO_NUMBER, 2, -3, 1.01)),
+    "Edit.share": (lambda at, x: Edit(neuron(3), "set", 1, share=x), (*NO_NUMBER, 2, -1, 1.01)),
+    "Edit.parse": (
+        lambda at, x: Edit.parse(x),
+        (
+            *NO_EDIT[:4],
+            *(f"L1.ffn.3{end}" for end in "=1e39 =1e300 +-1e39 =nan *inf =0~2 =0~-3 =0~nan =0^2 =0^-1".split()),
+        ),
+    ),
+    "Recipe.edits": (
+        lambda at, x: Recipe("r", x, "letters", at.model.fingerprint),
+        [one for one in NO_EDIT if one != "L9.ffn.1*0"],
+    ),
+    "Recipe * x": (lambda at, x: at.recipe * x, (*NO_NUMBER, 2, -1)),
+    "Concept * x": (lambda at, x: at.concept * x, (*NO_NUMBER, 0, -1)),
+    # methods
+    "Epsilon": (lambda at, x: Epsilon(x), (*NO_NUMBER, -1)),
+    "Gamma": (lambda at, x: Gamma(x), (*NO_NUMBER, -1)),
+    "AlphaBeta": (lambda at, x: AlphaBeta(x), (*NO_NUMBER, 0.5)),
+    "AttnLRP.softmax": (lambda at, x: AttnLRP(x), NO_NAME),
+    "AttnLRP.linear": (lambda at, x: AttnLRP(linear=x), ("gamma", 3, None, Gamma)),
+    "AttnLRP.conv": (lambda at, x: AttnLRP(conv=x), ("gamma", 3, Gamma)),
+    "AttnLRP.positions": (lambda at, x: AttnLRP(positions=x), NO_FLAG),
+    "AttnLRP.parse": (lambda at, x: AttnLRP.parse(x), NO_NAME),
+    "Difference.points": (lambda at, x: Difference(points=x), NO_COUNT),
+    "Difference.softmax": (lambda at, x: Difference(x), NO_NAME),
+    # attribute
+    "attribute.sites": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, sites=x),
+        ("x", 3, ["ffn", "x"], [3], b"ffn", "cross"),
+    ),
+    "attribute.k": (lambda at, x: icebear.attribute(at.model, PROMPT, keep="top", k=x), NO_COUNT),
+    "attribute.keep": (lambda at, x: icebear.attribute(at.model, PROMPT, keep=x), NO_NAME),
+    "attribute.record": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, record=x),
+        ("x", 99, [99], [2.5], ["last"], [True], NAN, None),
+    ),
+    "attribute.hops": (lambda at, x: icebear.attribute(at.model, at.answer, hops=x), (-1, 2.5, True, "5", NAN, None)),
+    "attribute.method": (lambda at, x: icebear.attribute(at.model, PROMPT, method=x), ("x", 3, ["attnlrp"], AttnLRP)),
+    "attribute.target": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, x),
+        ("", "ice", -1, 99, 2.5, ["a", "b"], [2.5], True, NAN),
+    ),
+    "attribute.contrast": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, "a", x),
+        ("", "ice", -1, 99, 2.5, ["c", "b"], True, NAN),
+    ),
+    "attribute.target_text": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, target_text=x),
+        ("", 2.5, ["a", "b"], [2.5]),
+    ),
+    "attribute.prefix": (lambda at, x: icebear.attribute(at.model, PROMPT, prefix=x), ("x", 3, 2.5)),
+    "attribute.at": (lambda at, x: icebear.attribute(at.model, PROMPT, at=x), ("x", 3, 2.5, "prompt")),
+    "attribute.at, versus": (lambda at, x: icebear.attribute(at.model, PROMPT, versus=OTHER, at=x), ("x", 3, 2.5, "")),
+    "attribute.versus": (lambda at, x: icebear.attribute(at.model, PROMPT, versus=x), ("", 3, 2.5, [], [3.5], PROMPT)),
+    "attribute.versus_model": (lambda at, x: icebear.attribute(at.model, PROMPT, versus_model=x), ("x", 3)),
+    "attribute.span": (
+        lambda at, x: icebear.attribute(at.model, at.answer, span=x),
+        ("", "~~", "9:12", (2, 1), (0, 99), (0,), (0, 1, 2), 3, 2.5, (0.0, 1.0), ("0", "1")),
+    ),
+    "origins.span": (lambda at, x: icebear.origins(at.model, at.answer, x), ("", "~~", (2, 1), 3)),
+    "origins.versus": (lambda at, x: icebear.origins(at.model, at.answer, versus=x), ("", 3, 2.5)),
+    "matrix.by": (lambda at, x: icebear.matrix(at.model, at.answer, x), NO_NAME),
+    "matrix.answer": (lambda at, x: icebear.matrix(at.model, x), ("ice", 3, None)),
+    "matrix.method": (lambda at, x: icebear.matrix(at.model, at.answer, method=x), ("x", 3, None)),
+    "units.by": (lambda at, x: icebear.units(at.relevance, x), NO_NAME),
+    "Answer.places": (lambda at, x: at.answer.places(x), ("", "~~", (2, 1), (0, 99), (0,), 3, (0.0, 1.0))),
+    # a relevance
+    "top.k": (lambda at, x: at.relevance.top(x), NO_COUNT),
+    "top.k, kept": (lambda at, x: at.top.top(x, position="all"), (*NO_COUNT, 4)),
+    "top.site": (lambda at, x: at.relevance.top(site=x), ("x", "", 3, True, ["ffn"], "q")),
+    "top.polarity": (lambda at, x: at.relevance.top(polarity=x), NO_SIGN),
+    "top.sign": (lambda at, x: at.relevance.top(sign=x), (*NO_SIGN, None)),
+    "top.position": (lambda at, x: at.relevance.top(position=x), ("x", 99, -99, 2.5, True, None, [0], NAN)),
+    "top.layers": (lambda at, x: at.relevance.top(layers=x), (99, -1, [99], range(9), "1", 2.5, [2.5], True)),
+    "to_frame.k": (lambda at, x: at.relevance.to_frame(x), NO_COUNT),
+    "to_frame.ranking": (lambda at, x: at.relevance.to_frame(**{x: 1}), ("ice",)),
+    "to_dict.k": (lambda at, x: at.relevance.to_dict(x), NO_COUNT[1:]),
+    "to_json.k": (lambda at, x: at.relevance.to_json(x), NO_COUNT[1:]),
+    "of": (lambda at, x: at.relevance.of(x), NO_NAME),
+    "activation": (lambda at, x: at.relevance.activation(x), NO_NAME),
+    "layers": (lambda at, x: at.relevance.layers(x), NO_NAME),
+    "of_neuron": (lambda at, x: at.relevance.of_neuron(x), NO_NEURON),
+    "of_neuron, head": (lambda at, x: at.relevance.of_neuron(x), ("L1.head.9", "L9.head.0", "L1.q.0")),
+    "of_neuron.position": (lambda at, x: at.relevance.of_neuron("L1.ffn.3", x), ("x", 99, 2.5, True, None)),
+    "only.k": (lambda at, x: at.relevance.only(x, [0]), NO_COUNT),
+    "only.recorded": (lambda at, x: at.relevance.only(3, x), (["x"], [99], 99, "x", [2.5], None)),
+    "less": (lambda at, x: at.relevance.less(x), (3, None, "ice")),
+    "combined": (lambda at, x: at.positions.combined(x), NO_NAME),
+    "ablation.k": (lambda at, x: icebear.ablation(at.model, at.relevance, x), NO_COUNT),
+    "ablation.site": (lambda at, x: icebear.ablation(at.model, at.relevance, 3, x), ("x", "", 3, ["ffn"], "q")),
+    "ablation.seed": (lambda at, x: icebear.ablation(at.model, at.relevance, 3, seed=x), NO_SEED),
+    "ablation.relevance": (lambda at, x: icebear.ablation(at.model, x, 3), (3, None, "ice")),
+    # a circuit
+    "circuit.nodes": (lambda at, x: icebear.circuit(at.model, PROMPT, versus=OTHER, nodes=x), NO_COUNT),
+    "circuit.faithfulness": (
+        lambda at, x: icebear.circuit(at.model, PROMPT, versus=OTHER, faithfulness=x),
+        (0, -1, 1.1, NAN, "1", True),
+    ),
+    "circuit.kept": (
+        lambda at, x: icebear.circuit(at.model, PROMPT, versus=OTHER, nodes=3, kept=x),
+        (0, -1, 1.1, NAN, "1", None),
+    ),
+    "circuit.versus": (lambda at, x: icebear.circuit(at.model, PROMPT, versus=x), (None, 3, "", "ice bears")),
+    "Graph.ablation": (lambda at, x: at.graph.ablation(x), NO_SEED),
+    "Graph.faithfulness.edges": (lambda at, x: at.graph.faithfulness(x), NO_COUNT),
+    "Graph.faithfulness.seed": (lambda at, x: at.graph.faithfulness(seed=x), NO_SEED),
+    "Graph.sources_of.target": (lambda at, x: at.graph.sources_of(x, 3), ("x", 3, None)),
+    "Graph.sources_of.k": (lambda at, x: at.graph.sources_of(at.graph.answer, x), NO_COUNT),
+    "Graph.regrouped": (lambda at, x: at.graph.regrouped(apart=x), (NAN, -1, "1", None)),
+    "Graph.without": (lambda at, x: at.graph.without(x), ("x", 3, None)),
+    "Graph.recipe": (lambda at, x: at.graph.recipe(x), ("x", 3, None)),
+    "Graph.concept": (lambda at, x: at.graph.concept(x), ("x", 3, None)),
+    "Graph.mask": (lambda at, x: at.graph.mask(x), ("x", 3, [3])),
+    "Graph.overlap": (lambda at, x: at.graph.overlap(x), ("x", 3, None)),
+    "Graph.to_png": (lambda at, x: at.graph.to_png(x), (0, -1, NAN, "2", None, 1e9)),
+    # a model
+    "generate.prompt": (lambda at, x: at.model.generate(x), ("", 3, None, 2.5, [], [2.5], {})),
+    "generate.max_new_tokens": (lambda at, x: at.model.generate(PROMPT, x), (*NO_COUNT, 999)),
+    "generate.temperature": (lambda at, x: at.model.generate(PROMPT, 2, x), (*NO_NUMBER, -1, 1e-40, 1e300)),
+    "generate.seed": (lambda at, x: at.model.generate(PROMPT, 2, 1.0, x), NO_SEED),
+    "answer.max_new_tokens": (lambda at, x: at.model.answer(PROMPT, x), (*NO_COUNT, 999)),
+    "answer.temperature": (lambda at, x: at.model.answer(PROMPT, 2, x), (*NO_NUMBER, -1, 1e-40, 1e300)),
+    "answer.seed": (lambda at, x: at.model.answer(PROMPT, 2, 1.0, x), NO_SEED),
+    "predict.k": (lambda at, x: at.model.predict(PROMPT, x), NO_COUNT),
+    "predict.also": (lambda at, x: at.model.predict(PROMPT, 2, x), ([-1], [99], 99, ["ice"], [2.5])),
+    "probability": (lambda at, x: at.model.probability(PROMPT, x), ("", "ice", -1, 99, 2.5, None, True)),
+    "answer_id": (lambda at, x: at.model.answer_id(x), ("", "ice", -1, 99, 2.5, None, True)),
+    "token_ids.limit": (lambda at, x: at.model.token_ids("ice", x), NO_COUNT),
+    "token_ids.text": (lambda at, x: at.model.token_ids(x), (3, None, [3])),
+    "text": (lambda at, x: at.model.text(x), (-1, "ice", None, 2.5)),
+    "width": (lambda at, x: at.model.width(x), NO_NAME),
+    "layers_with": (lambda at, x: at.model.layers_with(x), NO_NAME),
+    "check": (lambda at, x: at.model.check(x), NO_NEURON),
+    "load_model": (lambda at, x: icebear.load_model(x), ("no/such-model-x", 3, None, "")),
+    "load_model.bits": (lambda at, x: icebear.load_model(bits=x), (3, "4", True, 2.5)),
+    "load_model.dtype": (lambda at, x: icebear.load_model(dtype=x), ("x", 3, True)),
+    "load_model.device": (lambda at, x: icebear.load_model(device=x), ("x", 3, None)),
+    "project.neuron": (lambda at, x: icebear.project(at.model, x), (*NO_NEURON, "L1.q.0", "L1.head.0")),
+    "project.k": (lambda at, x: icebear.project(at.model, neuron(3), x), NO_COUNT),
+    # a store
+    "search.k": (lambda at, x: at.store.search("bear", x), NO_COUNT),
+    "search.text": (lambda at, x: at.store.search(x), ("", " ", 3, None, ["bear"])),
+    "similar.neuron": (lambda at, x: at.store.similar(x), NO_NEURON),
+    "similar.k": (lambda at, x: at.store.similar(neuron(3), x), NO_COUNT),
+    "similar.by": (lambda at, x: at.store.similar(neuron(3), by=x), NO_NAME),
+    "similar.polarity": (lambda at, x: at.store.similar(neuron(3), polarity=x), (*NO_SIGN, None)),
+    "vocabulary.neuron": (lambda at, x: at.store.vocabulary(x), NO_NEURON),
+    "vocabulary.k": (lambda at, x: at.store.vocabulary(neuron(3), x), NO_COUNT),
+    "statistics": (lambda at, x: at.store.statistics(x), NO_NEURON),
+    "statistic.neuron": (lambda at, x: at.store.statistic(x, "max"), NO_NEURON),
+    "statistic.unit": (lambda at, x: at.store.statistic(neuron(3), x), (*NO_NAME, "mean")),
+    "examples.neuron": (lambda at, x: at.store.examples(x), NO_NEURON),
+    "examples.polarity": (lambda at, x: at.store.examples(neuron(3), x), (*NO_SIGN, None)),
+    "examples.k": (lambda at, x: at.store.examples(neuron(3), "+", x), NO_COUNT),
+    "samples": (lambda at, x: at.store.samples(x), NO_NEURON),
+    "classes": (lambda at, x: at.store.classes(x), NO_NEURON),
+    "w2_norm": (lambda at, x: at.store.w2_norm(x), NO_NEURON),
+    "label": (lambda at, x: at.store.label(x), NO_NEURON),
+    "label_scores": (lambda at, x: at.store.label_scores(x), NO_NEURON),
+    "set_label.neuron": (lambda at, x: at.store.set_label(x, "ice"), NO_NEURON),
+    "set_label.text": (lambda at, x: at.store.set_label(neuron(3), x), (3, None, ["ice"])),
+    "meanings": (lambda at, x: at.store.meanings([x]), NO_NEURON[2:]),
+    "named.neuron": (lambda at, x: at.store.named(x, "+"), NO_NEURON[2:]),
+    "named.polarity": (lambda at, x: at.store.named(neuron(3), x), ("x", 1, None, ["+"])),
+    "typical": (lambda at, x: at.store.typical(x), (99, -1, 2.5, "1", None, True)),
+    "count": (lambda at, x: at.store.count(x), ("x", 3, None, "neurons; DROP TABLE neurons")),
+    "fact": (lambda at, x: at.store.fact(x), ("x", 3, None)),
+    "concept": (lambda at, x: at.store.concept(x), ("x", 3, None)),
+    "Store": (lambda at, x: icebear.Store(x).facts(), (3, None, "")),
+    "open_store": (lambda at, x: icebear.open_store(x).__enter__(), (3, None, "")),
+    "describe.neuron": (lambda at, x: icebear.describe(at.store, x), NO_NEURON),
+    "describe.k": (lambda at, x: icebear.describe(at.store, neuron(3), k=x), NO_COUNT),
+    "annotate.neurons": (lambda at, x: icebear.annotate(at.model, at.store, x), (*NO_NEURON[:7], ["x"], [3])),
+    "annotate.k": (lambda at, x: icebear.annotate(at.model, at.store, [neuron(3)], x), NO_COUNT),
+    "annotate.method": (
+        lambda at, x: icebear.annotate(at.model, at.store, [neuron(3)], method=x),
+        ("x", 3, None, Difference()),
+    ),
+    "build_index.k": (lambda at, x: icebear.build_index(at.model, at.corpus, at.new, x), NO_COUNT),
+    "build_index.sites": (
+        lambda at, x: icebear.build_index(at.model, at.corpus, at.new, sites=x),
+        ("x", 3, [], [3], "cross"),
+    ),
+    "build_index.by": (lambda at, x: icebear.build_index(at.model, at.corpus, at.new, by=x), NO_NAME),
+    "build_index.max_tokens": (
+        lambda at, x: icebear.build_index(at.model, at.corpus, at.new, max_tokens=x),
+        (*NO_COUNT, 1),
+    ),
+    "build_index.seed": (lambda at, x: icebear.build_index(at.model, at.corpus, at.new, seed=x), NO_SEED),
+    # steering
+    "steer.edits": (lambda at, x: steered(at, x), (*NO_EDIT, [3], ["ice"], [None])),
+    "steer.statistic": (lambda at, x: steered(at, "L1.ffn.3=1max", statistic=lambda *_: x), (NAN, INF, "x", None)),
+    "steer.prompt_tokens": (lambda at, x: steered(at, "L1.ffn.3=1", prompt_tokens=x), NO_COUNT),
+    "beside_chance.edits": (lambda at, x: icebear.beside_chance(at.model, PROMPT, x), (*NO_EDIT, [3], ["ice"])),
+    "beside_chance.draws": (lambda at, x: icebear.beside_chance(at.model, PROMPT, "L1.ffn.3*0", draws=x), NO_COUNT),
+    "beside_chance.seed": (lambda at, x: icebear.beside_chance(at.model, PROMPT, "L1.ffn.3*0", seed=x), NO_SEED),
+    "flip.max_neurons": (lambda at, x: icebear.flip(at.model, PROMPT, "a", max_neurons=x), NO_COUNT),
+    "flip.top_k": (lambda at, x: icebear.flip(at.model, PROMPT, away=True, top_k=x), NO_COUNT),
+    "flip.to": (lambda at, x: icebear.flip(at.model, PROMPT, x), (None, "", -1, 99, 2.5, True)),
+    "flip.choose": (lambda at, x: icebear.flip(at.model, PROMPT, "a", choose=x), NO_NAME),
+    "flip.away": (lambda at, x: icebear.flip(at.model, PROMPT, away=x), (False, 0, 2.5, "")),
+    "flip.paraphrases": (lambda at, x: icebear.flip(at.model, PROMPT, "a", paraphrases=x), ([3.5], 3, [None])),
+    "Concept.of.weights": (
+        lambda at, x: Concept.of(at.model, "c", x),
+        (
+            3,
+            "L1.ffn.3",
+            [3],
+            {"L1.ffn.3": 1.0},
+            {("L9.ffn.1", "+"): 1.0},
+            {("L1.ffn.3", "x"): 1.0},
+            {("L1.ffn.3", "+", 1): 1.0},
+            {3: 1.0},
+            *({("L1.ffn.3", "+"): weight} for weight in (*NO_NUMBER, 0, -1)),
+        ),
+    ),
+    "Concept.recipe.strength": (
+        lambda at, x: at.concept.recipe(at.model, x),
+        [x for x in (*NO_NUMBER, -1) if x is not None],
+    ),
+    "Concept.recipe.kl": (lambda at, x: at.concept.recipe(at.model, kl=x), (NAN, INF, 0, -1, "1", True)),
+    "Concept.recipe.where": (lambda at, x: at.concept.recipe(at.model, 1.0, where=x), NO_NAME),
+    "Concept.recipe.decay": (lambda at, x: at.concept.recipe(at.model, 1.0, decay=x), (NAN, 2, -1, "1")),
+    "Concept.measures": (lambda at, x: at.concept.measures(at.model, x), (3, [3], [""])),
+    "find_concept.examples": (
+        lambda at, x: icebear.find_concept(at.model, x, at.others),
+        ("ice bear", 3, [3] * 20, None),
+    ),
+    "find_concept.method": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method=x), NO_NAME),
+    "find_concept.most": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, most=x), NO_COUNT),
+    "find_concept.sites": (
+        lambda at, x: icebear.find_concept(at.model, at.examples, at.others, sites=x),
+        ("x", 3, [], [3], "head"),
+    ),
+    "find_concept.seed": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, seed=x), NO_SEED),
+    "find_concept.words": (
+        lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method="w2", words=x),
+        ((), 3, [3]),
+    ),
+    "apply_patch": (lambda at, x: icebear.apply_patch(at.model.net, x), (3, None, "none.safetensors")),
+    # files
+    **{
+        f"{kind.__name__}.load": (lambda at, x, kind=kind: kind.load(x), (3, None, "none.json", ""))
+        for kind in (Card, Concept, Recipe, Relevance)
+    },
+    "Chat": (lambda at, x: icebear.Chat(x), (3, None, "ice", [], [3], [{}], [{"role": 3, "content": "x"}])),
+}
+
+
+@pytest.mark.parametrize(
+    ("door", "value"),
+    [
+        pytest.param(door, value, id=f"{name}-{value!r:.30}")
+        for name, (door, values) in DOORS.items()
+        for value in values
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(at, door, value):
+    with pytest.raises(IcebearError) as caught:
+        door(at, value)
+    assert str(caught.value).strip().endswith((".", "?"))
+
+
+SAME = {
+    "project": lambda at, one: icebear.project(at.model, one),
+    "of_neuron": lambda at, one: at.relevance.of_neuron(one),
+    "check": lambda at, one: at.model.check(one),
+    "statistics": lambda at, one: at.store.statistics(one),
+    "statistic": lambda at, one: at.store.statistic(one, "std"),
+    "examples": lambda at, one: at.store.examples(one),
+    "samples": lambda at, one: at.store.samples(one),
+    "similar": lambda at, one: at.store.similar(one),
+    "vocabulary": lambda at, one: at.store.vocabulary(one),
+    "label": lambda at, one: at.store.label(one),
+    "meanings": lambda at, one: at.store.meanings(one),
+    "describe": lambda at, one: icebear.describe(at.store, one),
+    "annotate": lambda at, one: icebear.annotate(at.model, at.store, one, 1) * 0,
+    "Edit": lambda at, one: Edit(one, "set", 1),
+    "Ranked": lambda at, one: Ranked(one, 0, 1.0, 1.0),
+    "Concept.of": lambda at, one: Concept.of(at.model, "c", {(one, "+"): 1.0}),
+}
+
+
+@pytest.mark.parametrize("door", SAME.values(), ids=SAME)
+def test_a_neuron_s_id_is_the_neuron(at, door):
+    assert door(at, "L1.ffn.3") == door(at, neuron(3))
+
+
+ALONE = {
+    "steer": (lambda at, x: steered(at, x), "L1.ffn.3*0"),
+    "steer, an Edit": (lambda at, x: steered(at, x), Edit(neuron(3), "scale", 0)),
+    "Recipe": (lambda at, x: Recipe("r", x, "letters", "f").edits, "L1.ffn.3*0"),
+    "attribute.sites": (lambda at, x: icebear.attribute(at.model, PROMPT, sites=x).ffn, "ffn"),
+    "attribute.record": (lambda at, x: icebear.attribute(at.model, PROMPT, record=x).ffn, 1),
+    "top.layers": (lambda at, x: at.relevance.top(layers=x), 2),
+    "meanings": (lambda at, x: at.store.meanings(x), "L1.ffn.3"),
+    "beside_chance": (lambda at, x: icebear.beside_chance(at.model, PROMPT, x, draws=1).after, "L1.ffn.3*0"),
+}
+
+
+@pytest.mark.parametrize(("door", "one"), ALONE.values(), ids=ALONE)
+def test_one_alone_is_a_list_of_one(at, door, one):
+    alone, listed = door(at, one), door(at, [one])
+    assert torch.equal(alone, listed) if isinstance(alone, torch.Tensor) else alone == listed
+
+
+def test_what_a_smaller_dtype_cannot_hold_is_refused(at):
+    half = Model(random_model(LLAMA, dtype=torch.float16).net, Letters(), "half")
+    for value in (1e5, -7e4):
+        with pytest.raises(IcebearError, match="float16"), icebear.steer(half, [Edit(neuron(3), "set", value)]):
+            pass
+
+
+def test_logits_of_nan_are_no_text(at):
+    with icebear.steer(at.model, [f"L0.ffn.{i}=3e38" for i in range(20)]), pytest.raises(IcebearError, match="NaN"):
+        at.model.generate(PROMPT, 2)
+
+
+def test_numbers_of_numpy_are_numbers(at):
+    assert at.relevance.top(np.int64(3), position=np.int64(1)) == at.relevance.top(3, position=1)
+    assert str(Edit(Neuron(np.int64(1), "ffn", np.int64(3)), "set", np.float64(2.5))) == "L1.ffn.3=2.5"
+
+
+def test_a_length_that_does_not_fit_is_told_with_the_one_that_does(at):
+    for call, numbers in (
+        (lambda: at.model.generate(PROMPT, 60), ("8", "56", "64", "60")),
+        (lambda: icebear.attribute(at.model, PROMPT, versus="big cat", method="difference"), ("8", "7")),
+        (lambda: icebear.circuit(at.model, PROMPT, versus="big cat"), ("8", "7")),
+    ):
+        with pytest.raises(IcebearError) as caught:
+            call()
+        assert all(number in str(caught.value) for number in numbers)
