@@ -10,7 +10,7 @@ from functools import partial
 from numbers import Integral
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -249,7 +249,6 @@ class Relevance(Tabled):
     def summed_positions(self, reading: Reading = "relu") -> Tensor:
         """(T,) PA-LRP's Eq. 11, by one of the readings that its text leaves open
         (`icebear.concepts.lrp.positions.Summed`)."""
-        one_of(reading, "reading", get_args(Reading))
         if self.positions is None or self.positive_positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
         return Summed(self.positions, self.positive_positions).by(reading)

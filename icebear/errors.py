@@ -2,7 +2,7 @@
 
 IcebearError
 ├── InputError            a prompt, target, neuron id, edit or option that cannot be used
-├── UnknownName           a name that is not in a registry (with "did you mean")
+│   └── UnknownName       a name that is not in a registry (with "did you mean")
 ├── ModelError            a model that cannot be loaded or lacks what was asked of it
 │   └── DownloadError     a preset or corpus that could not be fetched or stored
 ├── MissingRule           an operation that no relevance rule covers
@@ -50,7 +50,7 @@ class StoreError(IcebearError):
     pass
 
 
-class UnknownName(IcebearError):
+class UnknownName(InputError):
     """`name` is not one of `known`; suggests the nearest."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], then: str):

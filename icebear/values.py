@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
-from icebear.errors import InputError
+from icebear.errors import InputError, UnknownName
 
 LARGEST = 3.3895313892515355e38
 """That bfloat16 holds, and float32."""
+POSITIVE = 1e-30
+"""The least number that counts as more than 0."""
 MOST = 10**9 - 1
 """Of anything that is counted: nine digits."""
 LAST_SEED = 2**63 - 1
@@ -35,8 +37,16 @@ def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
 def real(value: Any, what: str, least: float = -LARGEST, most: float = LARGEST) -> float:
     """Raises `InputError` for what is no number in this range, as NaN and infinity are not."""
     if not isinstance(value, Real) or isinstance(value, bool) or not least <= value <= most:  # type: ignore[operator]
-        raise InputError(f"{what} must be a number from {least:g} to {most:g}, not {shown(value)}.")
+        raise InputError(f"{what} must be a finite number{_limits(least, most)}, not {shown(value)}.")
     return float(value)
+
+
+def _limits(least: float, most: float) -> str:
+    if most < LARGEST:
+        return f" from {least:g} to {most:g}"
+    if least == POSITIVE:
+        return " above 0"
+    return f" of at least {least:g}" if least > -LARGEST else ""
 
 
 def seed_of(value: Any) -> int:
@@ -44,9 +54,9 @@ def seed_of(value: Any) -> int:
 
 
 def one_of(value: Any, what: str, known: Collection[str]) -> Any:
-    """Raises `InputError` for what is none of the known names."""
+    """Raises `UnknownName` for what is none of the known names."""
     if not isinstance(value, str) or value not in known:
-        raise InputError(f"{shown(value)} is not a {what}; use {', '.join(known)}.")
+        raise UnknownName(what, value if isinstance(value, str) else shown(value), known, f"Use {', '.join(known)}.")
     return value
 
 

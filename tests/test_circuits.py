@@ -375,8 +375,8 @@ def test_fed_by_tokens_is_a_share(graph):
 def test_impossible_wishes_get_a_sentence(graph):
     model = graph.model
     for wish, says in (
-        ({"nodes": 0}, "1 to 1024 nodes"),
-        ({"faithfulness": 1.5}, "faithfulness above 0"),
+        ({"nodes": 0}, "from 1 to 1024, not 0"),
+        ({"faithfulness": 1.5}, "not 1.5"),
         ({"versus": [7, 3, 14]}, "of as many"),
         ({"versus": [OTHER, OTHER[::-1]]}, "one other prompt"),
         ({"versus": IDS}, "the prompt itself"),
@@ -461,7 +461,7 @@ def test_two_circuits_overlap_and_by_chance(graph):
     assert chance == pytest.approx(each.sum().item() / 12)
     with pytest.raises(InputError, match="compare those of one"):
         graph.overlap(made("gpt2"))
-    with pytest.raises(InputError, match="different lengths"):
+    with pytest.raises(InputError, match="heads"):
         graph.overlap(made(heads=True))
 
 

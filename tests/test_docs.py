@@ -48,7 +48,7 @@ def blocks(page):
 def commands(console):
     """Each command of a console block as words, with the block's variables in place."""
     lines = [line[2:] for line in console.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
-    given = dict(found.groups() for line in lines if (found := re.fullmatch(r'(\w+)="(.*)"', line)))
+    given = dict(found.groups() for line in lines if (found := re.fullmatch(r'(\w+)="(.*?)"(?: +#.*)?', line)))
     words = [shlex.split(line, comments=True) for line in lines if not re.match(r"\w+=", line)]
     return [[re.sub(r"^\$(\w+)$", lambda name: given[name[1]], word) for word in line] for line in words]
 

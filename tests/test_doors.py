@@ -115,7 +115,6 @@ DOORS = {
     "AttnLRP.conv": (lambda at, x: AttnLRP(conv=x), ("gamma", 3, Gamma)),
     "AttnLRP.positions": (lambda at, x: AttnLRP(positions=x), NO_FLAG),
     "AttnLRP.parse": (lambda at, x: AttnLRP.parse(x), NO_NAME),
-    "Difference.points": (lambda at, x: Difference(points=x), NO_COUNT),
     "Difference.softmax": (lambda at, x: Difference(x), NO_NAME),
     # attribute
     "attribute.sites": (
@@ -196,7 +195,7 @@ DOORS = {
     ),
     "circuit.versus": (lambda at, x: icebear.circuit(at.model, PROMPT, versus=x), (None, 3, "", "ice bears")),
     "Graph.ablation": (lambda at, x: at.graph.ablation(x), NO_SEED),
-    "Graph.faithfulness.edges": (lambda at, x: at.graph.faithfulness(x), NO_COUNT),
+    "Graph.faithfulness.edges": (lambda at, x: at.graph.faithfulness(x), NO_COUNT[1:]),
     "Graph.faithfulness.seed": (lambda at, x: at.graph.faithfulness(seed=x), NO_SEED),
     "Graph.sources_of.target": (lambda at, x: at.graph.sources_of(x, 3), ("x", 3, None)),
     "Graph.sources_of.k": (lambda at, x: at.graph.sources_of(at.graph.answer, x), NO_COUNT),

@@ -175,8 +175,8 @@ def test_what_was_not_kept_is_refused(llama):
     for choice in ({"polarity": "+"}, {"include_sinks": True}, {"layers": range(1)}):
         with pytest.raises(InputError, match="to choose among all pass keep='all'"):
             found.top(3, position="all", **choice)
-    for wrong in ({"keep": "some"}, {"keep": "top", "k": 0}):
-        with pytest.raises(InputError, match="Kept are all neurons or the top k"):
+    for wrong, value in (({"keep": "some"}, "'some'"), ({"keep": "top", "k": 0}, "not 0")):
+        with pytest.raises(InputError, match=value):
             attribute(llama, IDS, **wrong)
 
 

@@ -121,13 +121,13 @@ def test_the_verbs_refuse_the_same(tiny_folder):
 
 @pytest.mark.parametrize("record", ["none", [8], [-9]])
 def test_positions_to_record_that_are_none_are_refused(llama, record):
-    with pytest.raises(InputError, match="The positions to record must be all, last, or of 0 to 7"):
+    with pytest.raises(InputError, match="position to record"):
         attribute(llama, IDS, record=record)
 
 
 def test_what_was_not_recorded_says_how_to_record_it(llama):
     found = attribute(llama, IDS, sites=("ffn",))
-    with pytest.raises(InputError, match=r"sites=\('q',\)"):
+    with pytest.raises(InputError, match="'q'"):
         _ = found.q
     assert attribute(llama, IDS, sites=("q", "v")).v.shape == (3, len(IDS), 12)
 

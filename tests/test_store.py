@@ -142,7 +142,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
         assert any("examples like it" in why for hit in store.search("bear", 20) for why in hit.why)
         assert store.similar(Neuron(0, "ffn", 3), 3, by="examples")[0].score <= 1.001
         assert store.similar(Neuron(0, "ffn", 3), 3, by="reads")[0].neuron != Neuron(0, "ffn", 3)
-        with pytest.raises(UnknownName, match="compared by writes, reads, examples"):
+        with pytest.raises(UnknownName, match="writes, reads, examples"):
             store.similar(Neuron(0, "ffn", 3), by="smell")
 
 
@@ -308,7 +308,7 @@ def test_damaged_stale_and_other_vectors_are_made_anew(model, corpus, tmp_path):
 
 def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
-        with pytest.raises(InputError, match=r"needs sites, of ffn, attn, q, k, v, cross, router, shared, not fnn"):
+        with pytest.raises(InputError, match="'fnn'"):
             build_index(model, corpus, store, k=K, sites=("fnn",))
         assert store.facts() == {}
         build_index(model, corpus, store, k=K, sites=("ffn", "ffn"))

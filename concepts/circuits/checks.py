@@ -223,7 +223,7 @@ def faithfulness(graph: Graph, counts: Sequence[int | None] = (None,), seed: int
     so far, and all else is as in the other prompt; the answer last. counts: of the first so many edges from tokens and
     nodes, None for all that are kept. Of several pairs the mean."""
     generator = torch.Generator().manual_seed(seed_of(seed))
-    counts = [count if count is None else whole(count, "The number of edges") for count in counts]
+    counts = [count if count is None else whole(count, "The number of edges", 0) for count in counts]
     shown = graph.shown_edges
     every = [
         [number for number, source in enumerate(graph.shown) if below(graph, source, target)]

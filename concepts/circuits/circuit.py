@@ -25,11 +25,9 @@ from icebear.concepts.versus.ablation import largest
 from icebear.concepts.vocabulary import projections
 from icebear.errors import InputError
 from icebear.records import Neuron
-from icebear.values import real, whole
+from icebear.values import POSITIVE, real, whole
 
 WORDS = 6
-TINY = 1e-9
-"""Of a share that is more than nothing."""
 
 
 def circuit(
@@ -63,7 +61,7 @@ def circuit(
     whole(nodes, "The number of nodes", 1, choosing.MOST)
     for what, share in (("faithfulness", faithfulness), ("share of influence that is kept", kept)):
         if share is not None or what != "faithfulness":
-            real(share, f"The {what}", TINY, 1)
+            real(share, f"The {what}", POSITIVE, 1)
     found = _compared(model, prompt, target, contrast, versus, span, heads)
     scores = torch.stack([choosing.scored(relevance, heads) for relevance in found]).mean(0)
     if faithfulness is not None:

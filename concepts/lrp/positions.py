@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from icebear.concepts.lrp.rules import product
-from icebear.errors import UnknownName
+from icebear.values import one_of
 
 if TYPE_CHECKING:
     from icebear.concepts.models.batch import Batch
@@ -63,9 +63,7 @@ class Summed:
             "signed": self.signed,
             "magnitude": self.signed.abs(),
         }
-        if reading not in readings:
-            raise UnknownName("reading", reading, readings, f"The readings are {', '.join(readings)}.")
-        return readings[reading].sum(0)
+        return readings[one_of(reading, "reading", readings)].sum(0)
 
 
 class Sinks:

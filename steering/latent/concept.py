@@ -26,7 +26,7 @@ from icebear.steering.latent.reading import read
 from icebear.steering.latent.through import Through, through
 from icebear.steering.price import Neutral
 from icebear.tables import Tabled
-from icebear.values import one_of, real, several
+from icebear.values import POSITIVE, one_of, real, several
 
 if TYPE_CHECKING:
     import pandas
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.records import Group
 
 FORMAT = 1
-TINY = 1e-30
-"""Of a weight or a price that is above zero."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Concept(Tabled):
 
     def __mul__(self, weight: float) -> Concept:
         """The same neurons, each weighing so much more."""
-        weight = real(weight, "The weight of a concept", TINY)
+        weight = real(weight, "The weight of a concept", POSITIVE)
         return replace(self, parts=tuple(replace(part, weight=part.weight * weight) for part in self.parts))
 
     __rmul__ = __mul__
@@ -194,7 +192,7 @@ class Concept(Tabled):
         if strength is not None:
             real(strength, "The strength of a concept", 0)
         else:
-            real(kl, "The price (kl)", TINY)
+            real(kl, "The price (kl)", POSITIVE)
         if not self.parts or strength == 0:
             return self._recipe(model, [], strength=0.0, away=away)
         cost = None
@@ -284,7 +282,9 @@ def _weighed(model: Model, weights: Any) -> dict[tuple[Neuron, str], float]:
     if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
         raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
     return {
-        (model.check(neuron), one_of(polarity, "polarity", POLARITIES)): real(weight, f"The weight of {neuron}", TINY)
+        (model.check(neuron), one_of(polarity, "polarity", POLARITIES)): real(
+            weight, f"The weight of {neuron}", POSITIVE
+        )
         for (neuron, polarity), weight in weights.items()
     }
 
