@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -32,7 +33,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
     counts = {"w2": neurons, "w1": neurons, "examples": 2 * neurons, "tokens": words}
     for name, make in makers.items():
         if not _usable(store, name, counts[name]):
-            vectors.save(store.vectors(name), make(), unit=name != "tokens")
+            store.save_vectors(name, make(), unit=name != "tokens")
     if not store.count("w2_norms"):
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
         store.set_w2_norms(np.concatenate(list(norms)).tolist())
@@ -54,8 +55,11 @@ def gated(model: Model) -> bool:
 
 def _usable(store: Store, name: str, count: int) -> bool:
     try:
-        return vectors.load(store.vectors(name)).ntotal == count
-    except StoreError:
+        found, file = store.vectors(name), store.vectors_file(name)
+        return found.ntotal == count and vectors.digest(file) == vectors.marked(file)
+    except StoreError as error:
+        if store.vectors_file(name).exists():
+            logging.getLogger("icebear").info("%s", error)
         return False
 
 

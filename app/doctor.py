@@ -14,6 +14,7 @@ import icebear
 from icebear.cache import cache_folder
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
+from icebear.db.vectors import NAMES
 from icebear.errors import IcebearError
 
 
@@ -33,6 +34,8 @@ def examine(
         model = load()
         facts.update(_model_facts(model))
         with store_of(model) as store:
+            for name in NAMES if store else ():
+                store.vectors(name)  # raises where they are not this store's
             facts["store"] = f"{store.path} fits the model" if store else "none"
     except IcebearError as error:
         facts["error"] = str(error)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from icebear.errors import InputError, NumericalError, StoreError
-from icebear.paths import local
+from icebear.paths import local, read_text, write_file
 from icebear.values import LAST_SEED
 
 if TYPE_CHECKING:
@@ -247,20 +246,14 @@ def print_json(value: Any) -> None:
 
 def lines(path: str) -> list[str]:
     """A file's texts, one a line."""
-    try:
-        found = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
+    found = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not found:
         raise InputError(f"{path} has no text; write one a line.")
     return found
 
 
 def write_page(path: str, content: str | bytes) -> None:
-    try:
-        Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
+    write_file(path, content)
     click.echo(f"Wrote {path}", err=True)
 
 

@@ -133,7 +133,7 @@ def large(neurons: int) -> None:
             store.finish(rows, examples(), (), facts)
             ensure_classes(store)
         for name, length in (("w2", neurons), ("w1", neurons), ("examples", 2 * neurons), ("tokens", 128_256)):
-            with store.vectors(name).open("wb") as file:
+            with store.vectors_file(name).open("wb") as file:
                 file.truncate(length * 4096 * 2)  # float16
         print(f"database {store.path.stat().st_size / 1e9:.1f} GB, vectors {store.vector_bytes() / 1e9:.1f} GB")
         drawn = [Neuron(int(layer), "ffn", int(i)) for layer, i in generator.integers(0, (layers, each), (100, 2))]

@@ -19,7 +19,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Token
 from icebear.concepts.relevance import Relevance
 from icebear.errors import InputError
-from icebear.paths import local
+from icebear.paths import read_text
 from icebear.records import Neuron
 
 ROWS = 8
@@ -112,11 +112,8 @@ def behaviour(
 
 def read(path: str | Path) -> list[Case]:
     """A file of JSON lines: objects with prompt and, if wanted, target, contrast and versus. Raises `InputError`."""
-    try:
-        lines = local(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
-    cases = [_case(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    lines = enumerate(read_text(path).split("\n"), 1)
+    cases = [_case(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     return cases
@@ -126,7 +123,7 @@ def _case(line: str, where: str) -> Case:
     try:
         row = json.loads(line)
         return Case(row["prompt"], row.get("target"), row.get("contrast"), row.get("versus"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{where} is not a JSON object with a prompt; correct it or drop it.") from None
 
 

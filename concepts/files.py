@@ -21,7 +21,7 @@ from torch import Tensor
 
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
-from icebear.paths import local, write
+from icebear.paths import local, read_text, write_file
 from icebear.records import Neuron
 
 FORMAT = 1
@@ -35,7 +35,7 @@ def save(record: Any, path: str | Path, overwrite: bool = False) -> None:
     if not overwrite and local(path).exists():
         raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
     told = {_kind(type(record)): FORMAT, **encoded(record, type(record))}
-    write(path, json.dumps(told, ensure_ascii=False, allow_nan=False))
+    write_file(path, json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -52,8 +52,8 @@ def load(
     """Read what `save` wrote. model: of what holds one; it must be the same. misfits: the names of parts of a record
     that do not fit the others. Raises `InputError`."""
     try:
-        found = json.loads(local(path).read_text(encoding="utf-8"), parse_constant=_refused)
-    except (OSError, ValueError, RecursionError) as error:
+        found = json.loads(read_text(path), parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON ({error}); check the path.") from None
     name = _kind(kind)
     if not isinstance(found, dict) or found.pop(name, None) != FORMAT:

@@ -10,6 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from icebear.db import vectors
 from icebear.db.schema import EXAMPLES_BY_SENTENCE
 from icebear.db.sqlite import SqliteFile
 from icebear.db.vectors import NAMES
@@ -17,9 +20,11 @@ from icebear.errors import StoreError
 from icebear.fingerprints import fits
 from icebear.records import Sentence
 
-RESULTS = ("shards", "sentences", "sentence_vectors", "neurons", "examples", "samples")
-"""The tables that a finished scan fixes, to the bit."""
-MADE_OF_RESULTS = ("examples", "samples", "classes", "meanings", "controls")
+SPELLED = ("model", "corpus", "claimed_limit")
+"""Facts that may be said in another way: a path has many spellings, but one fingerprint, or one content."""
+NO_RESULT = ("icebear", "progress", "vectors")
+"""The tables that tell how the others came about; of `vectors` the files count."""
+MADE_OF_RESULTS = ("examples", "samples", "classes", "meanings", "controls", "vectors")
 """The tables that another result empties."""
 
 
@@ -47,10 +52,8 @@ class ScanFile(SqliteFile):
         have = self.facts()
         if not have:
             return False
-        if "content" not in have:
-            have = self._told_apart(have, facts)
         for key, value in facts.items():
-            if key == "content" and have[key] != value:
+            if key == "content" and have[key] != value and have["corpus"] == facts["corpus"]:
                 raise StoreError(
                     f"{self.path} was built when {have['corpus']} had another content; use another --store."
                 )
@@ -60,9 +63,10 @@ class ScanFile(SqliteFile):
                         f"{self.path} was built with another model ({have['model']}, {have[key]}), not with "
                         f"{facts['model']} ({value}); load that with --model, or use another --store."
                     )
-            elif key != "claimed_limit" and have.get(key) != value:
+            elif key not in SPELLED and have.get(key) != value:
+                name = "corpus" if key == "content" else key
                 raise StoreError(
-                    f"{self.path} was built with {key} {have.get(key)!r}, not {value!r}; use the same again, or "
+                    f"{self.path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use the same again, or "
                     "another --store."
                 )
         claimed, limit = have["claimed_limit"], facts["claimed_limit"]
@@ -72,19 +76,6 @@ class ScanFile(SqliteFile):
                 "a scan goes on to more documents, not to fewer: use the same limit again, or another --store."
             )
         return "finished" in have and have["limit"] == limit
-
-    def _told_apart(self, have: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """The facts of version 250f754, which kept only a hash of some of them: those of `facts`, if they have it."""
-        asked = {key: facts[key] for key in ("content", "column", "claimed_limit", "language")}
-        hashed = hashlib.sha256(" ".join(map(str, asked.values())).encode()).hexdigest()[:16]
-        if "finished" not in have:
-            raise StoreError(f"{self.path} was begun by an earlier icebear; delete it, or use another --store.")
-        if have["corpus"] == facts["corpus"] and have["corpus_fingerprint"] != hashed:
-            raise StoreError(
-                f"{self.path} was built by an earlier icebear with another limit, language, column or content of "
-                f"{have['corpus']}; use the same again, or another --store."
-            )
-        return {**have, **asked, "limit": facts["claimed_limit"]}
 
     def _set_facts(self, facts: dict[str, Any]) -> None:
         self.database.conn.executemany(
@@ -138,7 +129,7 @@ class ScanFile(SqliteFile):
         The running summary stays only where a larger limit may come: it takes some 1,500 bytes a neuron (k = 32).
         """
         for name in NAMES:  # of the results before, or of an earlier store of this name
-            self.vectors(name).unlink(missing_ok=True)
+            self.vectors_file(name).unlink(missing_ok=True)
         with self.writing():
             self.database.execute("DROP INDEX examples_by_sentence")  # row by row it takes longer
             for table in (*MADE_OF_RESULTS, *(["progress"] if facts["limit"] is None else [])):
@@ -164,18 +155,37 @@ class ScanFile(SqliteFile):
         return {"without tokens": count - read, f"cut at {limit} tokens": cut}
 
     def checksum(self) -> str:
-        """SHA-256 of the result tables' rows, in key order."""
-        digest = hashlib.sha256()
-        for table in RESULTS:
-            keys = self.database[table].pks  # type: ignore[union-attr]
-            for row in self.database.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}"):
-                digest.update(repr(row).encode())
-        return digest.hexdigest()
+        """SHA-256 of all that was computed: the tables' rows, in key order, and the files of vectors.
+
+        The same for the same model, corpus and settings, whatever the interruptions.
+        """
+        found = hashlib.sha256()
+        for table in self.database.tables:
+            if not table.name.startswith((*NO_RESULT, "sentences_fts", "sqlite_")):
+                found.update(table.name.encode())
+                for row in self.database.execute(f"SELECT * FROM {table.name} ORDER BY {', '.join(table.pks)}"):
+                    found.update(repr(row).encode())
+        for name in NAMES:
+            with suppress(FileNotFoundError):
+                found.update(f"{name} {vectors.digest(self.vectors_file(name))}".encode())
+        return found.hexdigest()
+
+    # --- vectors ----------------------------------------------------------------------------------------
+
+    def vectors(self, name: str) -> Any:
+        """Those called `name`, see `icebear.db.vectors`. Raises `StoreError` for a file missing, damaged or alien."""
+        row = self.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
+        return vectors.load(self.vectors_file(name), row and row[0])
+
+    def save_vectors(self, name: str, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
+        """See `icebear.db.vectors.save`."""
+        identity = vectors.save(self.vectors_file(name), blocks, unit)
+        with self.writing():
+            self.database.execute("INSERT OR REPLACE INTO vectors VALUES (?, ?)", (name, identity))
+
+    def vectors_file(self, name: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{name}.faiss")
 
     def vector_bytes(self) -> int:
-        """How much its files of vectors have together."""
-        return sum(path.stat().st_size for path in map(self.vectors, NAMES) if path.exists())
-
-    def vectors(self, name: str) -> Path:
-        """The file of the vectors called `name`, see `icebear.db.vectors`."""
-        return self.path.with_name(f"{self.path.name}.{name}.faiss")
+        """How much the files of vectors have together."""
+        return sum(path.stat().st_size for path in map(self.vectors_file, NAMES) if path.exists())

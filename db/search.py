@@ -60,7 +60,7 @@ def search(store: Store, text: str, k: int = 20) -> list[Hit]:
 
 
 def _by_output(store: Store, words: list[str]) -> Found:
-    tokens, rows = vectors.load(store.vectors("tokens")), vectors.load(store.vectors("w2"))
+    tokens, rows = store.vectors("tokens"), store.vectors("w2")
     query = np.zeros(tokens.d, dtype=np.float32)
     known = []
     for word in words:
@@ -89,7 +89,7 @@ def _by_vectors(store: Store, query: str) -> Found:
     if not len(rows):
         return []
     query_vector = rows.mean(0, dtype=np.float32) - store.centre()
-    found = vectors.search(vectors.load(store.vectors("examples")), query_vector, CANDIDATES)
+    found = vectors.search(store.vectors("examples"), query_vector, CANDIDATES)
     examples = _examples(store)
     return [(i // 2, "+-"[i % 2], f"{examples} like it ({cosine:.2f})") for i, cosine in found]
 
@@ -122,13 +122,12 @@ def vocabulary(store: Store, neuron: Neuron | str, k: int) -> Projection:
     """The k tokens that the neuron promotes and suppresses, from the store alone (`icebear.concepts.project` has the
     model).
 
-    The rows are kept in float16, so logits differ from the model's by some 0.1 %. There are none in a store of version
-    250f754 or before, which did not know what the norms divide by.
+    The rows are kept in float16, so logits differ from the model's by some 0.1 %.
     """
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.statistics(neuron).id
-    row = store.w2_norm(neuron) * vectors.row(vectors.load(store.vectors("w2")), identity)
-    tokens = vectors.load(store.vectors("tokens"))
+    row = store.w2_norm(neuron) * vectors.row(store.vectors("w2"), identity)
+    tokens = store.vectors("tokens")
     ids, logits = vectors.products(tokens, row, tokens.ntotal)
     z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)
 
@@ -157,7 +156,7 @@ def similar(store: Store, neuron: Neuron | str, k: int = 10, by: str = "writes",
     one_of(polarity, "polarity", POLARITIES)
     k = whole(k, "The number of neurons")
     identity, sign = store.statistics(neuron).id, 1 if polarity == "+" else -1
-    index = vectors.load(store.vectors(NEAR[by]))
+    index = store.vectors(NEAR[by])
     if by == "examples":
         query = vectors.row(index, 2 * identity + (sign < 0))
         found = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.search(index, query, k + 2)]

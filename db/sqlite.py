@@ -1,4 +1,4 @@
-"""The SQLite file under a store: opening, migrations, transactions, errors."""
+"""The SQLite file under a store: opening, transactions, errors."""
 
 from __future__ import annotations
 
@@ -10,36 +10,43 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
-from icebear.db.schema import MIGRATIONS
+from icebear.db.schema import VERSION, create
 from icebear.errors import StoreError
-from icebear.paths import local
+from icebear.paths import existing, local
 
 BUSY_SECONDS = 10.0
 """How long to wait for another writer."""
 
 
 class SqliteFile:
-    """A store's file: opened, brought up to date, written in transactions, its troubles put into words."""
+    """A store's file: opened, written in transactions, its troubles put into words."""
 
     def __init__(self, path: str | Path, create: bool = False):
-        self.path = path = local(path)
+        self.path, self._create = local(path), create
         self._database: Database | None = None
-        if create or path.exists():
+        if not create:
             self._open()
 
     @property
     def database(self) -> Database:
-        """Raises `StoreError` where there is none yet."""
+        """Of one that may be created, its first use makes the file."""
         if self._database is None:
-            raise StoreError(f"There is no store {self.path}; build one with: icebear index --store {self.path}")
+            self._open()
+            assert self._database is not None
         return self._database
 
     def _open(self) -> None:
-        """Makes the file where there is none."""
+        try:
+            size = existing(self.path, StoreError).stat().st_size
+        except FileNotFoundError:
+            size = None
+        if not size and not self._create:  # SQLite would make one
+            what = "There is no store" if size is None else "There is no store, but an empty file,"
+            raise StoreError(f"{what} {self.path}; build one with: icebear index --store {self.path}")
         try:
             self._database = self._opened()
-            self._migrate()
-            self.database.execute("PRAGMA foreign_keys = ON")
+            self._check_version()
+            self._database.execute("PRAGMA foreign_keys = ON")
         except sqlite3.Error as error:
             raise self.explain(error) from None
 
@@ -48,7 +55,8 @@ class SqliteFile:
 
         In that mode, which a store has while it is scanned, even reading needs files beside it.
         """
-        database = _connected(str(self.path))
+        # Absolute: SQLite would take :memory: and, built so, file:... for something else than a path.
+        database = _connected(str(self.path.absolute()))
         try:
             database.execute("PRAGMA user_version").fetchone()
         except sqlite3.OperationalError as error:
@@ -57,28 +65,28 @@ class SqliteFile:
             if left or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
             database.conn.close()
-            return _connected(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1")
+            return _connected(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         return database
+
+    def _check_version(self) -> None:
+        database = self._database
+        assert database is not None
+        tables = database.table_names()  # first: while it is new, another process may be making them
+        version = _version(database)
+        if version > VERSION:
+            raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
+        if version == 0 and (tables or not self._create):
+            raise StoreError(f"{self.path} is a SQLite file of something else; name another one with --store.")
+        if 0 < version < VERSION:
+            raise StoreError(f"{self.path} was written by an older icebear; delete it and build it again.")
+        if version == 0:
+            with self.writing():
+                if _version(database) == 0:  # as it is now
+                    create(database)
 
     def close(self) -> None:
         if self._database is not None:
             self._database.conn.close()
-
-    def _migrate(self) -> None:
-        tables = self.database.table_names()  # first: while it is new, another process may be making them
-        version = self._version()
-        if version > len(MIGRATIONS):
-            raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
-        if version == 0 and tables:
-            raise StoreError(f"{self.path} is a SQLite file of something else; name another one with --store.")
-        if version < len(MIGRATIONS):
-            with self.writing():
-                for migrate in MIGRATIONS[self._version() :]:  # as it is now
-                    migrate(self.database)
-                self.database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-
-    def _version(self) -> int:
-        return self.database.execute("PRAGMA user_version").fetchone()[0]
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -97,7 +105,7 @@ class SqliteFile:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Held by the one process that builds the index, which makes the file. Raises `StoreError` in a second one."""
+        """Held by the one process that builds the index. Raises `StoreError` in a second one."""
         lock = FileLock(f"{self.path}.lock", timeout=0)
         try:
             lock.acquire()
@@ -106,8 +114,6 @@ class SqliteFile:
         except OSError:
             raise self._unwritable() from None
         try:
-            if self._database is None:
-                self._open()
             yield
         finally:
             lock.release()
@@ -131,8 +137,12 @@ class SqliteFile:
         return StoreError(f"{self.path} cannot be used ({text}).")
 
 
-def _connected(where: str) -> Database:
-    """A path, or a URI that begins with file:. In autocommit: `writing` says where a transaction begins and ends."""
+def _connected(where: str, uri: bool = False) -> Database:
+    """In autocommit: `writing` says where a transaction begins and ends."""
     return Database(
-        sqlite3.connect(where, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        sqlite3.connect(where, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     )
+
+
+def _version(database: Database) -> int:
+    return database.execute("PRAGMA user_version").fetchone()[0]

@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
-    """The store at `path`. Raises `StoreError` for what is no store of ours.
+    """The store at `path`. Raises `StoreError` where there is none, or something else.
 
-    Opening makes no file, only `icebear.actmax.build_index` does; until then whatever reads raises.
-    create: make it at once.
+    create: it may be missing; then its first use makes the file.
     """
     store = Store(path, create)
     try:
@@ -70,7 +69,7 @@ class Store(ConceptsFile):
     @property
     def gated(self) -> bool:
         """Whether it has neurons of a gated FFN: the sign of their activations is not that of what W1 reads."""
-        return self.facts().get("gated", True)  # stores of version 250f754 do not say
+        return self.facts().get("gated", True)
 
     def made_with(self) -> dict[str, Any]:
         """What decides the numbers: model, versions, corpus, settings; JSON-ready."""
@@ -331,7 +330,7 @@ class Store(ConceptsFile):
         """polarity -> how well that holds (`Meaning.to_dict`), if it was measured."""
         identity = self.statistics(neuron).id
         row = self.database.execute("SELECT scores FROM labels WHERE neuron = ?", (identity,)).fetchone()
-        return {found["polarity"]: found for found in json.loads(row[0] or "[]")} if row else {}
+        return {found["polarity"]: found for found in json.loads(row[0])} if row else {}
 
     def set_label(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Call the neuron `text`; an empty text removes its label. scores: how well it holds, if that was measured."""

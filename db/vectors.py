@@ -9,8 +9,10 @@ tokens    the unembedding, by token id
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,14 @@ from icebear.extras import need
 NAMES = ("w2", "w1", "examples", "tokens")
 
 
-def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
-    """Write the rows (N, D) of all blocks with the ids 0 to N - 1; replaces `path` at once.
+MARK = b"icebear vectors "
+"""Behind what FAISS wrote; then the file's identity follows, the SHA-256 of what is before the mark."""
+TAIL = len(MARK) + 32
+"""Bytes."""
+
+
+def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> str:
+    """Write the rows (N, D) of all blocks with the ids 0 to N - 1; replaces `path` at once. Returns its identity.
 
     unit: scale the rows to length 1, so that inner products are cosines.
     """
@@ -42,20 +50,48 @@ def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
     part = path.with_name(path.name + ".part")
     try:
         faiss.write_index(index, str(part))
-    except RuntimeError:
-        part.unlink(missing_ok=True)
+        found = digest(part)
+        with part.open("ab") as file:
+            file.write(MARK + bytes.fromhex(found))
+        os.replace(part, path)
+    except (OSError, RuntimeError):
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StoreError(f"{path} cannot be written; make room or check the folder, and run it again.") from None
-    os.replace(part, path)
+    return found
 
 
-def load(path: Path) -> Any:
-    """An index, mapped from its file until that changes. Raises `StoreError` when it is missing or damaged."""
+def load(path: Path, identity: str | None) -> Any:
+    """The index with this identity, mapped from its file until that changes.
+
+    Raises `StoreError` when it is missing, damaged, or another's: of another store, or of earlier results of this one.
+    """
+    again = "run icebear index again with the same options to rebuild them."
     try:
+        if marked(path) != identity:
+            raise StoreError(f"The vectors {path} are not those of this store's results; {again}")
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, RuntimeError):
-        raise StoreError(
-            f"The vectors {path} are missing or damaged; run icebear index again with the same options to rebuild them."
-        ) from None
+        raise StoreError(f"The vectors {path} are missing or damaged; {again}") from None
+
+
+def marked(path: Path) -> str:
+    """The identity at a file's end; empty where it has none. Raises `OSError`."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        tail = file.read()
+    return tail.removeprefix(MARK).hex() if tail.startswith(MARK) else ""
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of what FAISS wrote, as it is now."""
+    left, found = path.stat().st_size, hashlib.sha256()
+    left -= TAIL if marked(path) else 0
+    with path.open("rb") as file:
+        while chunk := file.read(min(left, 1 << 20)):
+            found.update(chunk)
+            left -= len(chunk)
+    return found.hexdigest()
 
 
 @functools.lru_cache(maxsize=8)

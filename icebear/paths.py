@@ -2,27 +2,80 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import secrets
+import stat
 from pathlib import Path
 from typing import TextIO
 
 from icebear.errors import IcebearError, InputError
+from icebear.values import shown
 
 
 def local(name: str | Path) -> Path:
     """Raises `InputError` for what names no file."""
-    if not isinstance(name, (str, Path)) or not str(name):
+    if not isinstance(name, (str, Path)) or not str(name) or "\0" in str(name):
         raise InputError(f"{name!r} is not a path; give it as text.")
-    return Path(os.path.expanduser(name))
-
-
-def write(path: str | Path, text: str, error: type[IcebearError] = InputError) -> None:
-    """Raises `error` where that cannot be written."""
+    path = Path(os.path.expanduser(name))
     try:
-        local(path).write_text(text + "\n", encoding="utf-8")
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{shown(str(name))} is too long a name for a file; choose a shorter one.") from None
+    return path
+
+
+def existing(path: str | Path, error: type[IcebearError] = InputError) -> Path:
+    """A regular file. Raises `FileNotFoundError`, and `error` for what is there and none: to open a pipe would wait."""
+    path = local(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise
+    except OSError as reason:  # a name too long, links in a circle, a folder that may not be looked into
+        raise error(f"{path} cannot be read ({reason.strerror}); check the path.") from None
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise error(f"{path} is {what}, not a file; check the path.")
+    return path
+
+
+def read_text(path: str | Path, error: type[IcebearError] = InputError) -> str:
+    """A text in UTF-8. Raises `error` where it cannot be read."""
+    try:
+        return existing(path, error).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as reason:
+        why = reason.strerror if isinstance(reason, OSError) else "it is not UTF-8"
+        raise error(f"{path} cannot be read ({why}); check the path.") from None
+
+
+def write_file(path: str | Path, content: str | bytes, error: type[IcebearError] = InputError) -> None:
+    """Beside its place and then renamed, so that what was there stays whole until the new is. Raises `error` where that
+    cannot be done."""
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        place = Path(os.path.realpath(local(path)))  # a link stays one
+        if place.exists() and not place.is_file():  # such as /dev/stdout
+            _put(place, data, os.O_WRONLY | os.O_NONBLOCK)
+            return
+        part = place.with_name(f".icebear-{os.getpid()}-{secrets.token_hex(4)}.part")
+        try:
+            _put(part, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            if place.exists():
+                part.chmod(stat.S_IMODE(place.stat().st_mode))
+            os.replace(part, place)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as reason:
         raise error(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
+
+
+def _put(place: Path, data: bytes, flags: int) -> None:
+    with open(os.open(place, flags, 0o666), "wb") as file:
+        os.set_blocking(file.fileno(), True)  # a pipe that nobody reads has said so by now
+        file.write(data)
 
 
 def kind(path: str | Path) -> str:

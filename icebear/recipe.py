@@ -11,7 +11,7 @@ from typing import Any
 from icebear.edits import Edit, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
-from icebear.paths import local, write
+from icebear.paths import read_text, write_file
 from icebear.values import real
 
 FORMAT = 1
@@ -120,11 +120,8 @@ class Recipe:
         return cls(data["name"], parsed, model["name"], model["fingerprint"], provenance)
 
     def save(self, path: str | Path) -> None:
-        write(path, self.to_json(), RecipeError)
+        write_file(path, self.to_json() + "\n", RecipeError)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        try:
-            return cls.from_json(local(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"The recipe {path} cannot be read ({error}); check the path.") from None
+        return cls.from_json(read_text(path, RecipeError))

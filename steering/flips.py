@@ -15,6 +15,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
+from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.flipping import CHOOSERS, flip
@@ -41,14 +42,12 @@ def read(path: str) -> list[Pair]:
     Raises `InputError`.
     """
     try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = json.loads(read_text(path))
         return [
             Pair(_prompt(row["prompt"]), str(row["to"]), _prompt(row["like"]) if row.get("like") is not None else None)
             for row in rows
         ]
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path} must be a JSON list of objects with prompt, to and like.") from None
 
 

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.paths import read_text
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 
@@ -72,15 +72,13 @@ def _parts(facts: Sequence[Any]) -> list[list[Any]]:
 def read(path: str) -> dict[str, list[tuple[str, str]]]:
     """A JSON object: a fact's name -> {"answer": ..., "prompts": [those that say the same]}. Raises `InputError`."""
     try:
-        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+        facts = json.loads(read_text(path))
         if not all(isinstance(fact["prompts"], list) for fact in facts.values()):
             raise ValueError
         found = {
             name: [(str(prompt), str(fact["answer"])) for prompt in fact["prompts"]] for name, fact in facts.items()
         }
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path} must be a JSON object of facts, each with an answer and prompts.") from None
     if len(found) < 2 or not all(found.values()):
         raise InputError(f"{path} must have two facts or more, each with prompts, so that one can be told from others.")

@@ -84,7 +84,7 @@ def session(model, tmp_path):
 @pytest.fixture
 def indexed(session, corpus, tmp_path):
     session.store_path = str(tmp_path / "wiki.db")
-    with open_store(session.store_path) as store:
+    with open_store(session.store_path, create=True) as store:
         build_index(session.model, corpus, store, k=4)
     return session
 

@@ -137,7 +137,7 @@ def tiny_store(model, corpus, tmp_path, monkeypatch):
     """Builds an index of a gated model, which the app then shows."""
 
     def build(by):
-        with open_store(tmp_path / f"{by}.db") as store:
+        with open_store(tmp_path / f"{by}.db", create=True) as store:
             build_index(model, corpus, store, k=5, by=by)
         monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / f"{by}.db"))
 

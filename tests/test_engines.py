@@ -41,7 +41,7 @@ def test_ray_equals_local_even_when_a_worker_is_killed(model, corpus, tmp_path, 
             killed.append(generator.choice(ours))
             killed[0].kill()
 
-    with open_store(tmp_path / "local.db") as here, open_store(tmp_path / "ray.db") as there:
+    with open_store(tmp_path / "local.db", create=True) as here, open_store(tmp_path / "ray.db", create=True) as there:
         build_index(model, corpus, here, k=K)
         build_index(model, corpus, there, k=K, engine=on_ray(2), on_progress=kill)
         assert killed
@@ -102,7 +102,7 @@ def test_a_ray_that_the_user_had_started_is_used_and_left_running(model, corpus,
     ray = FakeRay(started)
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # its workers are this process
-    with open_store(tmp_path / "local.db") as here, open_store(tmp_path / "ray.db") as there:
+    with open_store(tmp_path / "local.db", create=True) as here, open_store(tmp_path / "ray.db", create=True) as there:
         build_index(model, corpus, here, k=K)
         build_index(model, corpus, there, k=K, engine=on_ray(2))
         assert here.checksum() == there.checksum()
@@ -114,7 +114,7 @@ def test_a_ray_that_the_user_had_started_is_used_and_left_running(model, corpus,
 def test_a_ray_worker_that_keeps_dying_ends_the_scan_with_a_sentence(model, corpus, tmp_path, monkeypatch):
     ray = FakeRay(False, deaths=9)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with open_store(tmp_path / "ray.db") as store:
+    with open_store(tmp_path / "ray.db", create=True) as store:
         with pytest.raises(InputError, match=r"worker died .*\(It had been restarted\.\); .* fewer --workers"):
             build_index(model, corpus, store, k=K, engine=on_ray(2))
         assert store.facts() == {}
@@ -139,7 +139,7 @@ def test_relmax_equals_its_definition(model, corpus, tmp_path):
             total[:, :end] += relevance.ffn
         seen[sentence.id] = total
     (tmp_path / "short.txt").write_text("\n".join(s.text for s in sentences))
-    with open_store(tmp_path / "r.db") as store:
+    with open_store(tmp_path / "r.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "short.txt")), store, k=K, by="relevance")
         for layer, neuron in ((0, 3), (1, 0), (2, 13)):
             for polarity, sign in (("+", 1), ("-", -1)):
@@ -162,7 +162,7 @@ def test_relmax_equals_its_definition(model, corpus, tmp_path):
 
 def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
     neuron = Neuron(2, "ffn", 13)
-    with open_store(tmp_path / "r.db") as store:
+    with open_store(tmp_path / "r.db", create=True) as store:
         build_index(model, corpus, store, k=K, by="relevance")
         found = describe(store, neuron, model)
         for shown in (printed(card(found)), found.to_html()):
@@ -188,7 +188,7 @@ def test_what_needs_extremes_of_the_activation_takes_no_index_by_relevance(model
     edit, slopes = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last"), _slopes(state, {})
     told = {}
     for by in ("activation", "relevance"):
-        with open_store(tmp_path / f"{by}.db") as store:
+        with open_store(tmp_path / f"{by}.db", create=True) as store:
             build_index(model, corpus, store, k=K, by=by)
             told[by] = len(_about(state, edit, slopes, store)["examples"])
     assert told == {"activation": 3, "relevance": 0}

@@ -95,7 +95,7 @@ def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path
 
 @pytest.fixture
 def store(model, corpus, tmp_path):
-    with open_store(tmp_path / "wiki.db") as store:
+    with open_store(tmp_path / "wiki.db", create=True) as store:
         build_index(model, corpus, store, k=4)
         store.set_label(Neuron(1, "ffn", 3), "the <b>north</b>")
         yield store

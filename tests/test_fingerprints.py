@@ -1,8 +1,6 @@
 """A fingerprint sees what a model is, its magnitudes too (FINDINGS A6); what earlier versions wrote is opened."""
 
-import json
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from conftest import ICE_BEAR, LLAMA, random_model
 
 from icebear.concepts import Model
 from icebear.db import open_store
-from icebear.errors import RecipeError
+from icebear.errors import RecipeError, StoreError
 from icebear.steering import Recipe, steer
 
 OLD = Path(__file__).parent / "data" / "250f754"
@@ -50,19 +48,11 @@ def test_a_recipe_of_version_250f754_runs_with_a_warning(smol, caplog):
         Recipe.from_json(recipe.to_json().replace(recipe.model_fingerprint, "0" * 16)).check(smol)
 
 
-def test_a_store_of_version_250f754_opens(tmp_path, caplog):
-    """Made there of the model below from three sentences; words without logits, which it did not know."""
-    for file in OLD.glob("letters.db*"):
-        shutil.copy(file, tmp_path)
-    model = random_model(LLAMA, dtype=torch.float32)
-    with open_store(tmp_path / "letters.db", create=False) as store:
-        with caplog.at_level(logging.WARNING, "icebear"):
-            store.check(model.fingerprint, model.name)
-        assert "an earlier icebear" in caplog.text
-        from icebear.records import Neuron
-
-        neuron = Neuron(2, "ffn", 4)
-        assert store.examples(neuron, "+")[0].activation == pytest.approx(store.statistics(neuron).max)
-        word = store.vocabulary(neuron, 3).promoted[0]
-        assert (word.logit, word.z > 0) == (None, True)
-        assert json.dumps(store.facts())
+def test_a_store_of_another_version_is_refused_and_left_as_it_is():
+    before = (OLD / "letters.db").read_bytes()
+    with (
+        pytest.raises(StoreError, match=r"letters\.db was written by an older icebear"),
+        open_store(OLD / "letters.db"),
+    ):
+        pass
+    assert (OLD / "letters.db").read_bytes() == before

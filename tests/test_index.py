@@ -1,11 +1,14 @@
 """The index against everything in memory and sorted; interrupted, killed and shuffled."""
 
 import collections
+import contextlib
 import functools
-import hashlib
 import json
 import re
+import signal
+import sqlite3
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +21,10 @@ from icebear.actmax.corpus import sentence_id
 from icebear.actmax.engines import local
 from icebear.actmax.scan import Settings, _hash, scan_shard, sums_up
 from icebear.actmax.topk import HISTOGRAM_EDGES, merge
-from icebear.concepts import ATTNLRP, CP_LRP, Model, attribute
+from icebear.concepts import ATTNLRP, CP_LRP, Model, attribute, calibration
 from icebear.concepts.neuron_attribution import attribute_neurons
 from icebear.concepts.vocabulary import project
-from icebear.db import open_store
+from icebear.db import Store, open_store
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
 
@@ -42,7 +45,7 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
     sentences = list(corpus.sentences(counts))
     assert counts["duplicates"] >= 1
     seen = everything(model, sentences)
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         summed = {s.id for place, s in enumerate(sentences) if sums_up(place // index.SHARD, 0)} & set(seen)
         assert 0 < len(summed) < len(seen)
@@ -87,7 +90,7 @@ def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeyp
             first = shards[order]
             yield from local(model, settings, [*first, *(s for s in shards if s not in first)], threshold)
 
-        with open_store(tmp_path / f"{name}.db") as store:
+        with open_store(tmp_path / f"{name}.db", create=True) as store:
             build_index(model, corpus, store, k=K, engine=engine)
             checksums.add(store.checksum())
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
@@ -99,7 +102,7 @@ def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeyp
         if progress.sentences >= 33:
             raise Stop
 
-    with open_store(tmp_path / "d.db") as store:
+    with open_store(tmp_path / "d.db", create=True) as store:
         for _ in range(2):
             with pytest.raises(Stop):
                 build_index(model, corpus, store, k=K, on_progress=stop)
@@ -132,7 +135,7 @@ def test_a_larger_limit_goes_on_and_ends_as_one_scan(model, corpus, tmp_path, li
     """To the bit. Only full shards are left alone: the last one gets more sentences."""
     path = tmp_path / "c.txt"
     sizes = [sum(1 for _ in read_corpus(str(path), limit).sentences()) for limit in limits]
-    with open_store(tmp_path / "one.db") as one, open_store(tmp_path / "parts.db") as parts:
+    with open_store(tmp_path / "one.db", create=True) as one, open_store(tmp_path / "parts.db", create=True) as parts:
         scan(model, path, one, limits[-1])
         read = [scan(model, path, parts, limit) for limit in limits]
         assert read == [size - before // 16 * 16 for before, size in zip([0, *sizes], sizes, strict=False)]
@@ -154,7 +157,7 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
     def backwards(model, settings, shards, threshold):
         yield from local(model, settings, list(shards)[::-1], threshold)  # the short one first
 
-    with open_store(tmp_path / "one.db") as one, open_store(tmp_path / "parts.db") as parts:
+    with open_store(tmp_path / "one.db", create=True) as one, open_store(tmp_path / "parts.db", create=True) as parts:
         scan(model, path, one, 100)
         scan(model, path, parts, 40)
         parts.set_label(neuron, "a name")
@@ -169,15 +172,17 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
         with pytest.raises(StoreError, match=r"the limit 100, not 99; a scan goes on to more documents, not to fewer"):
             scan(model, path, parts, 99)
         scan(model, path, parts, 100)
-        same_index(parts, one)
         assert parts.label(neuron) == "a name"
+        parts.set_label(neuron, "")
+        parts.database.execute("DELETE FROM attributions")
+        same_index(parts, one)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "\n".join("abcdefghijklmnopqrstuvwxyz")], ids=["", "blank", "a-z"])
 def test_a_first_scan_that_fails_claims_nothing(model, corpus, tmp_path, monkeypatch, text):
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
     (tmp_path / "empty.txt").write_text(text)
-    with open_store(tmp_path / "i.db") as store, open_store(tmp_path / "one.db") as one:
+    with open_store(tmp_path / "i.db", create=True) as store, open_store(tmp_path / "one.db", create=True) as one:
         with pytest.raises(InputError, match="sentences have no two tokens each"):
             build_index(model, read_corpus(str(tmp_path / "empty.txt")), store, k=3)
         assert store.facts() == {}
@@ -191,7 +196,7 @@ def test_a_first_scan_that_fails_claims_nothing(model, corpus, tmp_path, monkeyp
 
 def test_what_a_corpus_was_is_told_in_words(model, corpus, tmp_path):
     path = tmp_path / "c.txt"
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         scan(model, path, store, 30)
         more = path.read_text() + "\nAnother line."
         for wrong, told in (
@@ -205,29 +210,8 @@ def test_what_a_corpus_was_is_told_in_words(model, corpus, tmp_path):
             assert not re.search("[0-9a-f]{8}", str(caught.value).replace(str(tmp_path), ""))
 
 
-def test_a_store_of_version_250f754_is_what_it_was(model, corpus, tmp_path):
-    """It kept the limit, language, column and content of its corpus in one hash, and had no summary to go on from."""
-    path = tmp_path / "c.txt"
-    with open_store(tmp_path / "i.db") as store:
-        scan(model, path, store, 30)
-        hits = store.search("bear", 60)
-        hashed = f"{hashlib.sha256(path.read_bytes()).hexdigest()} text 30 en"
-        old = ("corpus_fingerprint", json.dumps(hashlib.sha256(hashed.encode()).hexdigest()[:16]))
-        new = "content language column config split revision limit claimed_limit counts gated".split()
-        store.database.execute(f"DELETE FROM icebear WHERE key IN ({', '.join('?' * len(new))})", new)
-        store.database.execute("DELETE FROM progress")
-        store.database.execute("INSERT INTO icebear VALUES (?, ?)", old)
-        assert scan(model, path, store, 30) == 0
-        assert store.search("bear", 60) == hits
-        with pytest.raises(StoreError, match="by an earlier icebear with another limit, language, column or content"):
-            scan(model, path, store, 40)
-        store.database.execute("DELETE FROM icebear WHERE key = 'finished'")
-        with pytest.raises(StoreError, match="was begun by an earlier icebear"):
-            scan(model, path, store, 30)
-
-
 def test_what_is_not_read_is_counted(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         counts = build_index(model, corpus, store, k=K, max_tokens=20)
         long = sum(len(model.token_ids(s.text)) >= 20 for s in corpus.sentences())
         assert (counts["without tokens"], counts["cut at 20 tokens"]) == (1, long)
@@ -240,25 +224,68 @@ def test_sums_are_of_one_shard_in_ten():
         assert [(number - 1) // 10 for number in chosen[1:]] == list(range(10))
 
 
-def scan_alone(store, corpus, started):
-    """In a process of its own."""
-    index.SHARD, index.COMMIT_SECONDS = 16, 0
+def scan_alone(store, corpus, texts, pause, started):
+    """In a process of its own. pause: seconds before each commit of shards and before each file of vectors."""
+    index.SHARD, index.COMMIT_SECONDS, calibration.TEXTS = 16, 0, texts
+    for where, name in ((Store, "commit_shards"), (Store, "save_vectors")):
+        setattr(where, name, _late(getattr(where, name), pause))
     model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
-    with open_store(store) as opened:
+    with open_store(store, create=True) as opened:
         started.set()
         build_index(model, read_corpus(corpus), opened, k=K)
 
 
+def _late(work, seconds):
+    def run(*arguments, **options):
+        time.sleep(seconds)
+        return work(*arguments, **options)
+
+    return run
+
+
+def _shards(path, count):
+    """Whether so many shards are committed, and no result is there."""
+    with contextlib.suppress(StoreError, sqlite3.Error), open_store(path) as store:
+        return len(store.scanned()) >= count and "finished" not in store.facts()
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [lambda path: _shards(path, 1), lambda path: _shards(path, 3), lambda path: _shards(path, 4)],
+        [lambda path, name=name: Path(f"{path}.{name}.faiss").exists() for name in ("w2", "examples")],
+    ],
+    ids=["across shards", "during vectors"],
+)
+def test_killed_at_any_stage(model, corpus, tmp_path, moments):
+    killed, arguments = tmp_path / "k.db", (str(tmp_path / "c.txt"), calibration.TEXTS)
+    for reached in moments:
+        process = started_alone(scan_alone, killed, *arguments, 0.3)
+        deadline = time.monotonic() + 60
+        while not reached(killed) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert reached(killed)
+        assert not Path(f"{killed}.tokens.faiss").exists()
+    with open_store(killed) as finished, open_store(tmp_path / "whole.db", create=True) as store:
+        build_index(model, corpus, finished, k=K)
+        build_index(model, corpus, store, k=K)
+        assert store.checksum() == finished.checksum()
+        assert store.search("bear", 60) == finished.search("bear", 60)
+
+
 def test_killed_at_random_moments(model, corpus, tmp_path, generator):
-    killed, text = tmp_path / "k.db", str(tmp_path / "c.txt")
+    killed, arguments = tmp_path / "k.db", (str(tmp_path / "c.txt"), calibration.TEXTS)
     for moment in [generator.uniform(0, 0.5) for _ in range(3)] + [None]:
-        process = started_alone(scan_alone, killed, text)
+        process = started_alone(scan_alone, killed, *arguments, 0)
         if moment is not None:
             time.sleep(moment)
             process.kill()
         process.join()
     assert process.exitcode == 0
-    with open_store(killed) as finished, open_store(tmp_path / "whole.db") as store:
+    with open_store(killed) as finished, open_store(tmp_path / "whole.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         assert store.checksum() == finished.checksum()
 
@@ -318,7 +345,7 @@ def test_planted_neuron(tmp_path, monkeypatch):
     texts = [*bare, "A zebra runs.", "My old zebra.", "One zebra here."]
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     planted = Neuron(0, "ffn", 7)
-    with open_store(tmp_path / "p.db") as store:
+    with open_store(tmp_path / "p.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "p.jsonl")), store, k=4)
         card = describe(store, planted, model)
         found = card.examples["+"]
@@ -354,7 +381,7 @@ def test_classes():
 
 
 def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         table = store.table().set_index("name")
         for number in range(60):
@@ -372,7 +399,7 @@ def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
 
 
 def test_vocabulary_without_the_model(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         for neuron in (Neuron(0, "ffn", 0), Neuron(2, "ffn", 19)):
             exact, kept = project(model, neuron, 5), store.vocabulary(neuron, 5)
@@ -388,7 +415,7 @@ def test_a_card_as_a_page_keeps_text_text(model, tmp_path):
         "\u202eright to left \U0001f43b `x` 'q' \"d\"",
     ]
     (tmp_path / "n.jsonl").write_text("\n".join(json.dumps({"text": t, "title": "<b>T</b>"}) for t in nasty))
-    with open_store(tmp_path / "n.db") as store:
+    with open_store(tmp_path / "n.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "n.jsonl")), store, k=2)
         neuron = Neuron(1, "ffn", 3)
         store.set_label(neuron, "</h2><script>alert(3)</script>")
@@ -405,7 +432,7 @@ def test_a_card_as_a_page_keeps_text_text(model, tmp_path):
 @pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=lambda m: m.name)
 def test_annotations_conserve_and_batch_as_one_by_one(model, corpus, tmp_path, method, monkeypatch):
     neurons = [Neuron(layer, "ffn", index) for layer in range(3) for index in (2, 11)]
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         count = annotate(model, store, neurons, k=3, method=method)
         assert count > 10

@@ -94,7 +94,7 @@ def indexed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("labels")
     (folder / "t.txt").write_text("\n".join(texts(1000)))
     model, path = planted(), folder / "l.db"
-    with pytest.MonkeyPatch.context() as patch, open_store(path) as store:
+    with pytest.MonkeyPatch.context() as patch, open_store(path, create=True) as store:
         patch.setattr(index, "SHARD", 64)
         build_index(model, read_corpus(str(folder / "t.txt")), store, k=16)
     return model, path
@@ -164,7 +164,7 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
     model, path = indexed
     monkeypatch.setattr(auto, "GROUP", 4)
     neurons = [Neuron(0, "ffn", number) for number in range(12)]
-    found = []
+    found, checksums = [], set()
     for name in ("whole", "killed"):
         _copy(path, tmp_path / f"{name}.db")
         with open_store(tmp_path / f"{name}.db") as store:
@@ -183,6 +183,8 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
             label_neurons(model, store, neurons)
             found.append(store.meanings(neurons))
             label_neurons(model, store, neurons)  # nothing is left to do
+            checksums.add(store.checksum())
+    assert len(checksums) == 1
     assert len(found[0]) == 24
     assert found[0] == found[1]
 
@@ -217,7 +219,7 @@ def test_another_result_has_other_labels(indexed, tmp_path):
     """Those of fewer documents go when the index goes on to more."""
     model = indexed[0]
     (tmp_path / "t.txt").write_text("\n".join(texts(1000)))
-    with open_store(tmp_path / "l.db") as store:
+    with open_store(tmp_path / "l.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=600), store, k=4)
         label_neurons(model, store, [WORD])
         assert store.labelled()
@@ -238,39 +240,10 @@ def test_search_prefers_labels_that_hold(indexed):
 
 
 def test_too_few_documents_are_told(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=4)
         with pytest.raises(StoreError, match="too small to score labels"):
             label_neurons(model, store, [Neuron(0, "ffn", 1)])
-
-
-def test_an_earlier_store_gets_the_tables(indexed, tmp_path):
-    """One of before labels had scores keeps what it has, labels too."""
-    _, path = indexed
-    _copy(path, tmp_path / "old.db")
-    with open_store(tmp_path / "old.db") as store:
-        store.set_label(WORD, "stripes")
-        execute = store.database.execute
-        before = store.examples(WORD)
-        for statement in (
-            "DROP TABLE meanings",
-            "DROP TABLE controls",
-            "DROP INDEX examples_by_sentence",
-            "ALTER TABLE labels DROP COLUMN scores",
-            "DELETE FROM icebear WHERE key = 'statistics_tokens'",
-            "DROP TABLE concepts",
-            "DROP TABLE concept_parts",
-            "CREATE VIRTUAL TABLE sentence_words USING fts5vocab(sentences_fts, row)",
-            "PRAGMA user_version = 3",
-        ):
-            execute(statement)
-    with open_store(tmp_path / "old.db") as store:
-        assert "positive on" in describe(store, WORD).to_html()
-        assert store.examples(WORD) == before
-        card = describe(store, WORD)
-        assert (card.label, card.meanings) == ("stripes", {})
-        plan = "EXPLAIN QUERY PLAN SELECT neuron FROM examples WHERE sentence = 5"
-        assert "examples_by_sentence" in str(store.database.execute(plan).fetchall())
 
 
 # --- twins ----------------------------------------------------------------------------------------------

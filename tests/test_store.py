@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ K = 5
 
 
 def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         with pytest.raises(StoreError, match="built with k 5, not 6"):
             build_index(model, corpus, store, k=6)
@@ -53,36 +54,55 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
     (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 50)
     with pytest.raises(StoreError, match="no SQLite file"), open_store(tmp_path / "text.db"):
         pass
-    with pytest.raises(StoreError, match="There is no store"), open_store(tmp_path / "none.db") as store:
-        store.facts()
-    assert not (tmp_path / "none.db").exists()
-    with pytest.raises(StoreError, match="cannot be written"), open_store(tmp_path / "no" / "folder.db", create=True):
-        pass
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
-    with pytest.raises(StoreError, match="something else"), open_store(tmp_path / "other.db"):
-        pass
+    for create in (False, True):
+        with pytest.raises(StoreError, match="something else"), open_store(tmp_path / "other.db", create):
+            open_store(tmp_path / "other.db", create).__enter__().facts()
 
 
-def test_opening_makes_no_file(model, corpus, tmp_path):
-    """What was never built cannot be read, or named; a scan makes it."""
-    with open_store(tmp_path / "typo.db") as store:
-        for read in (
-            store.facts,
-            store.checksum,
-            lambda: store.search("bear"),
-            lambda: store.set_label(Neuron(0, "ffn", 0), "x"),
-        ):
-            with pytest.raises(StoreError, match=r"There is no store .*typo\.db; build one with: icebear index"):
-                read()
-    assert list(tmp_path.iterdir()) == [tmp_path / "c.txt"]
-    with open_store(tmp_path / "wiki.db") as store:
+def test_reading_makes_and_changes_nothing(tmp_path):
+    (tmp_path / "empty.db").touch()
+    os.mkfifo(tmp_path / "pipe.db")
+    (tmp_path / "loop.db").symlink_to(tmp_path / "loop.db")
+    (tmp_path / "folder.db").mkdir()
+    before = sorted(tmp_path.iterdir())
+    for name in ("none.db", "empty.db", "no/none.db"):
+        with pytest.raises(StoreError, match=f"There is no store.*{name}; build one with: icebear index"):
+            open_store(tmp_path / name).__enter__()
+    for create in (False, True):
+        for name in ("pipe.db", "loop.db", "folder.db"):
+            with pytest.raises(StoreError, match=name), open_store(tmp_path / name, create) as store:
+                store.facts()
+        with pytest.raises(InputError, match="too long"):
+            open_store(tmp_path / ("n" * 300), create).__enter__()
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "empty.db").stat().st_size == 0
+
+
+def test_a_store_that_may_be_made_is_made_by_its_first_use(model, corpus, tmp_path):
+    with open_store(tmp_path / "wiki.db", create=True) as store:
+        assert not store.path.exists()
         build_index(model, corpus, store, k=K)
+        assert store.search("bear")
+    with pytest.raises(StoreError, match="cannot be written"), open_store(tmp_path / "no/a.db", create=True) as store:
+        store.facts()
+
+
+@pytest.mark.parametrize("name", ["file:evil.db?mode=memory", "file:x.db", ":memory:", "a b#1?%20.db", "'; --.db"])
+def test_a_store_is_a_path_whatever_it_is_called(model, corpus, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with open_store(name, create=True) as store:
+        build_index(model, corpus, store, k=K)
+        checksum = store.checksum()
+    assert (tmp_path / name).stat().st_size
+    with open_store(name) as store:
+        assert store.checksum() == checksum
         assert store.search("bear")
 
 
 def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp_path):
     """Against the definition, computed from the model and the examples."""
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         neuron = Neuron(2, "ffn", 4)
         rows = torch.nn.functional.normalize(
@@ -113,7 +133,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
             store.search(odd)
         assert store.count("neurons") == 60
         for name in ("w2", "w1", "examples", "tokens"):
-            store.vectors(name).unlink()
+            store.vectors_file(name).unlink()
             with pytest.raises(StoreError, match="run icebear index again"):
                 store.search("bear")
                 store.similar(neuron, by="reads")
@@ -122,7 +142,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
 
 
 def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         ids, rows = store.sentence_vectors()
         of = dict(zip(ids.tolist(), rows.astype(np.float64), strict=True))
@@ -132,7 +152,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
                 stream = model.net(ids, output_hidden_states=True).hidden_states[-1][0]  # (T, D)
             assert of[sentence.id] == pytest.approx(stream[1:].mean(0).numpy(), abs=1e-2)
         centre = np.mean(list(of.values()), axis=0)
-        saved = vectors.load(store.vectors("examples"))
+        saved = store.vectors("examples")
         for number in range(0, 60, 11):
             for sign, polarity in enumerate("+-"):
                 examples = store.examples(Neuron(number // 20, "ffn", number % 20), polarity)
@@ -171,8 +191,8 @@ def test_a_full_disk_loses_nothing(model, corpus, tmp_path, monkeypatch):
 
 
 def test_folders_that_cannot_be_written(model, corpus, tmp_path):
-    with pytest.raises(StoreError, match="cannot be written"), open_store("/proc/icebear.db", create=True):
-        pass
+    with pytest.raises(StoreError, match="cannot be written"), open_store("/proc/icebear.db", create=True) as store:
+        store.facts()
     with pytest.raises(StoreError, match="cannot be written"):
         vectors.save(tmp_path / "no" / "folder.faiss", [np.ones((2, 3))])
 
@@ -197,10 +217,10 @@ def unwritable(folder):
 def test_a_finished_store_opens_where_nothing_can_be_written(model, corpus, left_in):
     with tempfile.TemporaryDirectory() as name:  # nobody may look into pytest's own folders
         path = Path(name) / "a store #1?.db"
-        with open_store(path) as store:
+        with open_store(path, create=True) as store:
             build_index(model, corpus, store, k=K)
             hits, checksum = store.search("bear"), store.checksum()
-        if left_in == "WAL":  # as version 250f754 left it
+        if left_in == "WAL":  # as another program may leave it
             sqlite3.connect(path).execute("PRAGMA journal_mode = WAL").connection.close()
         with unwritable(Path(name)), open_store(path, create=False) as store:
             assert store.search("bear") == hits
@@ -228,7 +248,7 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
     plain = GPT2Config(vocab_size=50, n_embd=24, n_layer=3, n_head=4, n_inner=20, n_positions=64)
     ungated = Model(random_model(plain, dtype=torch.float32).net, Letters(), "letters")
     for made, signs in ((model, {""}), (ungated, {"+", "-"})):
-        with open_store(tmp_path / f"{len(signs)}.db") as store:
+        with open_store(tmp_path / f"{len(signs)}.db", create=True) as store:
             build_index(made, corpus, store, k=K)
             rows = torch.nn.functional.normalize(torch.cat([w1(made, "ffn", layer) for layer in range(3)]))
             cosines = rows @ rows[23]
@@ -243,13 +263,11 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
             assert named in printed(card(found))
             assert found.to_dict()["nearest"]["reads"][0]["polarity"] == hits[0].polarity
             assert {hit.polarity for hit in store.similar(neuron, 60, by="writes")} == {"+", "-"}
-            store.database.execute("DELETE FROM icebear WHERE key = 'gated'")  # as version 250f754 left it
-            assert {hit.polarity for hit in store.similar(neuron, 60, by="reads")} == {""}
 
 
 def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monkeypatch):
     neuron = Neuron(1, "ffn", 3)
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         whole = describe(store, neuron)
         monkeypatch.setattr("icebear.actmax.card.LARGE", store.vector_bytes())
@@ -264,7 +282,7 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
 
 def test_an_index_in_16_bits_is_one_of_its_own(model, corpus, tmp_path):
     half = Model(random_model(LLAMA, dtype=torch.bfloat16).net, Letters(), model.name)
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(half, corpus, store, k=K)
         assert store.fact("dtype") == "bfloat16"
         neuron = Neuron(1, "ffn", 3)
@@ -279,7 +297,7 @@ def test_an_index_in_16_bits_is_one_of_its_own(model, corpus, tmp_path):
 def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
     seen = []
-    with open_store(tmp_path / "i.db", create=True) as writer, open_store(tmp_path / "i.db") as reader:
+    with open_store(tmp_path / "i.db", create=True) as writer, open_store(tmp_path / "i.db", create=True) as reader:
 
         def look(progress):
             with writer.writing():
@@ -290,20 +308,75 @@ def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatc
         assert seen[-1] > seen[0]
 
 
-def test_damaged_stale_and_other_vectors_are_made_anew(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+VECTORS = ("w2", "w1", "examples", "tokens")
+
+
+@pytest.fixture
+def twin_stores(model, tmp_path):
+    """Two of one model, of the same shape, from other texts: only vectors of examples differ."""
+    made = []
+    for name, words in (("a", "ice sea"), ("b", "sun sand")):
+        (tmp_path / f"{name}.txt").write_text(
+            "\n".join(f"{one} {n} bears live" for n in range(6) for one in words.split())
+        )
+        with open_store(tmp_path / f"{name}.db", create=True) as store:
+            build_index(model, read_corpus(str(tmp_path / f"{name}.txt")), store, k=2)
+            made.append(store)
+    return [store.path for store in made]
+
+
+def test_swapped_vectors_are_named_never_searched_and_made_anew(model, twin_stores, tmp_path, caplog):
+    one, other = twin_stores
+    with open_store(one) as store, open_store(other) as alien:
+        hits, checksum = store.search("bears", 60), store.checksum()
+        shutil.copy(alien.vectors_file("examples"), store.vectors_file("examples"))
+        with pytest.raises(StoreError, match=r"a\.db\.examples\.faiss are not those of this store"):
+            store.search("bears")
+        with pytest.raises(StoreError, match=r"a\.db\.examples\.faiss are not those of this store"):
+            store.similar(Neuron(0, "ffn", 3), by="examples")
+        assert store.checksum() != checksum
+        with caplog.at_level(logging.INFO, "icebear"):
+            build_index(model, read_corpus(str(tmp_path / "a.txt")), store, k=2)
+        assert "a.db.examples.faiss are not those of this store" in caplog.text
+        assert (store.search("bears", 60), store.checksum()) == (hits, checksum)
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_damaged_missing_and_unmarked_vectors_are_made_anew(model, twin_stores, tmp_path, name):
+    with open_store(twin_stores[0]) as store:
+        checksum, file = store.checksum(), store.vectors_file(name)
+        whole = file.read_bytes()
+        for damaged in (b"no index", b"", whole[:-1], whole[: -vectors.TAIL], whole[-vectors.TAIL :], None):
+            file.unlink() if damaged is None else file.write_bytes(damaged)
+            with pytest.raises(StoreError, match=file.name):
+                store.vectors(name)
+            build_index(model, read_corpus(str(tmp_path / "a.txt")), store, k=2)
+            assert (store.checksum(), file.read_bytes()) == (checksum, whole)
+
+
+def test_the_checksum_is_of_labels_and_vectors_too(model, twin_stores, tmp_path):
+    with open_store(twin_stores[0]) as store:
+        seen = {store.checksum()}
+        store.set_label(Neuron(0, "ffn", 3), "a name")
+        seen.add(store.checksum())
+        file = store.vectors_file("w2")
+        flipped = bytearray(file.read_bytes())
+        flipped[-vectors.TAIL - 1] ^= 1
+        file.write_bytes(flipped)
+        seen.add(store.checksum())
+        assert len(seen) == 3
+        build_index(model, read_corpus(str(tmp_path / "a.txt")), store, k=2)
+        assert store.checksum() in seen
+
+
+def test_vectors_of_earlier_results_are_never_searched(model, corpus, tmp_path):
+    with open_store(tmp_path / "i.db", create=True) as store:
+        build_index(model, read_corpus(str(tmp_path / "c.txt"), 30), store, k=K)
+        earlier = store.vectors_file("examples").read_bytes()
         build_index(model, corpus, store, k=K)
-        hits = store.search("bear", k=60)
-        store.vectors("w2").write_bytes(b"no index")
-        with pytest.raises(StoreError, match="damaged"):
+        store.vectors_file("examples").write_bytes(earlier)
+        with pytest.raises(StoreError, match="not those of this store"):
             store.search("bear")
-        build_index(model, corpus, store, k=K)
-        assert store.search("bear", k=60) == hits
-    stale = (tmp_path / "i.db.examples.faiss").stat().st_mtime_ns
-    (tmp_path / "i.db").unlink()
-    with open_store(tmp_path / "i.db") as store:
-        build_index(model, corpus, store, k=2)
-    assert (tmp_path / "i.db.examples.faiss").stat().st_mtime_ns > stale
 
 
 def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
@@ -316,7 +389,7 @@ def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
 
 
 def test_two_scans_of_one_store(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as first, open_store(tmp_path / "i.db") as second:
+    with open_store(tmp_path / "i.db", create=True) as first, open_store(tmp_path / "i.db", create=True) as second:
 
         def intrude(progress):
             with pytest.raises(StoreError, match="Another process is writing"):
@@ -327,7 +400,7 @@ def test_two_scans_of_one_store(model, corpus, tmp_path):
 
 
 def test_what_is_damaged_inside_is_said_in_words(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
     size = (tmp_path / "i.db").stat().st_size
     with (tmp_path / "i.db").open("r+b") as file:
@@ -344,3 +417,15 @@ def test_many_may_open_a_new_store_at_once(tmp_path):
 
     with ThreadPoolExecutor(8) as threads:
         assert set(threads.map(look, range(160))) == {0}
+
+
+def test_a_scan_goes_on_however_the_paths_are_spelled(model, corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = Model(model.net, Letters(), "../somewhere/letters")
+    with open_store("i.db", create=True) as store:
+        build_index(model, read_corpus("c.txt", 10), store, k=K)
+        checksum = store.checksum()
+        build_index(other, read_corpus(f"./../{tmp_path.name}/c.txt", 10), store, k=K)
+        assert store.checksum() == checksum
+        build_index(other, read_corpus(str(tmp_path / "c.txt"), 20), store, k=K)
+        assert store.fact("limit") == 20

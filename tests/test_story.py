@@ -69,7 +69,7 @@ def test_it_answers_to_clicks_and_fits(told, chromium, tmp_path, width, scheme):
 
 
 def test_with_a_store_it_has_cards(model, corpus, tmp_path):
-    with open_store(tmp_path / "a.db") as store:
+    with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=4)
         told = story(model, PROMPT, OTHER, contrast="z", nodes=12, store=store)
     assert [card.neuron for card in told.cards] == list(told.projections)[:4]

@@ -13,6 +13,7 @@ from icebear.app.options import AT_LEAST_1, MODEL, load, options, print_json, st
 from icebear.app.progress import bar
 from icebear.errors import InputError
 from icebear.extras import need
+from icebear.paths import write_file
 
 if TYPE_CHECKING:
     from icebear.concepts.evaluation.pairs import Pair
@@ -454,9 +455,7 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, controls: bool, 
         lines = evaluation.run(model, pairs, out, max_neurons, choosers, on_progress=advance)
     summary = evaluation.summary(lines)
     found = {**provenance(model), "summary": summary, "pairs": lines}
-    (Path(out) / "flips.json").write_text(
-        json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    write_file(Path(out) / "flips.json", json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
     if as_json:
         print_json(found)
         return

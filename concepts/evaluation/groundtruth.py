@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from icebear.concepts.evaluation.methods import token_scores
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError
+from icebear.paths import read_text
 
 TOGETHER = 16
 """Prompts in one pass, which takes about half the time of one by one."""
@@ -88,12 +88,10 @@ TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}
 def read(path: str, count: int, seed: int = 0) -> list[Item]:
     """Of a BLiMP file (JSON lines with a common prefix) or a SQuAD file (JSON). Raises `InputError`."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
         rows = json.loads(text)["data"] if text.lstrip().startswith('{"data"') or path.endswith(".json") else None
         items = _squad(rows) if rows is not None else [_blimp(json.loads(line)) for line in text.splitlines() if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         raise InputError(f"{path} is neither BLiMP (JSON lines with one_prefix_prefix) nor SQuAD (JSON).") from None
     return random.Random(seed).sample(items, min(count, len(items)))
 

@@ -13,7 +13,7 @@ import torch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError, UnknownName
-from icebear.paths import local
+from icebear.paths import read_text
 
 CLEAR = 0.5
 """Logits by which a model must be right on both prompts."""
@@ -173,12 +173,10 @@ def named(names: str) -> dict[str, list[Pair]]:
 def read(path: str) -> list[Pair]:
     """A file of JSON lines with clean_prefix, patch_prefix, clean_answer and patch_answer. Raises `InputError`."""
     try:
-        rows = [json.loads(line) for line in local(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
         names = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
         found = [Pair(*(str(row[name]) for name in names)) for row in rows]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); check the path.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             f"{path} is not JSON lines with clean_prefix, patch_prefix, clean_answer and patch_answer."
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from icebear.concepts import files
 from icebear.concepts.render import page
 from icebear.errors import InputError
 from icebear.extras import need
+from icebear.paths import read_text, write_file
 from icebear.tables import Tabled
 
 FORMAT = 1
@@ -156,12 +158,12 @@ def write(
         "unable": dict(unable),
     }
     result["samples"] = list(samples)
-    _text(place / "results.json", json.dumps(result, ensure_ascii=False, allow_nan=False))
-    pandas.DataFrame(rows(found)).to_csv(place / "table.csv", index=False)
+    write_file(place / "results.json", json.dumps(result, ensure_ascii=False, allow_nan=False))
+    write_file(place / "table.csv", pandas.DataFrame(rows(found)).to_csv(index=False))
     body = markdown(found, columns)
-    _text(place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in said) + "\n")
+    write_file(place / "table.md", body + "\n" + "\n".join(f"- {line}" for line in said) + "\n")
     figures = draw(place, samples, found, columns, settings.get("shares") or settings.get("sizes", ()))
-    _text(place / "index.html", html(found, columns, settings, said, figures))
+    write_file(place / "index.html", html(found, columns, settings, said, figures))
     return found
 
 
@@ -201,12 +203,12 @@ class Results(Tabled):
 def load(folder: str | Path) -> Results:
     """What `write` wrote. Raises `InputError` where there is none."""
     try:
-        found = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
+        found = json.loads(read_text(Path(folder) / "results.json"))
         if found.get("icebear_evaluation", FORMAT) != FORMAT:  # at first it was not said
             raise ValueError(f"it is not of version {FORMAT}")
         parts = ("settings", "columns", "notes", "unable", "samples")
         return files.decoded({name: found[name] for name in parts}, Results)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(f"{folder} holds no results of icebear evaluate ({error}); check the path.") from None
 
 
@@ -244,8 +246,10 @@ def draw(
 
 def _save(figure: Any, path: Path) -> Path:
     figure.tight_layout()
-    figure.savefig(path.with_suffix(".svg"))
-    figure.savefig(path.with_suffix(".png"), dpi=150)
+    for suffix in (".svg", ".png"):
+        picture = io.BytesIO()
+        figure.savefig(picture, format=suffix[1:], dpi=150)
+        write_file(path.with_suffix(suffix), picture.getvalue())
     from matplotlib import pyplot
 
     pyplot.close(figure)
@@ -274,7 +278,3 @@ def html(
         f"<details><summary>Settings</summary><pre>{said}</pre></details>"
     )
     return page(f"icebear evaluate {settings['evaluation']}", body)
-
-
-def _text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

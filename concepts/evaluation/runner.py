@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from icebear.concepts.models.provenance import provenance
 from icebear.errors import InputError, NumericalError
+from icebear.paths import read_text, write_file
 
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
@@ -62,10 +63,8 @@ def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         file = place / "settings.json"
         if not file.exists():
-            part = file.with_suffix(".part")  # so that the settings are there whole or not at all
-            part.write_text(said, encoding="utf-8")
-            part.replace(file)
-        elif file.read_text(encoding="utf-8") != said:
+            write_file(file, said)
+        elif read_text(file) != said:
             raise InputError(f"{folder} holds an evaluation with other settings; choose another --out, or remove it.")
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}); choose another --out.") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icebear.errors import InputError
+from icebear.paths import read_text
 from icebear.values import several, text_of
 
 if TYPE_CHECKING:
@@ -53,11 +54,7 @@ class Chat:
     @classmethod
     def read(cls, path: str | Path) -> Chat:
         """Of a JSON file: a list of messages, or an object that has one. Raises `InputError`."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read as JSON ({error}); check the file.") from None
-        return cls.from_json(text, str(path))
+        return cls.from_json(read_text(path), str(path))
 
     @classmethod
     def from_json(cls, text: str, name: str = "The chat") -> Chat:

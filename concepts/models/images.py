@@ -14,6 +14,7 @@ from torch import Tensor
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.render import NEGATIVE, POSITIVE
 from icebear.errors import InputError
+from icebear.paths import existing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,7 +85,7 @@ def _pixels(model: Model, image: Any) -> Tensor:
         from PIL import Image, UnidentifiedImageError
 
         try:
-            image = Image.open(image)
+            image = Image.open(existing(image))
             image.load()
         except (OSError, UnidentifiedImageError) as error:
             raise InputError(f"{image} is not an image that can be read ({error}); check the path.") from None

@@ -17,7 +17,7 @@ from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 from icebear.fingerprints import fits
-from icebear.paths import local, write
+from icebear.paths import read_text, write_file
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
 from icebear.steering.latent.cost import strength_at
@@ -267,14 +267,11 @@ class Concept(Tabled):
         return cls.from_dict(found)
 
     def save(self, path: str | Path) -> None:
-        write(path, self.to_json(), RecipeError)
+        write_file(path, self.to_json() + "\n", RecipeError)
 
     @classmethod
     def load(cls, path: str | Path) -> Concept:
-        try:
-            return cls.from_json(local(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"The concept {path} cannot be read ({error}); check the path.") from None
+        return cls.from_json(read_text(path, RecipeError))
 
 
 def _weighed(model: Model, weights: Any) -> dict[tuple[Neuron, str], float]:
