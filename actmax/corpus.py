@@ -6,6 +6,8 @@ import csv
 import hashlib
 import itertools
 import json
+import os
+import re
 import tempfile
 import zlib
 from collections import Counter
@@ -16,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from icebear.cache import cache_folder, ensure, extract_from_wheels, sha256
+from icebear.cache import cache_folder, ensure, extract_from_wheels, hub_reachable, sha256
 from icebear.errors import InputError, UnknownName
 from icebear.extras import need
-from icebear.paths import kind, local, opened
+from icebear.paths import check_text, existing, kind, local, opened
 from icebear.records import Sentence
+from icebear.values import shown, whole
 
 WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
@@ -130,8 +133,8 @@ def read_corpus(
     column: where files and data sets keep the text.
     config, split, revision: of a Hugging Face data set; None for its own, ``train``, and the newest.
     """
-    if limit is not None and limit < 1:
-        raise InputError(f"The limit must be at least 1 document, not {limit}.")
+    if limit is not None:
+        whole(limit, "The number of documents")
     path, streamed = local(name), False
     if name == WIKI:
         if language not in LANGUAGES:
@@ -139,9 +142,10 @@ def read_corpus(
         documents, content = _summaries(language), f"{WIKI} {language}"
     elif name == REVIEWS:
         documents, content = _reviews, REVIEWS
-    elif kind(path) in READERS or path.is_file():
+    elif kind(path) in READERS or os.path.lexists(path):
         documents, content, name = _file(path, column), sha256(path), str(path)
     else:
+        _check_reachable(name)
         documents, content = (lambda: _data_set(name, column, config, split, revision)), name
         streamed = True
     if (config or split or revision) and not streamed:
@@ -193,15 +197,21 @@ def _unpacked(what: str, requirement: str, files: str) -> Path:
 
 def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
     """Its documents. Raises `InputError` where it is none of `READERS`, or cannot be read."""
-    if not path.is_file():
-        raise InputError(f"There is no file {path}; check the path.")
-    if kind(path) not in READERS:
-        raise InputError(f"{path} is no {', '.join(READERS)} file; rename it if it is one.")
+    try:
+        existing(path)
+        if kind(path) not in READERS:
+            raise InputError(f"{path} is no {', '.join(READERS)} file; rename it if it is one.")
+        if kind(path) != ".parquet":
+            check_text(path)
+    except FileNotFoundError:
+        raise InputError(f"There is no file {path}; check the path.") from None
+    except (OSError, EOFError, zlib.error) as error:  # as of a compressed file that was cut short
+        raise InputError(f"{path} cannot be read ({error}); check the file.") from None
 
     def read() -> Iterator[Document]:
         try:
             yield from READERS[kind(path)](path, column)
-        except (OSError, EOFError, zlib.error) as error:  # as of a compressed file that was cut short
+        except (OSError, UnicodeDecodeError, csv.Error) as error:  # as of a file that is changed meanwhile
             raise InputError(f"{path} cannot be read on ({error}); check the file.") from None
 
     return read
@@ -218,7 +228,7 @@ def _jsonl(path: Path, column: str) -> Iterator[Document]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise InputError(f"{path}, line {title.split(':')[-1]} is not JSON; correct it or drop it.") from None
             yield _row(row, column, title, path)
 
@@ -227,7 +237,7 @@ def _json(path: Path, column: str) -> Iterator[Document]:
     with opened(path) as file:
         try:
             rows = json.load(file)
-        except ValueError:
+        except (ValueError, RecursionError):
             rows = None
     if not isinstance(rows, list):
         raise InputError(f"{path} is not a JSON list of texts or objects; call it .jsonl if each line is an object.")
@@ -244,10 +254,11 @@ def _csv(path: Path, column: str) -> Iterator[Document]:
 
 def _parquet(path: Path, column: str) -> Iterator[Document]:
     need("index")
-    from datasets import load_dataset
+    from pyarrow.parquet import ParquetFile
 
     def rows() -> Iterator[Any]:
-        yield from load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        for batch in ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
 
     yield from _rows(rows(), column, path.name)
 
@@ -259,6 +270,20 @@ READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
     ".csv": _csv,
     ".parquet": _parquet,
 }
+
+
+def _check_reachable(name: str) -> None:
+    """Raises `InputError` for what is no id of a data set, and where no hub answers: its client would try for long."""
+    if not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name):
+        why = "no id of a data set"
+    elif not hub_reachable():
+        why = "no Hugging Face hub answers that could have a data set of this name"
+    else:
+        return
+    raise InputError(
+        f"The corpus {shown(name)} is not {WIKI} or {REVIEWS}, there is no such file, and {why}; check the name, or "
+        f"give a {', '.join(READERS)} file."
+    )
 
 
 def _data_set(

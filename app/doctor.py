@@ -34,12 +34,17 @@ def examine(
         model = load()
         facts.update(_model_facts(model))
         with store_of(model) as store:
-            for name in NAMES if store else ():
-                store.vectors(name)  # raises where they are not this store's
-            facts["store"] = f"{store.path} fits the model" if store else "none"
+            facts["store"] = _store_fact(store) if store else "none"
     except IcebearError as error:
         facts["error"] = str(error)
     return facts
+
+
+def _store_fact(store: Store) -> str:
+    """Raises `StoreError` where its vectors are not its own."""
+    for name in NAMES:
+        store.vectors(name)
+    return f"{store.path} fits the model"
 
 
 def _model_facts(model: Model) -> dict[str, Any]:

@@ -66,8 +66,8 @@ class ScanFile(SqliteFile):
             elif key not in SPELLED and have.get(key) != value:
                 name = "corpus" if key == "content" else key
                 raise StoreError(
-                    f"{self.path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use the same again, or "
-                    "another --store."
+                    f"{self.path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use the same again, "
+                    "or another --store."
                 )
         claimed, limit = have["claimed_limit"], facts["claimed_limit"]
         if limit is not None and (claimed is None or limit < claimed):

@@ -148,3 +148,16 @@ def _unchanged(path: Path, facts: dict) -> bool:
     """Same size, and same time or same content: hashing a model at every start would take a second a gigabyte."""
     stat = path.stat()
     return stat.st_size == facts["size"] and (stat.st_mtime_ns == facts["mtime_ns"] or sha256(path) == facts["sha256"])
+
+
+def hub_reachable() -> bool:
+    """Whether the hub answers one request of its own client, which knows of proxies and of HF_HUB_OFFLINE: without a
+    network it would retry each file for half a minute."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # of which library depends on the client's version
+        return False
+    return True

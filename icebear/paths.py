@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import os
@@ -85,7 +86,47 @@ def kind(path: str | Path) -> str:
 
 
 def opened(path: Path, newline: str | None = None) -> TextIO:
-    """A text in UTF-8, compressed or not; bytes that are none become question marks."""
+    """A text in UTF-8, compressed or not."""
     if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace", newline=newline)  # type: ignore[return-value]
-    return path.open(encoding="utf-8", errors="replace", newline=newline)
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)  # type: ignore[return-value]
+    return path.open(encoding="utf-8-sig", newline=newline)
+
+
+def check_text(path: Path) -> None:
+    """Raises `InputError` for what is not UTF-8, with the encoding that would work. Bytes of zero, as UTF-16 is half
+    made of, are UTF-8, but no text."""
+    try:
+        with opened(path) as file:
+            if not any("\0" in part for part in iter(lambda: file.read(1 << 20), "")):
+                return
+    except UnicodeDecodeError:
+        pass
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:  # type: ignore[operator]
+        encoding = encoding_of(file.read(1 << 20))
+    if encoding is None:
+        raise InputError(f"{path} is not a text; give a text in UTF-8.")
+    raise InputError(f"{path} is not UTF-8, but reads as {encoding}; convert it with: iconv -f {encoding} -t UTF-8")
+
+
+MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",  # before that of UTF-16, with which it begins
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def encoding_of(data: bytes) -> str | None:
+    """The encoding of bytes that are not UTF-8: by their mark, by where the zeros are, or one byte a character; None
+    where they are no text."""
+    for mark, name in MARKS.items():
+        if data.startswith(mark):
+            return name
+    even, odd = data[::2].count(0), data[1::2].count(0)
+    if even or odd:
+        fifth = len(data) / 10
+        return "UTF-16LE" if odd > fifth > even else "UTF-16BE" if even > fifth > odd else None
+    controls = sum(data.count(byte) for byte in range(32) if byte not in b"\t\n\r\f")
+    if controls > len(data) / 1000:
+        return None
+    return "CP1252" if not any(byte in data for byte in b"\x81\x8d\x8f\x90\x9d") else "ISO-8859-1"

@@ -4,6 +4,7 @@ import collections
 import gzip
 import itertools
 import json
+import os
 import random
 import re
 import tracemalloc
@@ -12,7 +13,10 @@ import datasets
 import pytest
 import sentencex
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
+from icebear.actmax import corpus as actmax_corpus
 from icebear.actmax import read_corpus
 from icebear.actmax.corpus import sentence_id
 from icebear.app.cli import main
@@ -58,14 +62,14 @@ def test_paths_as_people_write_them(tmp_path, monkeypatch):
         (tmp_path / name).write_text(content)
         (tmp_path / f"{name}.GZ").write_bytes(gzip.compress(content.encode()))
     for name in written:
-        for given in (str(tmp_path / name), f"~/{name}", f"~/{name}.GZ"):
-            corpus = read_corpus(given)
+        for spelled in (str(tmp_path / name), f"~/{name}", f"~/{name}.GZ"):
+            corpus = read_corpus(spelled)
             assert [text for _, text in corpus.documents()] == texts
             assert corpus.facts["corpus"].startswith(str(tmp_path))  # the same index, however it is written
     for name, content, message in (
         ("notes.md", b"Text.", "notes.md is no .txt, .jsonl, .json, .csv, .parquet file"),
-        ("cut.txt.gz", gzip.compress(b"Text. " * 99)[:-9], "cannot be read on"),
-        ("no.txt.gz", b"Text.", "cannot be read on"),
+        ("cut.txt.gz", gzip.compress(b"Text. " * 99)[:-9], "cannot be read"),
+        ("no.txt.gz", b"Text.", "cannot be read"),
         ("object.json", b'{"a": 1}', "is not a JSON list"),
     ):
         (tmp_path / name).write_bytes(content)
@@ -75,7 +79,7 @@ def test_paths_as_people_write_them(tmp_path, monkeypatch):
 
 def test_rough_text_is_counted_never_fatal(tmp_path):
     path = tmp_path / "rough.txt"
-    path.write_bytes(b"Fine here.\n\n\xff\xfe broken \xc3 bytes.\nFine here.\n" + b"word " * 100_000 + b"\n")
+    path.write_bytes(b"\xef\xbb\xbfFine here.\n\nHalf a pair.\nFine here.\n" + b"word " * 100_000 + b"\n")
     counts = collections.Counter()
     texts = [s.text for s in read_corpus(str(path)).sentences(counts)]
     assert texts[0] == "Fine here."
@@ -87,7 +91,7 @@ def test_rough_text_is_counted_never_fatal(tmp_path):
             (tmp_path / bad).write_text("{" if bad[0] == "x" else '{"a": 1}')
         with pytest.raises(InputError, match=message):
             list(read_corpus(str(tmp_path / bad)).sentences())
-    with pytest.raises(InputError, match="at least 1 document"):
+    with pytest.raises(InputError, match="at least 1, not 0"):
         read_corpus(str(path), limit=0)
 
 
@@ -100,9 +104,6 @@ def test_rows_without_text_are_counted(tmp_path):
     assert texts == ["Here it is.", "Half a ?pair."]
     assert counts["without text"] == 1
     assert [s.text for s in read_corpus(str(tmp_path / "n.csv")).sentences()] == ["Here it is."]
-    (tmp_path / "n.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(InputError, match=r"n\.parquet cannot be read on"):
-        list(read_corpus(str(tmp_path / "n.parquet")).sentences())
     french, english = (read_corpus(str(tmp_path / "n.csv"), language=code) for code in ("fr", "en"))
     assert french.facts != english.facts
 
@@ -123,7 +124,79 @@ def hub(monkeypatch):
         return rows()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(actmax_corpus, "hub_reachable", lambda: True)
     return asked, given
+
+
+PROSE = "Der Eisbär lebt im Norden, „weit“ oben. Он живёт на льду.\n" * 20
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
+        ("utf-32", "UTF-32"),
+        ("cp1252", "CP1252"),
+        ("latin-1", "CP1252"),  # the same but for signs that a text does not have
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_another_encoding_is_named(tmp_path, encoding, said, packed):
+    """And with it the file is read."""
+    data = (PROSE if "utf" in encoding else "Der Eisbär lebt dort.\n").encode(encoding)
+    path = tmp_path / ("t.txt.gz" if packed else "t.txt")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    with pytest.raises(InputError, match=f"not UTF-8, but reads as {said}; ") as caught:
+        read_corpus(str(path))
+    right = data.decode(re.search("reads as ([^;]+)", str(caught.value))[1])
+    (tmp_path / "right.txt").write_text(right, encoding="utf-8")
+    assert "".join(text for _, text in read_corpus(str(tmp_path / "right.txt")).documents()) in right.replace("\n", "")
+
+
+@given(st.binary(min_size=200, max_size=400))
+def test_bytes_are_a_text_or_refused(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("bytes") / "b.txt"
+    path.write_bytes(data)
+    try:
+        right = "\0" not in data.decode()
+    except UnicodeDecodeError:
+        right = False
+    if right:
+        assert sum(len(text) for _, text in read_corpus(str(path)).documents())
+    else:
+        with pytest.raises(InputError, match=r"b\.txt is not"):
+            read_corpus(str(path))
+
+
+def test_what_is_no_corpus_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(actmax_corpus, "hub_reachable", lambda: False)
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "folder.txt").mkdir()
+    for name in ("loop.txt", "loop", "pipe.txt", "folder.txt", "none.txt"):
+        with pytest.raises(InputError, match=name):
+            read_corpus(str(tmp_path / name))
+    for name, why in (("no/set", "no Hugging Face hub"), ("no set", "no id"), ("a/b/c", "no id"), ("n" * 200, "no id")):
+        with pytest.raises(InputError, match=why):
+            read_corpus(name)
+
+
+@pytest.mark.parametrize("name", ["deep.json", "deep.jsonl"])
+def test_json_that_is_nested_without_end(tmp_path, name):
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(InputError, match=name):
+        list(read_corpus(str(tmp_path / name)).documents())
+
+
+def test_a_damaged_parquet_file_is_said_once(tmp_path, capfd):
+    (tmp_path / "n.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(InputError, match=r"n\.parquet cannot be read on"):
+        list(read_corpus(str(tmp_path / "n.parquet")).documents())
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_streamed_data_set_is_read_once(model, hub, tmp_path):

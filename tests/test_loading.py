@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from icebear.cache import hub_reachable
 from icebear.concepts import Model, attribute, load_model
 from icebear.concepts.models import gguf as gguf_files
-from icebear.concepts.models import loading
 from icebear.errors import IcebearError, ModelError
 
 IDS = [7, 3, 12]
@@ -109,14 +109,14 @@ def nowhere(monkeypatch):
 
 
 def test_a_proxy_may_know_the_hub_where_this_machine_does_not(nowhere):
-    assert not loading._hub_reachable()
+    assert not hub_reachable()
     with serving(lambda path: (404, {}, b"")) as (address, asked):
         nowhere.setenv("http_proxy", address)
         close_session()
-        assert loading._hub_reachable()
+        assert hub_reachable()
         assert [path.rstrip("/") for path in asked] == ["http://hub.invalid"]
         nowhere.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert not loading._hub_reachable()
+        assert not hub_reachable()
         assert len(asked) == 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from icebear.cache import cache_folder
+from icebear.cache import cache_folder, hub_reachable
 from icebear.concepts.models.gguf import converted
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS, fetch
@@ -58,7 +58,7 @@ def load_model(
     if name in PRESETS:  # which are known to load, whatever transformers remarks
         logging.set_verbosity_error()
     try:
-        if not os.path.exists(source) and not gguf and not _hub_reachable():
+        if not os.path.exists(source) and not gguf and not hub_reachable():
             source = _from_hub_cache(name)
         if gguf:
             source = str(converted(_existing(Path(name)), kind))
@@ -150,19 +150,6 @@ def _load_adapter(folder: Path, kept: dict[str, Any], options: dict[str, Any]) -
         raise ModelError(f"{folder} is a LoRA adapter; pip install peft to load it.") from None
     adapted = AutoPeftModelForCausalLM.from_pretrained(folder, use_safetensors=True, **kept, **options)
     return adapted.merge_and_unload()
-
-
-def _hub_reachable() -> bool:
-    """Whether the hub answers one request of its own client, which knows of proxies and of HF_HUB_OFFLINE: without a
-    network it would retry each file for half a minute."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # of which library depends on the client's version
-        return False
-    return True
 
 
 def _from_hub_cache(name: str) -> str:
