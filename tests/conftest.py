@@ -167,7 +167,7 @@ def folder(tmp_path_factory, smol, shared):
     """An index wiki.db of 20 summaries, and the examples."""
 
     def scan(folder):
-        with open_store(folder / "wiki.db") as store:
+        with open_store(folder / "wiki.db", create=True) as store:
             build_index(smol, read_corpus("wiki-summaries", limit=20), store)
 
     folder = tmp_path_factory.mktemp("wiki")

@@ -131,7 +131,7 @@ def test_targets():
 def test_neurons():
     fails("project", "L30.ffn.0", message="its layers are 0 to 29")
     fails("project", "L3.ffn.1536", message="has the neurons 0 to 1535")
-    fails("project", "L3.mlp.1", message="'mlp' is not a site")
+    fails("project", "L3.mlp.1", message="'mlp' is not")
     fails("project", "29.860", message="write it like L29.ffn.860")
     fails("project", "L3.q.1", message="project neurons of ffn and attn")
     fails(*STEER, "--edit", "L99.ffn.1*0", message="its layers are 0 to 29")
@@ -143,7 +143,7 @@ def test_neurons():
 def test_ranking_options():
     fails("rank", PROMPT, "--position", "9", message="Position 9 is not last, all or one of 0 to 5")
     fails("rank", PROMPT, "--position", "x", message="not last, all or a number")
-    fails("rank", PROMPT, "--site", "mlp", message="'mlp' is not a site")
+    fails("rank", PROMPT, "--site", "mlp", message="'mlp' is not")
     fails("rank", PROMPT, "--method", "attlrp", message="Did you mean 'attnlrp'?")
     fails("rank", PROMPT, "--top", "0", message="--top", code=2)
 

@@ -110,10 +110,10 @@ def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
         ({"to": " desert", "max_neurons": 0}, "at least 1, not 0"),
         ({"to": " desert", "like": ICE_BEAR}, "is the prompt itself"),
         ({"to": " qux", "max_neurons": 1}, "No 1 neurons within what they were seen to be make .* of ' qux' the next"),
-        ({"to": 10**7}, "Token ids of smollm2-135m"),
+        ({"to": 10**7}, "not 10000000"),
         ({}, "Say either"),
         ({"to": " desert", "away": True}, "Say either"),
-        ({"away": True, "top_k": 0}, "top_k must be 1 to"),
+        ({"away": True, "top_k": 0}, "top_k must be .*, not 0"),
     ],
 )
 def test_silly_requests_get_clear_answers(smol, arguments, message):
@@ -402,7 +402,7 @@ def test_evaluating_flips(smol, tmp_path):
     for row in lines[0]["runs"]:
         if row["chosen_by"] == "gradient":
             assert (row["flipped"], row["kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
-            told = Recipe.load(tmp_path / f"00-{row['reach']}-relevance.json").provenance
+            told = Recipe.load(tmp_path / f"00-{row['reach']}-gradient.json").provenance
             assert (told["to"], told["beyond"]) == (" Rome", row["reach"] == "beyond")
             assert row["rows"] in [rows for rows, _ in told["rounds"]]
     found = summary(lines)
