@@ -314,14 +314,14 @@ def test_a_circuit_its_groups_and_its_checks(environment):
     page.run()
     assert "@position:" in page.session_state["edits"]
     page = visit("circuit", prompt="The camel", versus="The ice bear lives")
-    assert "of 2." in text(page)
+    assert "another prompt of 2" in text(page)
     assert "another prompt of as many tokens" in text(fine(visit("circuit", prompt="The camel")))
 
 
 def test_another_prompt_to_compare_with(environment):
     page = fine(visit("explain", prompt="The ice bear lives in the", versus="The wild camel lives in the"))
     said = " ".join(caption.value for caption in page.caption)
-    assert re.search(r"rest [+-]?0\.000", said)
+    assert re.search(r"rest [+-]?0\\?\.000", said)
     assert "its own answer" in said
     table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
     assert "there" in table
