@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from icebear.app.launch import log_to_stderr
 from icebear.app.verbs import circuit, concept, evaluate, explain, machine, steer, store, talk
-from icebear.errors import IcebearError, out_of_memory
+from icebear.errors import IcebearError, InputError, out_of_memory
 
 
 class Group(click.Group):
@@ -22,11 +25,20 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            known = error if isinstance(error, IcebearError) else out_of_memory(error)
+            known = error if isinstance(error, IcebearError) else out_of_memory(error) or _unwritable(error)
             if known is None:
                 raise
             click.echo(f"icebear: {known}", err=True)
             sys.exit(1)
+
+
+def _unwritable(error: Exception) -> IcebearError | None:
+    """A full disk behind stdout; it will not take what is left, nor need another error be told for that."""
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        return None
+    with suppress(OSError, ValueError):  # of tests: no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return InputError("The output cannot be written: no space is left where it goes; make room, or write elsewhere.")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

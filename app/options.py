@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 from click.core import ParameterSource
@@ -232,8 +235,20 @@ def told_of(known: Sequence[Meaning]) -> dict[str, Any]:
 def stdout() -> Console:
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=110)
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    columns = os.environ.get("COLUMNS", "")
+    return Console(highlight=False, width=int(columns) if columns.isdigit() else 110, file=cast(TextIO, _Trimmed()))
+
+
+class _Trimmed:
+    """stdout, without the spaces that fill a table's lines up."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(" +\n", "\n", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
 
 
 def print_json(value: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,22 +20,51 @@ if TYPE_CHECKING:
     from icebear.records import Neuron
 
 
+SECONDS = 10.0
+"""Between two lines of progress where there is no terminal."""
+
+
 @contextmanager
 def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A function of (done, total) that moves it, and of a note to stand behind it; nothing is drawn where stderr is not
-    a terminal."""
+    """A function of (done, total) that moves it, and of a note behind it; without a terminal, a line at times."""
+    with _drawn(what, total) if sys.stderr.isatty() else _lines(what) as move:
+        yield move
+
+
+@contextmanager
+def _drawn(what: str, total: int | None) -> Iterator[Callable[..., None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    note_column, console = TextColumn("{task.fields[note]}"), Console(stderr=True)
-    with Progress(*columns, note_column, console=console, disable=not sys.stderr.isatty()) as drawn:
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as drawn:
         task = drawn.add_task(what, total=total, note="")
 
         def move(done: int, total: int | None = total, note: str = "") -> None:
             drawn.update(task, completed=done, total=total, note=note)
 
         yield move
+
+
+@contextmanager
+def _lines(what: str) -> Iterator[Callable[..., None]]:
+    begun, ended, stands = time.monotonic(), threading.Event(), what
+
+    def move(done: int, total: int | None = None, note: str = "") -> None:
+        nonlocal stands
+        stands = f"{what}: {done:,}{f' of {total:,}' if total else ''}{f', {note}' if note else ''}"
+
+    def tell() -> None:
+        while not ended.wait(SECONDS):
+            click.echo(f"{stands} ({time.monotonic() - begun:.0f} s)", err=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield move
+    finally:
+        ended.set()
+        thread.join()
 
 
 def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> Counter[str]:
@@ -51,11 +82,7 @@ def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> C
             speed = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tokens/s"
             move(done + progress.sentences, note=speed)
 
-        try:
-            return index.build_index(model, corpus, store, on_progress=show, **options)
-        except KeyboardInterrupt:
-            click.echo("Interrupted; the same command goes on from the last commit.", err=True)
-            raise SystemExit(130) from None
+        return index.build_index(model, corpus, store, on_progress=show, **options)
 
 
 def annotating(model: Model, store: Store, neurons: Sequence[Neuron], k: int) -> int:

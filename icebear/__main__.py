@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+from icebear.stopping import stoppable
+
 
 def main() -> None:
+    if sys.getfilesystemencoding() != "utf-8":  # as with LC_ALL=C: prompts and names would be cut into bytes
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "icebear", *sys.argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    stoppable(_command)
+
+
+def _command() -> None:
     from icebear.app.cli import main as command
 
     command(prog_name="icebear")

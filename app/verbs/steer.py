@@ -143,7 +143,8 @@ def flip(
         same = lines(paraphrases) if paraphrases else []
         found = run(model, asked, to, source, max_neurons, gone, top_k or 5, store, advance, beyond, paraphrases=same)
         known = known_of(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in found])
-    cost = price(model, found, texts, held, budget=budget)
+    with bar("price"):
+        cost = price(model, found, texts, held, budget=budget)
     found = found.noting(price=cost.to_dict())
     if not found:
         click.echo("It is so already: there is nothing to edit.", err=True)

@@ -1,0 +1,121 @@
+"""Ctrl-C and SIGTERM at any moment: the command ends within two seconds and says so."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from icebear.stopping import SAID
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at /proc")
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+COMMAND = [sys.executable, "-m", "icebear"]
+
+
+def begun(*words, **options):
+    """A process whose handlers are in place: from then on it must end well."""
+    process = subprocess.Popen(
+        [*COMMAND, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    while process.poll() is None:
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        if caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1:
+            return process
+        time.sleep(0.002)
+    raise AssertionError(process.communicate())
+
+
+def ends(process, sent):
+    at = time.monotonic()
+    process.send_signal(sent)
+    code = process.wait(30)
+    took = time.monotonic() - at
+    said = process.stderr.read()
+    assert code == 128 + sent, said
+    assert said.splitlines()[-1] == SAID
+    assert "Traceback" not in said
+    assert took < 2 * SLACK
+
+
+SLACK = 2
+"""Of a machine that does other things as well; nobody's two seconds are exact."""
+
+ENDLESS = """
+import sys, threading, time
+from icebear.stopping import stoppable
+def command():
+    {}
+    print("running", flush=True)
+    {}
+stoppable(command)
+"""
+
+
+@pytest.mark.parametrize("sent", SIGNALS)
+@pytest.mark.parametrize(
+    ("before", "work"),
+    [
+        ("pass", "time.sleep(60)"),
+        ("pass", "while True: pass"),
+        ("import re", "re.match('(a+)+b', 'a' * 40)"),  # in C
+        ("threading.Thread(target=time.sleep, args=(60,)).start()", "time.sleep(60)"),
+        ("pass", "\n    while True:\n        try: time.sleep(60)\n        except BaseException: pass"),
+        ("import sqlite3", "\n    try: time.sleep(60)\n    finally: time.sleep(60)"),
+        ("sys.stdout.write('x' * 9)", "print('x' * 10**6)"),  # into a pipe that nobody reads
+    ],
+)
+def test_whatever_it_does_it_ends(sent, before, work):
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS.format(before, work)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert "running" in process.stdout.readline()
+    time.sleep(0.1)
+    ends(process, sent)
+
+
+@pytest.mark.parametrize("sent", SIGNALS)
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.2, 0.5, 1, 2])
+def test_during_imports(tmp_path, sent, seconds):
+    """Of torch, transformers and the rest; an exception there is easily swallowed."""
+    process = begun("rank", "The ice bear", "--model", str(tmp_path), env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    time.sleep(seconds)
+    if process.poll() is None:
+        ends(process, sent)
+
+
+def test_what_ends_by_itself_ends_as_before():
+    assert subprocess.run([*COMMAND, "--version"], capture_output=True).returncode == 0
+    assert subprocess.run([*COMMAND, "no-verb"], capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize("sent", SIGNALS)
+@pytest.mark.parametrize("called", [False, True])
+def test_a_server_behind_a_pipe(tmp_path, sent, called):
+    process = begun("mcp", "--model", str(tmp_path))
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    if called:
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        call = {
+            "jsonrpc": "2.0",
+            "id": 2,
+            "method": "tools/call",
+            "params": {"name": "predict", "arguments": {"prompt": "a"}},
+        }
+        process.stdin.write(json.dumps(told) + "\n" + json.dumps(call) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 2
+    ends(process, sent)
