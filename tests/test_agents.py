@@ -495,3 +495,62 @@ def test_a_folder_that_is_not_there_is_said(tmp_path):
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=root)
     assert (done.returncode, "There is no folder" in done.stderr) == (2, True)
+
+
+# --- the wire -------------------------------------------------------------------------------------------
+
+NO_MESSAGES = {
+    b"garbage": (None, -32700),
+    b"{": (None, -32700),
+    b"[" * 100_000: (None, -32700),
+    b"\xff\xfe": (None, -32700),
+    b"null": (None, -32600),
+    b"[]": (None, -32600),
+    b'{"jsonrpc": "2.0", "id": 7}': (7, -32600),
+    b'{"jsonrpc": "1.0", "id": "a", "method": "ping"}': ("a", -32600),
+    b'{"jsonrpc": "2.0", "id": 9, "method": "ping", "params": {"x": "\\ud800"}}': (9, -32600),  # half of a pair
+    b'{"jsonrpc": "2.0", "id": 8, "method": "no/such"}': (8, -32601),
+}
+
+
+def test_what_is_no_message_is_answered(tmp_path):
+    """And the next one too."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "icebear", "mcp", "--model", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def ask(line):
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    for line, (identity, code) in NO_MESSAGES.items():
+        found = ask(line)
+        assert (found["id"], found["error"]["code"]) == (identity, code), line[:80]
+        assert "\n" not in found["error"]["message"]
+    assert ask(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}') == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    process.stdin.close()
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, ["prompt"]),
+        ({"prompt": ""}, ["prompt"]),
+        ({"prompt": 5, "k": "x"}, ["prompt", "k"]),
+        ({"prompt": "a", "k": 99}, ["k"]),
+    ],
+)
+def test_arguments_that_do_not_fit_get_one_line(session, given, names):
+    said = refused(session, "predict", **given)
+    assert [part.split(":")[0] for part in said.split("; ")] == names
+    assert ("\n" in said, "http" in said) == (False, False)
+
+
+def test_errors_speak_of_arguments():
+    told = tools._for_agents("Give --max-neurons, or --beyond; see --k.", ("max_neurons", "k"))
+    assert told == "Give max_neurons, or the command line's --beyond; see k."

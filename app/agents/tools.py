@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from html import escape
@@ -73,7 +74,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
             known = error if isinstance(error, IcebearError) else out_of_memory(error)
             if known is None:
                 raise
-            raise ToolError(str(known)) from None
+            raise ToolError(_for_agents(str(known), run.__annotations__)) from None
 
     @functools.wraps(run)
     async def called(self: Tools, *args: Any, **given: Any) -> Any:
@@ -81,6 +82,19 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
             return await anyio.to_thread.run_sync(functools.partial(work, self, *args, **given))
 
     return called
+
+
+def _for_agents(sentence: str, arguments: Collection[str]) -> str:
+    """What speaks of an option of the command line speaks of the tool's argument, if that has it; a whole command for
+    the user stays."""
+
+    def name(found: re.Match[str]) -> str:
+        if not found[1]:
+            return found[0]
+        argument = found[1].replace("-", "_")
+        return argument if argument in arguments else f"the command line's {found[0]}"
+
+    return re.sub(r"icebear [a-z]+ [^;,]*|--([a-z][a-z-]*)", name, sentence)
 
 
 def reporting(ctx: Context, before: int = 0, whole: int | None = None) -> Report:
