@@ -12,6 +12,11 @@ DEAD = 1e-3
 """A dead neuron's activation never exceeds this."""
 
 
+def class_name(kind: str) -> str:
+    """For people."""
+    return "none detected" if kind == "other" else kind
+
+
 def classify(keys: np.ndarray, tokens: np.ndarray, positions: np.ndarray, largest: np.ndarray) -> list[str]:
     """``dead``, ``token detector``, ``positional`` or ``other``, for each neuron at ``+`` and ``-``.
 

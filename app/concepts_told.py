@@ -33,6 +33,15 @@ def concept_table(found: Concept, labels: Mapping[Any, str | None], alike: Seque
     return Group(table, *(Text(line, "dim") for line in found_by(found)), *(Text(line) for line in _alike(alike)))
 
 
+RANKED_BY = {
+    "means": "difference of means",
+    "cna": "difference of means at the last token",
+    "relevance": "relevance for the words",
+    "w2": "W2 rows on the words",
+    "search": "search for the words",
+}
+
+
 def found_by(found: Concept) -> list[str]:
     """How a concept was found, and how well it detects, in words."""
     told = found.provenance
@@ -43,7 +52,7 @@ def found_by(found: Concept) -> list[str]:
     lines = [
         f"AUROC {told['auroc']:.3f} ± {told['error']:.3f} on {positive} texts with it and {negative} without that "
         f"nothing was chosen on (chance 0.5)",
-        f"found by {told['found_by']} in {told['examples']} and {told['others']} texts",
+        f"ranked by {RANKED_BY[told['found_by']]}, {told['examples']} positive / {told['others']} negative texts",
         f"tried, on a quarter of the texts: {tried}",
     ]
     universal = told["universal"]

@@ -52,15 +52,15 @@ def _model_facts(model: Model) -> dict[str, Any]:
 
     found = selftest(model)
     return {
-        "model": repr(model),
+        "model": f"{model.name}, {model.layers} layers, {model.dtype_name}, {model.device}",
         "dtype": model.dtype_name,
         "fingerprint": model.fingerprint,
         "family": model.family.name if model.has_family else "unknown",
         "sites": ", ".join(f"{site} {width}" for site, width in found.sites.items()) or "none",
         "parity": f"logits under the rules differ by {found.parity:.1e} of the largest",
         "cp-lrp": str(found.conserved),
-        "no rule": ", ".join(found.missing) or "every operation has one",
+        "LRP rules": f"none for {', '.join(found.missing)}" if found.missing else "all operations covered",
         "sinks": list(found.sinks),
-        "cost": f"{found.cost:.2f} x gradient x input",
+        "cost": f"{found.cost:.2f}x the time of gradient x input",
         "verdict": found.verdict,
     }

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from icebear.actmax.classes import class_name
 from icebear.actmax.labels import telling
 from icebear.actmax.labels.telling import HELD_OUT, measured
 from icebear.actmax.page import NEAREST, RELMAX, counted
@@ -114,7 +115,7 @@ def explanation(relevance: Relevance, units: Table | None = None) -> Group:
     predicted = ", ".join(f"{token.text!r} {token.number}" for token in relevance.predictions[:5])
     return Group(
         Text(f"Predicted: {predicted}"),
-        Text.assemble(head, Text(f"?  ({relevance.method!r}{_hops(relevance)})", "dim")),
+        Text.assemble(head, Text(f"?  method: {repr(relevance.method).removesuffix('()')}{_hops(relevance)}", "dim")),
         Padding(patches(relevance) if relevance.image else heatmap(relevance), (1, 2)),
         *([] if relevance.image else [units or token_table(relevance)]),
         Text(relevance.account(), "dim"),
@@ -153,9 +154,9 @@ def carried(found: Sequence[Ablation]) -> Table:
     """What lists of nodes carry, beside controls."""
     table = grid(
         ("nodes by size of relevance", "right"),
-        *((f"{name}{kind}", "right") for name in ("", "matched: ", "change: ") for kind in ("kept", "left without")),
+        *((f"{name}{kind}", "right") for name in ("", "matched: ", "control: ") for kind in ("kept", "left without")),
         title="How much of the difference is there with these nodes alone, and without them",
-        caption="matched: others of the same layers and tokens; change: those whose activations change most",
+        caption="matched: others of the same layers and tokens; control: largest activation change",
     )
     for row in found:
         table.add_row(f"{row.nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in list(vars(row).values())[1:]))
@@ -455,7 +456,7 @@ def card(found: Card) -> Group:
             f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{counted(found)}",
             "dim",
         ),
-        Text(f"{_sparkline(statistics.histogram)}  activations, -128 to 128 by powers of two", "dim"),
+        Text(f"{_sparkline(statistics.histogram)}  histogram of activations, -128 to 128, log2 bins", "dim"),
     ]
     if found.projection:
         parts.append(projection(found.projection))
@@ -463,7 +464,7 @@ def card(found: Card) -> Group:
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in found.examples.items():
         parts += meaning_told(polarity, found.meanings.get(polarity), found.held_out.get(polarity, {}))
-        title = f"class: {found.kind[polarity]}"
+        title = f"class: {class_name(found.kind[polarity])}"
         table = grid((found.by, "right"), ("sentence", "left"), title=title)
         for example in examples:
             table.add_row(f"{example.value:+.2f}", _highlighted(example))

@@ -31,7 +31,7 @@ from icebear.concepts.versus.compare import compared
 from icebear.concepts.versus.models import between_models
 from icebear.concepts.versus.proposals import proposed
 from icebear.errors import InputError, NumericalError
-from icebear.values import one_of, several, shown, whole
+from icebear.values import several, shown, whole
 
 Kept = Literal["all", "top"]
 ROWS = 16
@@ -200,7 +200,9 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Any, compares: boo
 
 def _keeping(record: Recorded, keep: str, k: int) -> tuple[Recorded, int | None]:
     """The positions kept whole, and how many neurons of the others, None for no choice."""
-    if one_of(keep, "choice of neurons to keep", get_args(Kept)) == "all":
+    if keep not in get_args(Kept):
+        raise InputError(f"keep must be 'all' or 'top' (k >= 1); got {shown(keep)}.")
+    if keep == "all":
         return record, None
     return "last" if isinstance(record, str) and record == "all" else record, whole(k, "The number of neurons to keep")
 

@@ -86,7 +86,9 @@ def _edited(model: Model) -> bool:
 
 
 def _measured(model: Model) -> Calibration:
-    logging.getLogger("icebear").info("Measuring %s on %d texts, once ...", model.name, len(TEXTS))
+    logging.getLogger("icebear").info(
+        "Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS)
+    )
     low, high = torch.zeros(2, model.layers, model.width("ffn"))
     divided: dict[str, list[Tensor]] = {}
     for batch in _batches(model):

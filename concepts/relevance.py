@@ -59,10 +59,13 @@ class Conservation:
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        return (
-            f"target {self.target:.3f} = tokens {self.tokens:.3f} + positions {self.positions:.3f} "
-            f"+ biases {self.biases:.3f} + softmax bias {self.softmax:.3f} + rest {self.rest:.1e}"
-        )
+        others = {
+            "positions": self.positions,
+            "biases": self.biases,
+            "softmax bias (not attributable to a token)": self.softmax,
+        }
+        parts = [f"{name} {value:z.3f}" for name, value in others.items() if abs(value) >= 5e-4]
+        return f"{self.target:z.3f}: {', '.join([f'tokens {self.tokens:z.3f}', *parts, f'rest {self.rest:.1e}'])}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,7 +317,7 @@ class Relevance(Tabled):
     def account(self) -> str:
         """Where the number explained went, in a line."""
         if self.versus is None:
-            return f"Conservation: {self.conserved}"
+            return f"Logit {self.conserved}"
         whole, tokens, there = self.conserved.target, self.conserved.tokens, fmean(self.versus.numbers)
         return (
             f"Difference {whole:z.3f}: {whole + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
@@ -333,7 +336,7 @@ class Relevance(Tabled):
         others = " and ".join(repr("".join(tokens)) for tokens in told.prompts[:3])
         more = f" and {len(told.prompts) - 3} more" if len(told.prompts) > 3 else ""
         own = (
-            f", the contrast is its own answer {' / '.join(map(repr, dict.fromkeys(told.contrasts)))}"
+            f", contrast: the counterfactual's top token {' / '.join(map(repr, dict.fromkeys(told.contrasts)))}"
             if told.own
             else ""
         )

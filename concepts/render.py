@@ -91,7 +91,7 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
     )
     return (
         f"<p>Why <b>{escape(repr(relevance.target_text))}</b>{against}? "
-        f"<small>{escape(repr(relevance.method))}</small></p>"
+        f"<small>{escape(f'method: {relevance.method!r}'.removesuffix('()'))}</small></p>"
         + _where(relevance)
         + f"<p><small>Predicted: {predictions}<br>{escape(relevance.account())}"
         + (f"<br>{escape(relevance.meaning())}" if relevance.versus else "")

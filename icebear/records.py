@@ -218,7 +218,7 @@ class Projection:
         low, high = self.typical
         return (
             f"{self.neuron}: change of the logit by one unit of activation, on the direct path, at a typical token "
-            f"(x {low:.2f} to {high:.2f} at eight of ten)"
+            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
         )
 
     def to_dict(self) -> dict[str, Any]:

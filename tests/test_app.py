@@ -322,7 +322,7 @@ def test_another_prompt_to_compare_with(environment):
     page = fine(visit("explain", prompt="The ice bear lives in the", versus="The wild camel lives in the"))
     said = " ".join(caption.value for caption in page.caption)
     assert re.search(r"rest [+-]?0\\?\.000", said)
-    assert "its own answer" in said
+    assert "top token" in said
     table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
     assert "there" in table
     assert len(set(table["token"])) > 1  # ranked at every token

@@ -50,14 +50,14 @@ def at(tmp_path_factory):
         folder = tmp_path_factory.mktemp("doors")
         (folder / "c.txt").write_text("\n".join(f"The {word} bear lives in the north." for word in "a b c d e".split()))
         patch.setattr(index, "SHARD", 4)
-        with icebear.open_store(folder / "wiki.db") as store:
+        with icebear.open_store(folder / "wiki.db", create=True) as store:
             icebear.build_index(model, icebear.read_corpus(str(folder / "c.txt")), store, k=2)
             yield types.SimpleNamespace(
                 model=model,
                 store=store,
                 folder=folder,
                 corpus=icebear.read_corpus(str(folder / "c.txt")),
-                new=icebear.Store(folder / "new.db"),
+                new=icebear.Store(folder / "new.db", create=True),
                 relevance=icebear.attribute(model, PROMPT, versus=OTHER),
                 top=icebear.attribute(model, PROMPT, keep="top", k=3),
                 positions=icebear.attribute(model, PROMPT, method=icebear.PA_LRP, sites=()),

@@ -148,7 +148,7 @@ def test_alignment():
     assert of([1, 2, 9], [1, 9]) == [[1, 0], [0, 1], [0, 1]]  # a sink stands for no other token
     assert of([2, 4, 9], [1, 9]) == [[1, 0], [0, 1], [0, 1]]
     assert of([1, 1, 1], [1, 1]) == [[1, 0], [0, 1], [0, 1]]
-    with pytest.raises(InputError, match="can stand for token 1"):
+    with pytest.raises(InputError, match="aligned at token 1"):
         of([1, 2, 3], [1])
 
 
@@ -255,7 +255,7 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
     command = ["attribute", ICE_BEAR, "--versus", "The wild camel lives in the", "--html", str(page)]
     said = run(*command)
     assert "rest 0.000" in said
-    assert "its own answer ' Arabian'" in said
+    assert "top token ' Arabian'" in said
     assert "Compared with" in page.read_text()
     assert "rest 0.000" in run(
         "attribute", ICE_BEAR, "--target-text", " Arctic and", "--versus", "The wild camel lives in the"

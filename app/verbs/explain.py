@@ -200,8 +200,8 @@ def rank(
     console = stdout()
     console.print(explanation(relevance))
     title = {"all": "at every token", "last": "where it is predicted"}.get(position, f"at position {position}")
-    apart = f", sinks {list(relevance.sinks)} apart" if position == "all" and not include_sinks else ""
-    apart += ", the template apart" if position == "all" and relevance.turns and not include_template else ""
+    apart = f", attention sinks excluded: {list(relevance.sinks)}" if position == "all" and not include_sinks else ""
+    apart += ", the chat template excluded" if position == "all" and relevance.turns and not include_template else ""
     console.print(ranking(found, relevance, words, f"Most relevant neurons {title}{apart}"))
     if known:
         console.print(meanings(known))

@@ -10,6 +10,7 @@ import streamlit as st
 from icebear.actmax import page
 from icebear.actmax.annotation import annotate
 from icebear.actmax.card import SILENT, Card, describe
+from icebear.actmax.classes import class_name
 from icebear.app.web.header import no_store_yet
 from icebear.app.web.state import (
     a_neuron,
@@ -73,7 +74,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         st.caption(plain(page.RELMAX))
     st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
     st.html(_styled(page.meaning(card, polarity)))
-    st.caption(plain(f"class: {card.kind[polarity]}"))
+    st.caption(plain(f"class: {class_name(card.kind[polarity])}"))
     rows = "".join(map(page.example_row, card.examples[polarity]))
     st.html(_styled(rows or '<p class="dim">No sentence does.</p>'))
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):

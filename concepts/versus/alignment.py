@@ -35,8 +35,8 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
             partners = [at for at in middle if at not in other_sinks] or [at for at in next_to if at not in other_sinks]
         if not partners:
             raise InputError(
-                f"Nothing of the other prompt, of {len(other)} tokens, can stand for token {place} of this one, of "
-                f"{len(ids)}; give another one of about {len(ids)} tokens."
+                f"Prompts cannot be aligned at token {place}; lengths differ too much ({len(ids)} and {len(other)} "
+                f"tokens). Give a counterfactual of about {len(ids)} tokens."
             )
         found[place, partners] = 1 / len(partners)
     return found
