@@ -48,6 +48,8 @@ class Card(Tabled):
     """polarity -> how well that holds, if it was measured."""
     nearest: dict[str, list[Hit]]
     """What they have in common (``writes``, ``reads``, ``examples``) -> the neurons most like this one at ``+``."""
+    nearest_by_chance: dict[str, tuple[float, float]]
+    """The same -> the median and the largest cosine between random neurons and the nearest to each."""
     left_out: bool
     """Whether the nearest, and without a model the vocabulary, were left out; see `describe`."""
     made_with: dict[str, Any]
@@ -107,6 +109,7 @@ class Card(Tabled):
                 by: [{"neuron": str(hit.neuron), "polarity": hit.polarity, "cosine": hit.score} for hit in hits]
                 for by, hits in self.nearest.items()
             },
+            "nearest_by_chance": {by: list(cosines) for by, cosines in self.nearest_by_chance.items()},
             "statistics": {
                 name: getattr(self.statistics, name) for name in ("mean", "std", "min", "max", "positive", "histogram")
             },
@@ -153,6 +156,7 @@ def describe(
         store.label(neuron),
         store.label_scores(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
+        {by: store.by_chance(by) for by in common},
         not whole,
         store.made_with(),
     )

@@ -14,6 +14,7 @@ from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import typical, unembedding, vocabulary, w1, written
 from icebear.db import vectors
+from icebear.db.search import NEAR, by_chance
 from icebear.db.store import Store
 from icebear.errors import StoreError
 
@@ -31,9 +32,12 @@ def ensure_vectors(model: Model, store: Store) -> None:
     }
     neurons, words = store.count("neurons"), vocabulary(model).out_features
     counts = {"w2": neurons, "w1": neurons, "examples": 2 * neurons, "tokens": words}
+    made = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
-        if not _usable(store, name, counts[name]):
+        if name in made:
             store.save_vectors(name, make(), unit=name != "tokens")
+    if made or store.control("nearest") is None:
+        store.set_control("nearest", {by: by_chance(store, by) for by in NEAR})
     if not store.count("w2_norms"):
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
         store.set_w2_norms(np.concatenate(list(norms)).tolist())

@@ -40,6 +40,11 @@ RELMAX = (
 )
 
 
+def nearest_title(by: str, chance: tuple[float, float]) -> str:
+    """What a list of the nearest is of, and what it has to be compared with."""
+    return f"{NEAREST[by]} (the nearest to random neurons: {chance[0]:.2f}, at most {chance[1]:.2f})"
+
+
 def card_page(card: Card) -> str:
     """A self-contained page: no scripts, nothing fetched."""
     return page(f"{card.neuron} - icebear", card_fragment(card), STYLE)
@@ -63,7 +68,7 @@ def card_fragment(card: Card) -> str:
         )
     for by, hits in card.nearest.items():
         names = ", ".join(f"<code>{escape(str(hit))}</code> ({hit.score:.2f})" for hit in hits)
-        parts.append(f'<p class="dim">{NEAREST[by]}: {names}</p>')
+        parts.append(f'<p class="dim">{nearest_title(by, card.nearest_by_chance[by])}: {names}</p>')
     parts.append(f'<p class="dim">{escape(said(card.made_with))}</p>')
     return f'<div class="card">{"".join(parts)}</div>'
 

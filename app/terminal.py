@@ -17,7 +17,7 @@ from rich.tree import Tree
 from icebear.actmax.classes import class_name
 from icebear.actmax.labels import telling
 from icebear.actmax.labels.telling import HELD_OUT, measured
-from icebear.actmax.page import NEAREST, RELMAX, counted
+from icebear.actmax.page import RELMAX, counted, nearest_title
 from icebear.concepts.circuits.drawing import sources, summary
 from icebear.concepts.render import color, hexadecimal, ink, shares, visible
 from icebear.concepts.versus.ablation import Ablation
@@ -471,7 +471,7 @@ def card(found: Card) -> Group:
         parts.append(table)
     for by, nearest in found.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
-        parts.append(Text(f"{NEAREST[by]}: {names}", "dim"))
+        parts.append(Text(f"{nearest_title(by, found.nearest_by_chance[by])}: {names}", "dim"))
     return Group(*parts)
 
 

@@ -169,3 +169,16 @@ def similar(store: Store, neuron: Neuron | str, k: int = 10, by: str = "writes",
     names = store.neurons([other for other, _, _ in found])
     does = {"writes": "writes the same", "reads": "reads the same", "examples": f"has {_examples(store)} like it"}[by]
     return [Hit(names[other], p, cosine, (f"{does} ({cosine:.2f})",)) for other, p, cosine in found]
+
+
+DRAWS = 20
+
+
+def by_chance(store: Store, by: str, seed: int = 0) -> tuple[float, float]:
+    """The median and the largest cosine between `DRAWS` random neurons and the nearest to each: what a list of the
+    nearest has to be compared with."""
+    count = store.count("neurons")
+    drawn = np.random.default_rng(seed).choice(count, min(DRAWS, count), replace=False)
+    nearest = [similar(store, neuron, 1, by) for neuron in store.neurons(drawn.tolist()).values()]
+    scores = [hits[0].score for hits in nearest if hits] or [0.0]
+    return float(np.median(scores)), max(scores)

@@ -235,6 +235,14 @@ class Store(ConceptsFile):
 
         return similar(self, neuron, k, by, polarity)
 
+    def by_chance(self, by: str) -> tuple[float, float]:
+        """The median and the largest cosine between random neurons and the nearest to each."""
+        found = self.control("nearest")
+        if found is None:
+            raise StoreError(f"The vectors of {self.path} are missing; run icebear index again to make them.")
+        median, largest = found[by]
+        return median, largest
+
     def vocabulary(self, neuron: Neuron | str, k: int = 20) -> Projection:
         """What the neuron promotes and suppresses; see `icebear.db.search.vocabulary`."""
         from icebear.db.search import vocabulary

@@ -22,6 +22,7 @@ from icebear.app.terminal import card
 from icebear.concepts import Model
 from icebear.concepts.vocabulary import w1, w2_row
 from icebear.db import open_store, vectors
+from icebear.db.search import DRAWS
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron
 
@@ -429,3 +430,21 @@ def test_a_scan_goes_on_however_the_paths_are_spelled(model, corpus, tmp_path, m
         assert store.checksum() == checksum
         build_index(other, read_corpus(str(tmp_path / "c.txt"), 20), store, k=K)
         assert store.fact("limit") == 20
+
+
+def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_path):
+    """Against the definition: all pairs of rows, without the neuron itself."""
+    with open_store(tmp_path / "i.db", create=True) as store:
+        build_index(model, corpus, store, k=K)
+        rows = torch.nn.functional.normalize(
+            torch.stack([w2_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
+        )
+        cosines = (rows @ rows.T).abs().fill_diagonal_(0)
+        drawn = np.random.default_rng(0).choice(60, DRAWS, replace=False)
+        nearest = cosines[drawn.tolist()].max(1).values.numpy()
+        assert store.by_chance("writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
+        card_ = describe(store, Neuron(1, "ffn", 3))
+        assert set(card_.nearest) == set(card_.nearest_by_chance) == {"writes", "reads", "examples"}
+        said = f"random neurons: {store.by_chance('reads')[0]:.2f}, at most {store.by_chance('reads')[1]:.2f}"
+        assert said in printed(card(card_)).replace("\n", " ")
+        assert said in card_.to_html()

@@ -80,7 +80,11 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
         _annotating(opened, neuron)
     for by, hits in card.nearest.items():
-        neuron_pills(page.NEAREST[by], [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
+        neuron_pills(
+            page.nearest_title(by, card.nearest_by_chance[by]),
+            [(hit.neuron, hit.polarity) for hit in hits],
+            f"nearest_{by}",
+        )
     _actions(card)
 
 

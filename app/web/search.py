@@ -35,6 +35,7 @@ def _like() -> None:
     if no_store_yet("The neurons most like this one come"):
         return
     with store() as opened:
+        st.caption("The nearest to random neurons: {:.2f}, at most {:.2f}.".format(*opened.by_chance(by)))
         _show(opened.similar(Neuron.parse(name), 50, by, polarity))
 
 
