@@ -135,6 +135,8 @@ def read_corpus(
     """
     if limit is not None:
         whole(limit, "The number of documents")
+    if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language):
+        raise InputError(f"{shown(language)} is not the code of a language; give one such as en.")
     path, streamed = local(name), False
     if name == WIKI:
         if language not in LANGUAGES:

@@ -76,7 +76,7 @@ def index(
 
     need("index")
     where = on_ray(workers, address) if engine == "ray" else local
-    documents = read_corpus(corpus or WIKI, limit, language, column, config, split, revision)
+    documents = read_corpus(WIKI if corpus is None else corpus, limit, language, column, config, split, revision)
     model = load(**given)
     counts = indexing(model, documents, store_path, k=k, sites=site, by=by, max_tokens=max_tokens, engine=where)
     if as_json:
