@@ -104,7 +104,7 @@ def one_scan(documents: int) -> None:
     model = load_model()
     forward(model, next(shards(read_corpus("wiki-summaries", limit=300).sentences(), index.SHARD)))
     before = peak()
-    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db", create=True) as store:
         build_index(model, read_corpus("wiki-summaries", limit=documents), store)
     print(f"| {documents} | {peak()} | {before} |", flush=True)
 
@@ -115,7 +115,7 @@ def large(neurons: int) -> None:
     each = neurons // layers
     generator = numpy.random.default_rng(0)
     facts = {"by": "activation", "gated": True, "sites": ["ffn"], "corpus": "made", "limit": None, "finished": True}
-    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db", create=True) as store:
         texts = [f"Sentence {i} of a corpus that was made for its size." for i in range(count)]
         made = [Sentence(i, text, "", 0, len(text), tuple(text.split())) for i, text in enumerate(texts)]
 
@@ -166,7 +166,7 @@ def million(documents: int) -> None:
     model = Model(LlamaForCausalLM(config), tokenizer, name="made, 2 layers, 64 wide")
     generator = numpy.random.default_rng(0)
     share = 1 / numpy.arange(1, len(words) + 1)
-    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db", create=True) as store:
         lines = Path(folder) / "made.txt"
         with lines.open("w") as file:
             for _ in range(documents // 1000):
@@ -198,7 +198,7 @@ def peak() -> int:
 def reading(documents: int) -> None:
     model = load_model()
     neurons = [Neuron(layer, "ffn", 37 * layer + 5) for layer in range(30)]
-    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db") as store:
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "b.db", create=True) as store:
         build_index(model, read_corpus("wiki-summaries", limit=documents), store)
         count = store.count("neurons")
         print(f"{documents} summaries, k = 32, {count} neurons\n")

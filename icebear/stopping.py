@@ -27,15 +27,18 @@ class Stopped(SystemExit):
 
 def stoppable(command: Callable[[], None]) -> None:
     """Runs `command` in the main thread of a process of its own."""
-    for number in SIGNALS:
-        signal.signal(number, _stop)
     # Python calls its handlers between two steps of the main thread only, and an import may swallow what they raise;
     # the descriptor is written to by the system's handler, at once.
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reader,), daemon=True, name="stopping").start()
+    complain = sys.unraisablehook
+    # Where nothing can be raised, as in a callback of an import, Python prints it; the watcher ends the process then.
+    sys.unraisablehook = lambda lost: None if issubclass(lost.exc_type, Stopped) else complain(lost)
     try:
+        for number in SIGNALS:
+            signal.signal(number, _stop)
         command()
     except BaseException:
         if not _received:

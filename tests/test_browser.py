@@ -239,7 +239,7 @@ NASTY = (
 def test_text_stays_text_everywhere(chromium, smol, tmp_path):
     (tmp_path / "n.jsonl").write_text("\n".join(json.dumps({"text": t, "title": NASTY[1]}) for t in NASTY))
     neuron = Neuron(1, "ffn", 3)
-    with open_store(tmp_path / "n.db") as store:
+    with open_store(tmp_path / "n.db", create=True) as store:
         build_index(smol, read_corpus(str(tmp_path / "n.jsonl")), store, k=4)
         store.set_label(neuron, " ".join(NASTY))
         annotate(smol, store, [neuron], 4)

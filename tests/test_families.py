@@ -229,7 +229,7 @@ def test_ranking_steering_and_the_scan(name, tmp_path):
     best = attribute(model, "the ice bear", sites=[site for site in SITES if site in model.sites]).top(3)
     assert best[0].relevance >= best[1].relevance
     (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, sites=model.sites)
         for site in model.sites:
             neuron = Neuron(1, site, 3)

@@ -227,7 +227,7 @@ def test_ranking_scan_cards_and_annotations(name, tmp_path):
     best = attribute(model, text, sites=model.sites).top(3)
     assert best[0].relevance >= best[1].relevance
     (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, sites=model.sites)
         for site in model.sites:
             neuron = Neuron(model.layers - 1, site, 3)
@@ -259,7 +259,7 @@ def read(model, text, neuron):
 def test_relmax_scans_too(name, tmp_path):
     model = make(name, dtype=torch.float32)
     (tmp_path / "c.txt").write_text("Ice bear.\nA camel.\nSand.")
-    with open_store(tmp_path / "i.db") as store:
+    with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, by="relevance")
         assert store.examples(Neuron(0, "ffn", 3), "+")
 
