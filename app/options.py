@@ -49,7 +49,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": click.IntRange(min=0),
         "help": "With --span: hand relevance on from the answer's own words so often.",
     },
-    "--centred": {"is_flag": True, "help": "Explain logits less their mean over the vocabulary."},
+    "--number": {
+        "type": click.Choice(["log-odds", "logit", "centred"]),
+        "show_default": "log-odds; logit with --contrast or --versus",
+        "help": "What is explained of the answer: against all others by probability, alone, or less the mean.",
+    },
     "--max-new-tokens": {"default": 40, "type": AT_LEAST_1, "help": "How many tokens the model writes at most."},
     "--prefix": {"help": "What the decoder of an encoder-decoder has written before the target."},
     "--versus": {
@@ -135,7 +139,7 @@ EXPLAIN = (
     "--versus-model",
     "--prefix",
     "--at",
-    "--centred",
+    "--number",
     "--checkpoint",
 )
 CHAT = ("--chat", "--system", "--messages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
 
 import torch
@@ -31,9 +32,10 @@ from icebear.concepts.versus.compare import compared
 from icebear.concepts.versus.models import between_models
 from icebear.concepts.versus.proposals import proposed
 from icebear.errors import InputError, NumericalError
-from icebear.values import several, shown, whole
+from icebear.values import one_of, several, shown, whole
 
 Kept = Literal["all", "top"]
+Explained = Literal["log-odds", "logit", "centred"]
 ROWS = 16
 """Prompts that go through the model at once, however many are given."""
 
@@ -50,7 +52,7 @@ class Options(TypedDict, total=False):
     at: int | Sequence[int] | str | None
     span: Span | None
     hops: int
-    centred: bool
+    number: Explained | None
     record: Recorded
     keep: Kept
     k: int
@@ -91,7 +93,7 @@ def attribute(
     at: int | Sequence[int] | str | None = None,
     span: Span | None = None,
     hops: int = 0,
-    centred: bool = False,
+    number: Explained | None = None,
     record: Recorded = "all",
     keep: Kept = "all",
     k: int = 100,
@@ -125,8 +127,9 @@ def attribute(
     span: of an answer the tokens (i, j), half open, or a phrase of it; default all of it.
     hops: how often the relevance of an answer's own tokens is handed on to what they rest on
         (`icebear.concepts.answers.hops`).
-    centred: explain logits less their mean over the vocabulary, which a softmax does not see. By default the logits
-        themselves, so that a span of one token is that token's attribution (docs/results.md compares both).
+    number: what is explained of the answer: ``log-odds``, its logit less the mean of all others, weighted by their
+        probability; ``logit`` alone, as the paper has it; ``centred``, less the mean over the vocabulary. Default:
+        log-odds, with a contrast or versus the logit (docs/explain.md#which-number has what points at the evidence).
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
         whole prompt of 2,000 tokens takes gigabytes in a large model.
     keep: ``top`` keeps, of all positions, the sums by layer, head and token and only the `k` neurons of each site that
@@ -143,7 +146,7 @@ def attribute(
         if not isinstance(versus_model, Model):
             raise InputError(f"versus_model is a loaded model, not {shown(versus_model)}; give one of load_model.")
         same: dict[str, Any] = {"versus": versus, "target_text": target_text, "method": method, "sites": sites}
-        same |= {"prefix": prefix, "at": at, "span": span, "hops": hops, "centred": centred}
+        same |= {"prefix": prefix, "at": at, "span": span, "hops": hops, "number": number or "logit"}
         same |= {"checkpoint": checkpoint, "strict": strict}
         keeping = _keeping(record, keep, k)
         return between_models(attribute, model, versus_model, prompt, target, contrast, keeping, same)  # type: ignore[no-any-return]
@@ -161,14 +164,14 @@ def attribute(
         raise InputError("A span is of an answer; let the model answer first (model.answer).")
     recorded = _sites(model, sites, method, versus is not None)
     how = How(method, place, recorded, *_keeping(record, keep, k), checkpoint, strict)
-    numbers: list[Number] = ["centred" if centred else "logits"] * len(prompts)
+    numbers = _numbers(number, asked, others is not None)
     if any(one["target_text"] is not None and one["contrast"] is not None for one in asked):
         phrases = [_phrases(model, *pair) for pair in zip(prompts, asked, strict=True)]
         numbers = [number for number, *_ in phrases]
         apart: Sequence[list[Prompt] | None] = others or [None] * len(prompts)
         results = [_against(model, how, *row) for row in zip(prompts, phrases, apart, strict=True)]
     else:
-        results = _explained(model, prompts, asked, others, number=numbers[0], how=how)
+        results = _explained(model, prompts, asked, others, numbers=numbers, how=how)
     if first is not None or target_text is not None:
         results = [replace(one, answer_from=one.predicted_at + 1 if first is None else first) for one in results]
     if hops:
@@ -225,20 +228,33 @@ def _explained(
     asked: Sequence[dict[str, Any]],
     others: Sequence[Sequence[Prompt]] | None,
     *,
-    number: Number,
+    numbers: Sequence[Number],
     how: How,
 ) -> list[Relevance]:
     """Of prompts with what is asked of each, compared with others or alone."""
     if others is not None:
-        each = zip(prompts, others, asked, strict=True)
-        return [compared(model, one, other, wanted, number, *how) for one, other, wanted in each]
-    found = []
-    for start in range(0, len(prompts), ROWS):
-        wanted = asked[start : start + ROWS]
-        columns = {name: [one[name] for one in wanted] for name in wanted[0]}
-        planned = plan(model, prompts[start : start + ROWS], **columns, number=number)
-        found += relevance_of(model, planned, how.method, *how[2:])
+        each = zip(prompts, others, asked, numbers, strict=True)
+        return [compared(model, one, other, wanted, number, *how) for one, other, wanted, number in each]
+    found: list[Relevance] = []
+    for number, rows in groupby(range(len(prompts)), key=numbers.__getitem__):
+        every = list(rows)
+        for start in range(0, len(every), ROWS):
+            some = every[start : start + ROWS]
+            columns = {name: [asked[row][name] for row in some] for name in asked[0]}
+            planned = plan(model, [prompts[row] for row in some], **columns, number=number)
+            found += relevance_of(model, planned, how.method, *how[2:])
     return found
+
+
+def _numbers(number: Explained | None, asked: Sequence[dict[str, Any]], compares: bool) -> list[Number]:
+    """Of each prompt. Raises `InputError` for log-odds against something else."""
+    if number is not None:
+        one_of(number, "number to explain", get_args(Explained))
+    against = [compares or one["contrast"] is not None for one in asked]
+    if number == "log-odds" and any(against):
+        raise InputError("Log-odds are against all other answers; leave out number, or contrast and versus.")
+    kinds: dict[Explained, Number] = {"log-odds": "log-odds", "logit": "logits", "centred": "centred"}
+    return [kinds[number or ("logit" if other else "log-odds")] for other in against]
 
 
 def _of_answer(
@@ -277,7 +293,7 @@ def _against(model: Model, how: How, prompt: Prompt, phrases: Any, others: Any) 
     """Of one phrase rather than another one: a pass of each."""
     number, *both = phrases
     whole = how if how.k is None else how._replace(record="all", k=None)
-    explain = partial(_explained, model, [prompt], others=others and [others], number=number, how=whole)
+    explain = partial(_explained, model, [prompt], others=others and [others], numbers=[number], how=whole)
     found, rather = (explain([ask])[0] for ask in both)
     less = found.less(rather)
     if how.k is None:

@@ -87,7 +87,7 @@ def explained(target: TokenScore | None, contrast: TokenScore | None) -> str:
 
 def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0) -> BesideChance:
     """The k tokens of a text that speak most for the answer removed (their embeddings are zero), or k others, drawn but
-    for sinks and what a chat's template wrote; all choices where there are few. Measured is the logit of one answer.
+    for sinks and what a chat's template wrote; all choices where there are few. Measured is the number explained.
     Raises `InputError`."""
     apart = {*relevance.sinks, *relevance.template}
     free = [place for place in range(len(relevance.tokens)) if place not in apart]
@@ -95,13 +95,15 @@ def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2,
     first, rest = order[:k], sorted(order[k:])
     if relevance.target is None or relevance.image:
         raise InputError("Tokens of a text are removed where one answer is explained; explain one.")
-    found = plan(model, [prompt], relevance.target.id, relevance.contrast.id if relevance.contrast else None)
+    contrast = relevance.contrast and relevance.contrast.id
+    found = plan(model, [prompt], relevance.target.id, contrast, number=relevance.number)
     masks = torch.zeros(2, len(relevance.tokens), dtype=torch.bool)
     masks[1, first] = True
     masks = torch.cat((masks, _drawn(rest, len(first), len(relevance.tokens), seed)))
     before, after, *drawn = without(model, found, 0, masks, value).float().tolist()
     names = ", ".join(repr(relevance.token_strings[place]) for place in sorted(first))
     number = explained(relevance.target, relevance.contrast)
+    number += " against all others" if relevance.number == "log-odds" else ""
     return BesideChance(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
 
 

@@ -21,7 +21,7 @@ from icebear.concepts.lrp.method import AttnLRP, Difference
 from icebear.concepts.lrp.positions import Reading, Summed
 from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.images import ImageMap
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.plan import Number, Plan
 from icebear.errors import InputError
 from icebear.records import POLARITIES, Neuron, Ranked, TokenScore, as_neuron
 from icebear.tables import Tabled
@@ -178,6 +178,8 @@ class Relevance(Tabled):
     """What it is compared with: relevance is then of differences, `conserved.target` that of the number explained."""
     missing_rules: tuple[str, ...] = ()
     """Operations that took their plain gradient (only with strict=False)."""
+    number: Number = "logits"
+    """What of the answer is explained."""
 
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
@@ -317,12 +319,24 @@ class Relevance(Tabled):
     def account(self) -> str:
         """Where the number explained went, in a line."""
         if self.versus is None:
-            return f"Logit {self.conserved}"
+            return f"{self.number_text} {self.conserved}"
         whole, tokens, there = self.conserved.target, self.conserved.tokens, fmean(self.versus.numbers)
         return (
             f"Difference {whole:z.3f}: {whole + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
             f"tokens {tokens:z.3f}, rest {whole - tokens:z.3f}"
         )
+
+    @property
+    def number_text(self) -> str:
+        """What of the answer is explained, in words."""
+        if self.contrast_text:
+            return "Logit difference"
+        return {
+            "logits": "Logit",
+            "log-odds": "Logit against all others",
+            "centred": "Logit less the mean of the vocabulary",
+            "mean": "Mean logit less the mean of the vocabulary",
+        }[self.number]
 
     def meaning(self) -> str:
         """What it is compared with, in a line."""

@@ -60,7 +60,7 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
         parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        relevance = attribute(model, prompt, method=CP_LRP, sites=(), strict=False)
+        relevance = attribute(model, prompt, method=CP_LRP, sites=(), number="logit", strict=False)
         works = (
             lambda: attribute(model, prompt, sites=(), strict=False),
             lambda: gradient_times_input(model, prompt),

@@ -46,6 +46,7 @@ def said(
         "contrast": None if contrast is None else model.token_score(here, contrast),
         "predictions": tuple(model.top_tokens(here, 10)),
         "method": method,
+        "number": plan.number,
         "head_count": model.heads,
         "made_with": provenance(model),
     }

@@ -29,7 +29,7 @@ def refine(model: Model, paraphrases: Sequence[str], answer: str, top: int = 20,
         raise InputError("There is no prompt to refine over; give several that say the same.")
     counts: Counter[Neuron] = Counter()
     for prompts in _parts(paraphrases):
-        found = attribute(model, prompts, answer, sites=("ffn",), record="last")
+        found = attribute(model, prompts, answer, sites=("ffn",), number="logit", record="last")
         counts.update(row.neuron for relevance in found for row in relevance.top(top, "ffn"))
     wanted = share * len(paraphrases)
     return [neuron for neuron, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count >= wanted]

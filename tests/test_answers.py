@@ -44,11 +44,11 @@ def test_a_span_of_one_token_is_its_attribution(model, answer):
     assert torch.equal(against.tokens, attribute(model, [*IDS, *WRITTEN[:3]], WRITTEN[3], contrast=8).tokens)
 
 
-@pytest.mark.parametrize("centred", [False, True])
-def test_a_span_is_the_sum_of_its_tokens(model, answer, centred):
+@pytest.mark.parametrize("number", ["log-odds", "logit", "centred"])
+def test_a_span_is_the_sum_of_its_tokens(model, answer, number):
     with Double():
-        whole = attribute(model, answer, span=(1, 5), centred=centred)
-        parts = [attribute(model, answer, span=(place, place + 1), centred=centred) for place in range(1, 5)]
+        whole = attribute(model, answer, span=(1, 5), number=number)
+        parts = [attribute(model, answer, span=(place, place + 1), number=number) for place in range(1, 5)]
     for name in ("tokens", "ffn", "attn"):
         own = getattr(whole, name)
         sums = torch.zeros_like(own)
@@ -66,8 +66,8 @@ def test_centred_logits_are_less_their_mean(model, answer):
     with torch.no_grad():
         logits = model.net(torch.tensor([[*IDS, *WRITTEN]])).logits[0, len(IDS) - 1 : -1]
     own = logits[range(6), list(WRITTEN)]
-    assert attribute(model, answer).conserved.target == pytest.approx(own.sum().item(), abs=1e-5)
-    centred = attribute(model, answer, centred=True).conserved.target
+    assert attribute(model, answer, number="logit").conserved.target == pytest.approx(own.sum().item(), abs=1e-5)
+    centred = attribute(model, answer, number="centred").conserved.target
     assert centred == pytest.approx((own - logits.mean(-1)).sum().item(), abs=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
     before = [*IDS, *WRITTEN[:1]]
     with Double():
         found = attribute(model, answer, contrast=[other], span=(1, 3))
-        runs = [attribute(model, before, target_text=[ids], centred=True) for ids in (WRITTEN[1:3], other)]
+        runs = [attribute(model, before, target_text=[ids], number="centred") for ids in (WRITTEN[1:3], other)]
     weights = [1, 1] if len(other) == 2 else [1 / 2, 1 / len(other)]
     here, there = (run.tokens * weight for run, weight in zip(runs, weights, strict=True))
     wanted = here.clone()
@@ -271,7 +271,7 @@ def test_a_matrix_row_is_a_span(smol):
     assert len(found.rows) > 1
     for row, values in zip(found.rows, found.values, strict=True):
         span = (row.start - len(answer.prompt_ids), row.stop - len(answer.prompt_ids))
-        plain = attribute(smol, answer, span=span, sites=()).tokens
+        plain = attribute(smol, answer, span=span, sites=(), number="logit").tokens
         wanted = [plain[part.start : part.stop].sum().item() for part in found.columns]
         assert values.tolist() == pytest.approx(wanted, abs=2e-3)
     assert found.to_frame().shape == tuple(found.values.shape)
@@ -288,7 +288,7 @@ def test_origins_add_up(smol):
     names = [part.name for part in found.parts]
     assert names == ["template", "context", "question", "the answer's own start"]
     assert abs(found.rest) < 1e-3 * abs(found.target)
-    plain = attribute(smol, answer, method=CP_LRP, sites=())
+    plain = attribute(smol, answer, method=CP_LRP, sites=(), number="logit")
     assert found.target == pytest.approx(plain.conserved.target, rel=1e-5)
     user = next(turn for turn in plain.turns if turn.role == "user")
     said = sum(part.positive + part.negative for part in found.parts if part.name in ("context", "question"))
@@ -302,12 +302,12 @@ def test_origins_with_biases_and_another_prompt():
     for span in ((0, 2), (3, 4)):
         with Double():
             found = origins(made, answer, span, versus=OTHER)
-            plain = attribute(made, answer, span=span, method=CP_LRP, sites=()).tokens.sum()
+            plain = attribute(made, answer, span=span, method=CP_LRP, sites=(), number="logit").tokens.sum()
             hooks = [
                 layer.mlp.down_proj.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
                 for layer in made.net.model.layers
             ]
-            past = attribute(made, answer, span=span, method=CP_LRP, sites=()).tokens.sum()
+            past = attribute(made, answer, span=span, method=CP_LRP, sites=(), number="logit").tokens.sum()
             for hook in hooks:
                 hook.remove()
         assert abs(found.rest) < 1e-6
@@ -334,3 +334,38 @@ def without_ffn(model, answer, span):
             hook.remove()
     begin = len(answer.prompt_ids) - 1
     return sum(logits[begin + place, answer.ids[place]].item() for place in range(*span))
+
+
+# --- the number that is explained -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "cp-lrp", "gxi"])
+def test_by_default_it_is_the_log_odds_number(model, method):
+    """Relevance is linear in the logits read: that of the target less that of each other token by its probability."""
+    with Double():
+        found = attribute(model, IDS, 7, method=method, sites=())
+        logits = model.logits(model.read_ids([list(IDS)]), [len(IDS) - 1])[0, 0].double().detach()
+        others = logits.clone()
+        others[7] = -torch.inf
+        weights = others.softmax(-1)
+        twin = attribute(model, IDS, 7, method=method, sites=(), number="logit").tokens.clone()
+        for token, weight in enumerate(weights.tolist()):
+            if token != 7:
+                twin -= weight * attribute(model, IDS, token, method=method, sites=(), number="logit").tokens
+    assert close(found.tokens, twin)
+    assert found.conserved.target == pytest.approx((logits[7] - weights @ logits).item(), abs=1e-6)
+    assert found.number == "log-odds"
+    assert "against all others" in found.account()
+    p = logits.softmax(-1)[7]
+    odds = torch.autograd.functional.jacobian(lambda z: torch.logit(z.softmax(-1)[7]), logits)
+    assert torch.allclose(odds, torch.nn.functional.one_hot(torch.tensor(7), len(logits)) - weights, atol=1e-9)
+    assert 0 < p < 1
+
+
+def test_what_the_number_is_against_is_said_once(model):
+    for options in ({"contrast": 8}, {"versus": OTHER}):
+        assert attribute(model, IDS, 7, **options).number == "logits"
+        with pytest.raises(InputError, match="Log-odds are against all other answers"):
+            attribute(model, IDS, 7, number="log-odds", **options)
+    with pytest.raises(InputError, match="'odds'"):
+        attribute(model, IDS, 7, number="odds")

@@ -58,7 +58,7 @@ def embedded(model):
 
 
 def found(model, method):
-    return attribute(model, prompt(model), 11, method=method).tokens.double()
+    return attribute(model, prompt(model), 11, method=method, number="logit").tokens.double()
 
 
 def close(a, b, tolerance=1e-5):
@@ -188,7 +188,7 @@ def position_entries(model):
 
 @pytest.mark.parametrize("name", ["pa-lrp", "pa-lrp-relu-d", "pa-lrp-signed", "pa-lrp-magnitude"])
 def test_readings_of_pa_lrp_s_sum(model, name):
-    expected = attribute(model, prompt(model), 11, method=PA_LRP).tokens.double()
+    expected = attribute(model, prompt(model), 11, method=PA_LRP, number="logit").tokens.double()
     tokens = expected.clone()
     for layer in position_entries(model):
         for place, entries in enumerate(layer.tolist()):

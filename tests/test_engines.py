@@ -135,7 +135,7 @@ def test_relmax_equals_its_definition(model, corpus, tmp_path):
         ids = model.token_ids(sentence.text)
         total = torch.zeros(3, len(ids), 20)
         for end in range(1, len(ids) + 1):
-            relevance: Relevance = attribute(model, ids[:end], sites=("ffn",))
+            relevance: Relevance = attribute(model, ids[:end], sites=("ffn",), number="logit")
             total[:, :end] += relevance.ffn
         seen[sentence.id] = total
     (tmp_path / "short.txt").write_text("\n".join(s.text for s in sentences))

@@ -66,7 +66,7 @@ def test_the_direct_path_is_what_the_rules_see(name):
         norm.register_forward_pre_hook(lambda module, args, path=path: seen.update({path: divisor(module, args[0])}))
         for path, norm in behind.items()
     ]
-    found = attribute(model, IDS, target=5, sites=("ffn",))
+    found = attribute(model, IDS, target=5, sites=("ffn",), number="logit")
     for hook in hooks:
         hook.remove()
     assert final is behind[model.family.final_norm]
@@ -86,7 +86,7 @@ def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
         ids = model.token_ids(text, texts.LONGEST)
         if len(ids) < 2:
             continue
-        found = attribute(model, ids, sites=("ffn",))
+        found = attribute(model, ids, sites=("ffn",), number="logit")
         kept = [place for place in range(len(ids)) if place not in found.sinks]
         low = torch.minimum(low, found.activation("ffn")[:, kept].amin(1))
         high = torch.maximum(high, found.activation("ffn")[:, kept].amax(1))

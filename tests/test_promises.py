@@ -122,7 +122,7 @@ def test_conservation_of_each_row_of_a_batch(tiny):
 
 
 def test_target_contrast_and_continuation_add_up(tiny):
-    a, b = attribute(tiny, IDS, target=4), attribute(tiny, IDS, target=9)
+    a, b = (attribute(tiny, IDS, target=token, number="logit") for token in (4, 9))
     both = attribute(tiny, IDS, target=4, contrast=9)
     assert torch.allclose(both.tokens, a.tokens - b.tokens, atol=1e-6)
     assert torch.allclose(both.ffn, a.ffn - b.ffn, atol=1e-6)

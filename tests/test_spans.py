@@ -136,12 +136,12 @@ def test_no_hops_are_the_plain_scores_and_only_the_context_counts(model):
     context = [token for part in inside for token in part if token not in one.sinks]
     assert [len(set(part) - set(one.sinks)) for part in inside] == [len(part) for part in found["parts"]]
     for method in ("attnlrp", "gxi"):
-        plain = attribute(model, ids, span=one.span, method=method, sites=()).tokens
+        plain = attribute(model, ids, span=one.span, method=method, sites=(), number="logit").tokens
         assert found["methods"][method]["scores"] == pytest.approx(plain[context].tolist())
     assert model.tokenizer.decode(ids.ids[slice(*one.spans[0])]) == item.said[1]
     assert "attnlrp, of the step" in found["methods"]
     begins = len(ids.prompt_ids)
-    positive = attribute(model, ids, span=one.span, sites=()).tokens.clamp(min=0)
+    positive = attribute(model, ids, span=one.span, sites=(), number="logit").tokens.clamp(min=0)
     counting = [token for token in range(len(positive)) if token not in one.sinks]
     share = positive[begins:].sum() / positive[counting].sum()
     assert found["methods"]["attnlrp"]["own"] == pytest.approx(share.item())

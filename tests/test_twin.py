@@ -96,7 +96,7 @@ def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
     target = 1 if model.task.name == "image" else 11
     prefix = " ".join(map(str, options["written"][1:])) if options else None
     with Double():
-        found = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix)
+        found = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix, number="logit")
         leaves, tape, logits = twin_models.explain(build, method, model.net, prompt, target, **options)
     assert abs(found.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
     if model.task.name == "image":
@@ -124,7 +124,7 @@ def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
 def test_cp_lrp_conserves(name):
     model = random_model(CONFIGS[name])
     with Double():
-        found = attribute(model, IDS, method=CP_LRP)
+        found = attribute(model, IDS, method=CP_LRP, number="logit")
     assert found.tokens.sum().item() == pytest.approx(found.conservation().target, rel=1e-6)
 
 

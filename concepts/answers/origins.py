@@ -72,7 +72,7 @@ def origins(
     """
     start, stop = answer.places(span)
     explained = answer.ids[start:stop]
-    found = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), checkpoint=checkpoint)
+    found = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), number="logit", checkpoint=checkpoint)
     target, names = found.conserved.target, _named(found)
     parts = []
     for name in dict.fromkeys(names):

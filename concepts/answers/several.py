@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Number
+from icebear.concepts.models.plan import Number, explained
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Recorder, run
 from icebear.concepts.passes.stream import Stream
@@ -31,9 +31,7 @@ class Parts:
     def numbers(self, model: Model) -> list[Tensor]:
         needed = sorted({place - 1 for part in self.parts for place in part})
         logits = model.logits(model.read_ids([list(self.ids)]), needed)[0]  # (P, V)
-        own = logits[range(len(needed)), [self.ids[place + 1] for place in needed]]
-        if self.number != "logits":
-            own = own - logits.mean(-1)
+        own = explained(logits, [self.ids[place + 1] for place in needed], self.number)
         row = {place: at for at, place in enumerate(needed)}
         return [torch.stack([own[row[place - 1]] for place in part]).sum()[None] for part in self.parts]
 

@@ -27,7 +27,7 @@ def log_probability(model: Model, plan: Plan) -> Tensor:
     found = model.log_probabilities(model.logits(plan.batch, plan.needed).float())
     if found is None:
         raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
-    return replace(plan, contrasts=(None,) * len(plan.contrasts)).explained(found)[1]
+    return replace(plan, contrasts=(None,) * len(plan.contrasts), number="logits").explained(found)[1]
 
 
 def without(model: Model, plan: Plan, row: int, removed: Tensor, measure: Callable[[Model, Plan], Tensor]) -> Tensor:

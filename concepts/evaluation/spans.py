@@ -185,7 +185,7 @@ def sample(model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline], 
 def readings(model: Model, one: Asked, method: AttnLRP | Baseline) -> dict[str, Tensor]:
     """(T,) the tokens' scores: plain, and if a method hops after hops, of centred logits, against the contrast, and for
     the step of two hops."""
-    explain = partial(attribute, model, one.answer, span=one.span, method=method, sites=())
+    explain = partial(attribute, model, one.answer, span=one.span, method=method, sites=(), number="logit")
     if not isinstance(method, AttnLRP) or method.positions:
         found = explain()
         return {"": found.tokens if found.positions is None else found.combined()}
@@ -193,7 +193,7 @@ def readings(model: Model, one: Asked, method: AttnLRP | Baseline) -> dict[str, 
     hops = ["", ", 1 hop", *(f", {number} hops" for number in range(2, HOPS + 1))]
     rows = {
         **dict(zip(hops, plain.hops, strict=True)),
-        ", centred": explain(centred=True).tokens,
+        ", centred": explain(number="centred").tokens,
         **{f", against{name}": tokens for name, tokens in zip(hops, against.hops, strict=True)},
     }
     return rows | ({", of the step": explain(span=one.spans[0]).tokens} if len(one.spans) > 1 else {})

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
 Token = str | int
-Number = Literal["logits", "centred", "mean"]
-"""What is summed over the tokens of an answer: their logits; these less the mean over the vocabulary, which a softmax
-does not see; or the mean of that over the answer's tokens, which answers of different lengths are compared by."""
+Number = Literal["logits", "log-odds", "centred", "mean"]
+"""What is summed over the tokens of an answer: their logits; these less the mean of all other logits, weighted by
+probability, whose gradient is that of the log-odds; or less the mean over the vocabulary, which a softmax does not see;
+or the mean of that over the answer's tokens, which answers of different lengths are compared by."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,7 @@ class Plan:
         for row, places in enumerate(self.positions):
             here = scores[row, [needed.index(place) for place in places]]  # (P, V)
             chosen = self.targets[row] or tuple(here.argmax(-1).tolist())
-            value = here[range(len(chosen)), list(chosen)].sum()
-            if self.number != "logits":
-                value = value - here.mean(-1).sum()
+            value = explained(here, chosen, self.number).sum()
             contrast = self.contrasts[row]
             if contrast in chosen:
                 raise InputError(
@@ -89,6 +88,19 @@ class Plan:
         each = (self.positions, self.targets, self.contrasts)
         positions, targets, contrasts = ((part[row],) * count for part in each)
         return Plan(batch, positions, targets, contrasts, self.number)  # type: ignore[arg-type]
+
+
+def explained(scores: Tensor, chosen: Sequence[int], number: Number) -> Tensor:
+    """(P,) what is explained of the answers chosen at places; scores (P, V)."""
+    places = range(len(chosen)), list(chosen)
+    own = scores[places]
+    if number == "logits" or (number == "log-odds" and scores.shape[-1] == 1):  # of one number there are no others
+        return own
+    if number != "log-odds":
+        return own - scores.mean(-1)
+    others = scores.detach().clone()
+    others[places] = -torch.inf
+    return own - (others.softmax(-1) * scores).sum(-1)  # their probabilities are held
 
 
 def plan(
