@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from icebear.app import progress
 from icebear.stopping import SAID
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at /proc")
@@ -119,3 +120,46 @@ def test_a_server_behind_a_pipe(tmp_path, sent, called):
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == 2
     ends(process, sent)
+
+
+# --- what else a terminal is not ------------------------------------------------------------------------
+
+
+def run(*words, **options):
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, encoding="utf-8", **options)
+
+
+def test_columns_are_respected_in_a_pipe_and_lines_have_no_spaces_at_their_ends():
+    music = Path(__file__).parent.parent / "examples" / "music.json"
+    for columns in (60, 100):
+        found = run("concept", "show", str(music), env={**os.environ, "COLUMNS": str(columns)})
+        assert found.returncode == 0, found.stderr
+        lengths = [len(line) for line in found.stdout.splitlines()]
+        assert 40 < max(lengths) <= columns
+        assert not [line for line in found.stdout.splitlines() if line != line.rstrip()]
+
+
+def test_a_full_disk_behind_stdout():
+    with open("/dev/full", "w") as full:
+        found = subprocess.run([*COMMAND, "models"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert found.returncode == 1
+    assert found.stderr.startswith("icebear: The output cannot be written")
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_locale_without_utf_8():
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    found = run("project", "Eisbär", env=plain)
+    assert found.returncode == 1
+    assert found.stderr.startswith("icebear: 'Eisbär' is not a neuron id")
+
+
+def test_progress_without_a_terminal_is_a_line_at_times(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS", 0.05)
+    with progress.bar("things", 10) as move:
+        time.sleep(0.12)
+        move(3, 10, "fine")
+        time.sleep(0.12)
+    said = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"things \(\d+ s\)", said[0])
+    assert re.fullmatch(r"things: 3 of 10, fine \(\d+ s\)", said[-1])
