@@ -53,6 +53,8 @@ GEMMA3 = Gemma3TextConfig(
     layer_types=["sliding_attention", "full_attention", "sliding_attention"],
 )
 CAMEL = "The camel lives in the"
+os.environ.pop("COLUMNS", None)  # readline, which pytest imports, sets it for the processes that pytest-xdist starts
+
 SEED = int(os.environ.get("ICEBEAR_TEST_SEED", "0"))
 settings.register_profile("icebear", deadline=None, derandomize=not SEED)  # first passes of torch take long
 settings.load_profile("icebear")

@@ -73,7 +73,7 @@ def fine(page):
 def test_explain(environment):
     page = fine(visit("explain"))
     assert "Why ␣Arctic?" in text(page)
-    assert "Conservation" in text(page)
+    assert "Logit against all others" in text(page)
     assert len(page.dataframe[0].value) == 50
     page.get_by_key("_target").set_value(" icy").run()
     assert "Why ␣icy?" in text(fine(page))
