@@ -9,6 +9,7 @@ import click
 
 from icebear.app.options import CHAT, MODEL, conversation, likewise, load, options, print_json, stdout, write_page
 from icebear.errors import IcebearError, InputError
+from icebear.stopping import Stopped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,7 +114,7 @@ def chat(
 def _line() -> str | None:
     try:
         return click.prompt("you", prompt_suffix="> ", default="", show_default=False, err=True).strip()
-    except click.Abort:  # the end of what is typed
+    except (click.Abort, Stopped):  # the end of what is typed
         return None
 
 
