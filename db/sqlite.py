@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,12 +25,12 @@ class SqliteFile:
     def __init__(self, path: str | Path, create: bool = False):
         self.path, self._create = local(path), create
         self._database: Database | None = None
-        if not create:
+        if not create and os.path.lexists(self.path):
             self._open()
 
     @property
     def database(self) -> Database:
-        """Of one that may be created, its first use makes the file."""
+        """Of one that may be created, its first use makes the file. Raises `StoreError` where there is none."""
         if self._database is None:
             self._open()
             assert self._database is not None
@@ -105,7 +106,7 @@ class SqliteFile:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Held by the one process that builds the index. Raises `StoreError` in a second one."""
+        """Held by the one process that builds the index, and may make the file. Raises `StoreError` in a second."""
         lock = FileLock(f"{self.path}.lock", timeout=0)
         try:
             lock.acquire()
@@ -113,6 +114,7 @@ class SqliteFile:
             raise self._busy() from None
         except OSError:
             raise self._unwritable() from None
+        self._create = True
         try:
             yield
         finally:

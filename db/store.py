@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
-    """The store at `path`. Raises `StoreError` where there is none, or something else.
+    """The store at `path`. Raises `StoreError` for something else.
 
-    create: it may be missing; then its first use makes the file.
+    Where there is none, only `icebear.actmax.build_index` makes it; whatever reads raises, and makes nothing.
+    create: its first use makes it.
     """
     store = Store(path, create)
     try:

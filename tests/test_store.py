@@ -21,7 +21,7 @@ from icebear.actmax import annotate, build_index, describe, index, read_corpus
 from icebear.app.terminal import card
 from icebear.concepts import Model
 from icebear.concepts.vocabulary import w1, w2_row
-from icebear.db import open_store, vectors
+from icebear.db import Store, open_store, vectors
 from icebear.db.search import DRAWS
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron
@@ -68,8 +68,18 @@ def test_reading_makes_and_changes_nothing(tmp_path):
     (tmp_path / "folder.db").mkdir()
     before = sorted(tmp_path.iterdir())
     for name in ("none.db", "empty.db", "no/none.db"):
-        with pytest.raises(StoreError, match=f"There is no store.*{name}; build one with: icebear index"):
-            open_store(tmp_path / name).__enter__()
+        for read in (
+            Store.facts,
+            Store.checksum,
+            lambda store: store.search("bear"),
+            Store.concepts,
+            Store.all_neurons,
+        ):
+            with (
+                pytest.raises(StoreError, match=f"There is no store.*{name}; build one with: icebear index"),
+                open_store(tmp_path / name) as store,
+            ):
+                read(store)
     for create in (False, True):
         for name in ("pipe.db", "loop.db", "folder.db"):
             with pytest.raises(StoreError, match=name), open_store(tmp_path / name, create) as store:
@@ -78,6 +88,15 @@ def test_reading_makes_and_changes_nothing(tmp_path):
             open_store(tmp_path / ("n" * 300), create).__enter__()
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "empty.db").stat().st_size == 0
+
+
+def test_a_scan_makes_the_store(model, corpus, tmp_path):
+    with open_store(tmp_path / "wiki.db") as store:
+        with pytest.raises(StoreError, match="There is no store"):
+            store.set_label(Neuron(0, "ffn", 0), "x")
+        assert not store.path.exists()
+        build_index(model, corpus, store, k=K)
+        assert store.search("bear")
 
 
 def test_a_store_that_may_be_made_is_made_by_its_first_use(model, corpus, tmp_path):
