@@ -41,7 +41,7 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
 
 
 def test_json_on_every_verb_that_prints_a_result():
-    data = json.loads(run("attribute", PROMPT, "--json"))
+    data = json.loads(run("attribute", PROMPT, "--number", "logit", "--json"))
     assert data["target"]["text"] == " Arctic"
     assert [round(token["relevance"], 3) for token in data["tokens"]][1] == pytest.approx(1.064, abs=1e-3)
     data = json.loads(run("rank", PROMPT, "--contrast", " desert", "--site", "ffn", "--json"))

@@ -351,7 +351,7 @@ def test_relevance_through_a_set(smol):
     assert empty.relevance == pytest.approx(0, abs=1e-6)
     assert empty.drop == pytest.approx(0, abs=1e-6)
     one = Concept.of(smol, "one", {(Neuron(29, "ffn", 860), "+"): 1.0}).through(smol, prompt)
-    relevance = attribute(smol, prompt, method=CP_LRP, sites=("ffn",))
+    relevance = attribute(smol, prompt, method=CP_LRP, sites=("ffn",), number="logit")
     assert one.target == " Arctic"
     # In the last layer relevance that goes through a neuron at the last token goes nowhere else.
     assert one.relevance == pytest.approx(relevance.ffn[29, :, 860].sum().item() / one.logit, abs=2e-3)

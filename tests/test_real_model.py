@@ -12,7 +12,7 @@ from icebear.errors import DownloadError
 
 
 def test_the_ice_bear(smol):
-    found = attribute(smol, ICE_BEAR)
+    found = attribute(smol, ICE_BEAR, number="logit")
     assert found.target.text == " Arctic"
     assert found.target.logit == pytest.approx(18.148, abs=5e-4)
     assert found.tokens.tolist() == pytest.approx([-0.148, 1.064, 0.722, 0.446, 1.502, 1.599], abs=1e-3)
@@ -20,6 +20,8 @@ def test_the_ice_bear(smol):
     assert found.ffn.shape == (30, 6, 1536)
     assert found.heads().shape == (30, 6, 9)
     assert abs(found.conservation().rest) < 1e-4
+    by_default = attribute(smol, ICE_BEAR).tokens.tolist()
+    assert by_default == pytest.approx([-0.273, 0.264, 0.407, 0.067, 0.380, 0.504], abs=1e-3)
 
 
 def test_same_numbers_every_way(smol):
