@@ -47,12 +47,13 @@ def found_by(found: Concept) -> list[str]:
     told = found.provenance
     if "auroc" not in told:
         return [f"made by {told.get('found_by', 'hand')}"]
+    way = RANKED_BY.get(told["found_by"], told["found_by"])
     positive, negative = told["tested on"]
     tried = ", ".join(dict.fromkeys(f"{row['neurons']} by {row['way']} {row['auroc']:.2f}" for row in told["path"]))
     lines = [
         f"AUROC {told['auroc']:.3f} ± {told['error']:.3f} on {positive} texts with it and {negative} without that "
         f"nothing was chosen on (chance 0.5)",
-        f"ranked by {RANKED_BY[told['found_by']]}, {told['examples']} positive / {told['others']} negative texts",
+        f"ranked by {way}, {told['examples']} positive / {told['others']} negative texts",
         f"tried, on a quarter of the texts: {tried}",
     ]
     universal = told["universal"]

@@ -241,8 +241,9 @@ def stdout() -> Console:
 
     if sys.stdout.isatty():
         return Console(highlight=False)
-    columns = os.environ.get("COLUMNS", "")
-    return Console(highlight=False, width=int(columns) if columns.isdigit() else 110, file=cast(TextIO, _Trimmed()))
+    wanted = os.environ.get("COLUMNS", "")
+    width = int(wanted) if re.fullmatch("[1-9][0-9]{1,2}", wanted) else 110
+    return Console(highlight=False, width=width, file=cast(TextIO, _Trimmed()))
 
 
 class _Trimmed:

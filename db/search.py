@@ -172,6 +172,7 @@ def similar(store: Store, neuron: Neuron | str, k: int = 10, by: str = "writes",
 
 
 DRAWS = 20
+"""Random neurons."""
 
 
 def by_chance(store: Store, by: str, seed: int = 0) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import socket
 import sqlite3
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -201,6 +202,7 @@ concept find "" --with text.txt --without latin.txt --model tiny --store good.db
 concept find x --with text.txt --without other.txt --rank-by magic --model tiny
 concept show none --store good.db
 concept show deep.json
+concept show unknown-way.json
 concept measure none a --model tiny --store good.db
 concept compare none deep.json --store good.db --model tiny
 concept export none /dev/full --store good.db
@@ -243,6 +245,7 @@ def place(tiny_folder, tmp_path_factory):
     """A folder of files that nobody means."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "tiny").symlink_to(tiny_folder)
+    music = json.loads((Path(__file__).parent.parent / "examples" / "music.json").read_text())
     texts = {
         "text.txt": "\n".join(f"The {word} bear lives in the north." for word in "ice big old sea".split()),
         "other.txt": "\n".join(f"The {word} camel lives in the desert." for word in "sad big old dry".split()),
@@ -258,6 +261,7 @@ def place(tiny_folder, tmp_path_factory):
         "recipe-deep.json": json.dumps(RECIPE)[:-1] + ', "provenance": ' + "[" * 100_000,
         "recipe-twice.json": json.dumps({**RECIPE, "edits": ["L1.ffn.3=2", "L1.ffn.3=3"]}),
         "recipe-huge.json": json.dumps({**RECIPE, "edits": ["L1.ffn.3=1e300"]}),
+        "unknown-way.json": json.dumps({**music, "provenance": {**music["provenance"], "found_by": "magic"}}),
         "empty": "",
         "empty.gguf": "",
     }

@@ -139,6 +139,13 @@ def test_columns_are_respected_in_a_pipe_and_lines_have_no_spaces_at_their_ends(
         assert not [line for line in found.stdout.splitlines() if line != line.rstrip()]
 
 
+@pytest.mark.parametrize("columns", ["0", "-1", "x", "\u00b2", "9" * 30])
+def test_columns_that_are_no_width_are_passed_over(columns):
+    found = run("models", env={**os.environ, "COLUMNS": columns})
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout == run("models", env={key: os.environ[key] for key in os.environ if key != "COLUMNS"}).stdout
+
+
 def test_a_full_disk_behind_stdout():
     with open("/dev/full", "w") as full:
         found = subprocess.run([*COMMAND, "models"], stdout=full, stderr=subprocess.PIPE, text=True)
