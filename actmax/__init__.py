@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from icebear.public import public
 
 if TYPE_CHECKING:
-    from icebear.actmax.annotation import annotate as annotate
     from icebear.actmax.card import Card as Card
     from icebear.actmax.card import describe as describe
-    from icebear.actmax.corpus import read_corpus as read_corpus
-    from icebear.actmax.engines import on_ray as on_ray
-    from icebear.actmax.index import build_index as build_index
+    from icebear.actmax.index.annotation import annotate as annotate
+    from icebear.actmax.index.build import build_index as build_index
+    from icebear.actmax.index.corpus import read_corpus as read_corpus
+    from icebear.actmax.index.engines import on_ray as on_ray
 
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
-        "icebear.actmax.annotation": "annotate",
+        "icebear.actmax.index.annotation": "annotate",
         "icebear.actmax.card": "Card describe",
-        "icebear.actmax.corpus": "read_corpus",
-        "icebear.actmax.engines": "on_ray",
-        "icebear.actmax.index": "build_index",
+        "icebear.actmax.index.corpus": "read_corpus",
+        "icebear.actmax.index.engines": "on_ray",
+        "icebear.actmax.index.build": "build_index",
     },
 )

@@ -36,7 +36,7 @@ class Card(Tabled):
     """polarity -> furthest first."""
     statistics: NeuronStatistics
     kind: dict[str, str]
-    """polarity -> class, see actmax/classes.py."""
+    """polarity -> class, see actmax/index/classes.py."""
     meanings: dict[str, Meaning]
     """polarity -> what it means, with a score; empty before `icebear label --auto`, see actmax/labels."""
     held_out: dict[str, dict[str, list[Example]]]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from icebear.actmax.index.topk import HISTOGRAM_EDGES
 from icebear.actmax.labels.telling import HELD_OUT, measured, title
-from icebear.actmax.topk import HISTOGRAM_EDGES
 from icebear.concepts.render import NEGATIVE, POSITIVE, marked, page, said
 from icebear.records import Example, Projection, Promotion
 

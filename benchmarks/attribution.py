@@ -54,18 +54,18 @@ def against(count: int, method: str | None):
 
     def case(model, ids):
         others = [[*ids[:-2], 200 + number, ids[-1]] for number in range(count)]
-        return attribute(model, ids, 1000, 1001, versus=others, method=method)
+        return attribute(model, ids, 1000, 1001, counterfactual=others, method=method)
 
     return case
 
 
 COMPARED = {
     "AttnLRP, all ffn and attn neurons": CASES["AttnLRP, all ffn and attn neurons"],
-    "versus one, difference rules": against(1, "difference"),
-    "versus one, attention weights constant": against(1, "difference-constant"),
-    "versus one, gradient at the midpoint": against(1, "gxi"),
-    "versus four, difference rules": against(4, "difference"),
-    "versus four, gradient at the midpoint": against(4, "gxi"),
+    "counterfactual one, difference rules": against(1, "difference"),
+    "counterfactual one, attention weights constant": against(1, "difference-constant"),
+    "counterfactual one, gradient at the midpoint": against(1, "gxi"),
+    "counterfactual four, difference rules": against(4, "difference"),
+    "counterfactual four, gradient at the midpoint": against(4, "gxi"),
 }
 
 

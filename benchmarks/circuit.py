@@ -31,7 +31,7 @@ def pair(model, count: int) -> tuple[list[int], list[int]]:
 
 def draw(model, nodes: int, count: int):
     ids, other = pair(model, count)
-    return circuit(model, ids, 1000, 1001, versus=other, nodes=nodes)
+    return circuit(model, ids, 1000, 1001, counterfactual=other, nodes=nodes)
 
 
 def table(model, rounds: int) -> None:
@@ -41,7 +41,7 @@ def table(model, rounds: int) -> None:
         seconds, ratios = [], []
         for turn in range(rounds + 1):
             start = time.perf_counter()
-            attribute(model, ids, 1000, 1001, versus=other)
+            attribute(model, ids, 1000, 1001, counterfactual=other)
             middle = time.perf_counter()
             draw(model, nodes, count)
             end = time.perf_counter()

@@ -16,7 +16,7 @@ import torch
 from icebear.concepts import Neuron, load_model
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.vocabulary import project, unembedding, w2_row
-from icebear.steering.last_token import LastToken
+from icebear.steering.flipping.last_token import LastToken
 
 PROMPTS = [
     "The ice bear lives in the",

@@ -1,4 +1,5 @@
-"""Which other prompts `versus="auto"` proposes, beside a random exchange that changes the answer: a table of markdown.
+"""Which other prompts `counterfactual="auto"` proposes, beside a random exchange that changes the answer: a table of
+markdown.
 
 python benchmarks/proposals.py FLIPS.json [--most 3]
 """
@@ -18,8 +19,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3)
     asked = parser.parse_args()
 
+    from icebear.concepts.attribution.counterfactuals import proposals
     from icebear.concepts.models.loading import load_model
-    from icebear.concepts.versus.proposals import proposals
 
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
     print("| prompt, answer | proposed, its answer, nats | by chance |\n| --- | --- | --- |")
@@ -33,7 +34,7 @@ def main() -> None:
 
 
 def answer(model, prompt: str) -> str:
-    from icebear.concepts.versus import proposals
+    from icebear.concepts.attribution.attribute import counterfactuals as proposals
 
     ids = model.token_ids(prompt)
     ((best, probability, log_probability),) = proposals._answers(model, [ids])
@@ -42,7 +43,7 @@ def answer(model, prompt: str) -> str:
 
 def by_chance(model, prompt: str) -> str:
     """A random word of one token in the place of one that is not the first or the last, until the answer changes."""
-    from icebear.concepts.versus import proposals
+    from icebear.concepts.attribution.attribute import counterfactuals as proposals
 
     draw = random.Random(0)
     ids = model.token_ids(prompt)

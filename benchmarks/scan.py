@@ -23,12 +23,13 @@ import numpy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from icebear.actmax import annotate, build_index, describe, index, read_corpus
-from icebear.actmax.classes import ensure_classes
-from icebear.actmax.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
-from icebear.actmax.topk import merge
+from icebear.actmax import annotate, build_index, describe, read_corpus
+from icebear.actmax.index import build as index
+from icebear.actmax.index.classes import ensure_classes
+from icebear.actmax.index.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
+from icebear.actmax.index.topk import merge
 from icebear.concepts import Model, Neuron, attribute, load_model
-from icebear.concepts.neuron_attribution import attribute_neurons
+from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.db import open_store
 from icebear.records import Sentence
 

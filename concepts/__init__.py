@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from icebear.public import public
 
 if TYPE_CHECKING:
-    from icebear.concepts.answers.matrix import matrix as matrix
-    from icebear.concepts.answers.origins import origins as origins
-    from icebear.concepts.answers.units import units as units
-    from icebear.concepts.attribution import attribute as attribute
+    from icebear.concepts.attribution.attribute import attribute as attribute
+    from icebear.concepts.attribution.controls import ablation as ablation
+    from icebear.concepts.attribution.matrix import matrix as matrix
+    from icebear.concepts.attribution.result import Relevance as Relevance
+    from icebear.concepts.attribution.sources import origins as origins
+    from icebear.concepts.attribution.units import units as units
     from icebear.concepts.circuits.circuit import circuit as circuit
     from icebear.concepts.circuits.graph import Graph as Graph
     from icebear.concepts.lrp.method import ATTNLRP as ATTNLRP
@@ -28,18 +30,16 @@ if TYPE_CHECKING:
     from icebear.concepts.models.chat import Chat as Chat
     from icebear.concepts.models.loading import load_model as load_model
     from icebear.concepts.models.model import Model as Model
-    from icebear.concepts.relevance import Relevance as Relevance
-    from icebear.concepts.versus.ablation import ablation as ablation
     from icebear.concepts.vocabulary import project as project
     from icebear.records import Neuron as Neuron
 
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
-        "icebear.concepts.answers.matrix": "matrix",
-        "icebear.concepts.answers.origins": "origins",
-        "icebear.concepts.answers.units": "units",
-        "icebear.concepts.attribution": "attribute",
+        "icebear.concepts.attribution.matrix": "matrix",
+        "icebear.concepts.attribution.sources": "origins",
+        "icebear.concepts.attribution.units": "units",
+        "icebear.concepts.attribution.attribute": "attribute",
         "icebear.concepts.circuits.circuit": "circuit",
         "icebear.concepts.circuits.graph": "Graph",
         "icebear.concepts.lrp.method": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon "
@@ -48,8 +48,8 @@ __all__, __getattr__, __dir__ = public(
         "icebear.concepts.models.chat": "Chat",
         "icebear.concepts.models.loading": "load_model",
         "icebear.concepts.models.model": "Model",
-        "icebear.concepts.relevance": "Relevance",
-        "icebear.concepts.versus.ablation": "ablation",
+        "icebear.concepts.attribution.result": "Relevance",
+        "icebear.concepts.attribution.controls": "ablation",
         "icebear.concepts.vocabulary": "project",
         "icebear.records": "Neuron",
     },

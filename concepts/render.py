@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from icebear.concepts.relevance import Relevance
+    from icebear.concepts.attribution.result import Relevance
 
 POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
 """The ends of ColorBrewer's RdBu, which colour-blind readers tell apart."""
@@ -74,7 +74,7 @@ CLICKED = '<style>.tokens span:focus::after{content:" "attr(title)" ";font-size:
 def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
     """The heatmap, what is explained, conservation and the top k neurons, for a notebook."""
     against = f" against {escape(repr(relevance.contrast_text))}" if relevance.contrast_text else ""
-    every = relevance.versus and (relevance.largest or len(relevance.recorded) == len(relevance.tokens))
+    every = relevance.counterfactual and (relevance.largest or len(relevance.recorded) == len(relevance.tokens))
     k = min(k, relevance.largest.k) if relevance.largest else k
     rows = "".join(
         f"<tr><td><code>{escape(str(ranked.neuron))}</code></td>"
@@ -94,7 +94,7 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
         f"<small>{escape(f'method: {relevance.method!r}'.removesuffix('()'))}</small></p>"
         + _where(relevance)
         + f"<p><small>Predicted: {predictions}<br>{escape(relevance.account())}"
-        + (f"<br>{escape(relevance.meaning())}" if relevance.versus else "")
+        + (f"<br>{escape(relevance.meaning())}" if relevance.counterfactual else "")
         + "</small></p>"
         + table
         + f"<p><small>{escape(said(relevance.made_with))}</small></p>"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from icebear.concepts.attribution import attribute
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.result import Conservation
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.lrp.method import CP_LRP
 from icebear.concepts.models.model import Model
@@ -19,7 +20,6 @@ from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import run
 from icebear.concepts.passes.targets import Logits
-from icebear.concepts.relevance import Conservation
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Of the rest that conservation leaves, as a share of the target; coarser types get 0.1."""

@@ -5,10 +5,10 @@
     progress    the running summary of a scan that is unfinished or may go on to a larger limit, packed
     sentences   id, text, title, start, end (offsets in the document), tokens (as the model splits it, JSON), with
                 full-text search in sentences_fts
-    sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/scan.py)
+    sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/index/scan.py)
     neurons     id, layer, site, idx, and statistics over the corpus
     examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation (or relevance)
-    classes     neuron, polarity, class: dead, token detector, positional, other (see actmax/classes.py)
+    classes     neuron, polarity, class: dead, token detector, positional, other (see actmax/index/classes.py)
     vectors     name, identity: of each file of vectors beside the store (see db/vectors.py)
     w2_norms    neuron, norm: of its W2 row, times the final norm's gain
     samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
@@ -18,7 +18,7 @@
                 sentence), score, p, clear, record: all that was measured, JSON (see actmax/labels/)
     controls    name, record: what chance gives, measured once, JSON
     concepts    name, record: how it was found, JSON
-    concept_parts  concept, layer, site, idx, polarity, weight, mean, std, furthest (see steering/latent/concept.py)
+    concept_parts  concept, layer, site, idx, polarity, weight, mean, std, furthest (see steering/concept/concept.py)
     tokens      id, text: the model's vocabulary
 
 The views neuron_names and example_texts show them with readable ids.

@@ -193,7 +193,7 @@ class Store(ConceptsFile):
             self.database.conn.executemany("INSERT INTO classes VALUES (?, ?, ?)", rows)
 
     def classes(self, neuron: Neuron | str) -> dict[str, str]:
-        """polarity -> class, see actmax/classes.py."""
+        """polarity -> class, see actmax/index/classes.py."""
         query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
         rows = self.database.execute(query, (self.statistics(neuron).id,))
         found = {"+-"[polarity]: kind for polarity, kind in rows}

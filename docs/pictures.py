@@ -19,8 +19,8 @@ from icebear.cache import cache_folder  # noqa: E402
 VIEWS = {
     "start": "",
     "talk": "",
-    "explain": "explain?contrast=+desert&versus=The+wild+camel+lives+in+the",
-    "view-circuit": "circuit?contrast=+desert&versus=The+wild+camel+lives+in+the",
+    "explain": "explain?contrast=+desert&counterfactual=The+wild+camel+lives+in+the",
+    "view-circuit": "circuit?contrast=+desert&counterfactual=The+wild+camel+lives+in+the",
     "neuron": "neuron?neuron=L29.ffn.170&polarity=%2B",
     "search": "search?text=water",
     "steer": "steer",
@@ -81,10 +81,10 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
 
 def circuit() -> None:
     """As the command draws it."""
-    from icebear.app.demo import CONTRAST, OTHER, PROMPT
+    from icebear.app.cli.demo import CONTRAST, OTHER, PROMPT
     from icebear.concepts import circuit, load_model
 
-    graph = circuit(load_model(), PROMPT, contrast=CONTRAST, versus=OTHER)
+    graph = circuit(load_model(), PROMPT, contrast=CONTRAST, counterfactual=OTHER)
     (DOCS / "circuit.png").write_bytes(graph.to_png(1.5))
 
 

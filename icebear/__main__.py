@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def _command() -> None:
-    from icebear.app.cli import main as command
+    from icebear.app.cli.main import main as command
 
     command(prog_name="icebear")
 

@@ -64,7 +64,7 @@ class Ranked:
     activation: float | None
     """None for a whole head, which has many."""
     relevance: float
-    versus: float | None = None
+    counterfactual: float | None = None
     """The activation in the other prompt, where the relevance is compared with one."""
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Ranked:
     @property
     def polarity(self) -> str:
         """The sign of the activation (less that in the other prompt), ``+`` or ``-``; empty for a head."""
-        return "" if self.activation is None else "-" if self.activation - (self.versus or 0) < 0 else "+"
+        return "" if self.activation is None else "-" if self.activation - (self.counterfactual or 0) < 0 else "+"
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.flipping import flip
-from icebear.steering.latent.concept import Concept
-from icebear.steering.price import Neutral, repeated_trigrams
+from icebear.steering.concept.concept import Concept
+from icebear.steering.flipping.search import flip
+from icebear.steering.side_effects import Neutral, repeated_trigrams
 
 SEARCHED = 2
 """Paraphrases that a search may see, behind the prompt itself; the others are reported."""

@@ -19,8 +19,9 @@ from serving import CHROMIUM, browser
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from icebear.actmax import build_index, index, read_corpus
-from icebear.actmax.corpus import held_out
+from icebear.actmax import build_index, read_corpus
+from icebear.actmax.index import build as index
+from icebear.actmax.index.corpus import held_out
 from icebear.cache import cache_folder, ensure
 from icebear.concepts import Model, calibration
 from icebear.concepts.models import loading
@@ -274,8 +275,8 @@ def started_alone(work, *arguments):
 def few_held_out(monkeypatch):
     """Prices that commands tell read 2 held-out sentences instead of 24."""
     few = partial(held_out, 2)
-    monkeypatch.setattr("icebear.actmax.corpus.held_out", few)
-    monkeypatch.setattr("icebear.app.demo.held_out", few)
+    monkeypatch.setattr("icebear.actmax.index.corpus.held_out", few)
+    monkeypatch.setattr("icebear.app.cli.demo.held_out", few)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from test_cli import run
 from test_differences import OTHER
 
 from icebear.concepts import attribute
+from icebear.concepts.attribution.controls import Nodes, ablation, largest, matched, shares
 from icebear.concepts.evaluation import ablation as evaluation
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.models.plan import plan
-from icebear.concepts.versus.ablation import Nodes, ablation, largest, matched, shares
 from icebear.errors import InputError, UnknownName
 
 
@@ -25,7 +25,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(model):
-    return attribute(model, IDS, 11, 12, versus=OTHER)
+    return attribute(model, IDS, 11, 12, counterfactual=OTHER)
 
 
 def by_hand(model, kept):
@@ -93,17 +93,19 @@ def test_matched_nodes_are_as_many_at_the_same_layers_and_tokens():
 
 
 def test_what_cannot_be_ablated_says_why(model, found):
-    with pytest.raises(InputError, match="give versus"):
+    with pytest.raises(InputError, match="give counterfactual"):
         ablation(model, attribute(model, IDS), 5)
     with pytest.raises(InputError, match="recorded all positions"):
-        ablation(model, attribute(model, IDS, 11, 12, versus=OTHER, record="last"), 5)
+        ablation(model, attribute(model, IDS, 11, 12, counterfactual=OTHER, record="last"), 5)
     assert ablation(model, found, 3).nodes == 3
 
 
 @pytest.fixture
 def given(model):
     pair = pairs.Pair(IDS, OTHER, "", "")
-    return evaluation.Compared(model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, versus=OTHER, sites=("ffn",)))
+    return evaluation.Compared(
+        model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
+    )
 
 
 def test_patching_a_node_is_exchanging_it_alone(model, given, monkeypatch):

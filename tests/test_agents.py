@@ -17,23 +17,23 @@ from mcp import Client, StdioServerParameters
 from test_others import make
 
 from icebear.actmax import build_index
-from icebear.app.agents import answers, tools
-from icebear.app.agents.server import server
-from icebear.app.agents.session import KEPT, Session
+from icebear.app.mcp import answers, tools
+from icebear.app.mcp.server import server
+from icebear.app.mcp.session import KEPT, Session
 from icebear.concepts import attribute, circuit
-from icebear.concepts.chance import BesideChance, removing
+from icebear.concepts.attribution.random_controls import BesideChance, removing
 from icebear.db import open_store
 from icebear.edits import parse_edits
 from icebear.steering import Concept
-from icebear.steering.controls import beside_chance, elsewhere
+from icebear.steering.random_edits import beside_chance, elsewhere
 
 PROMPT, OTHER = "ice bear", "big cats"
 CAMEL = "The wild camel lives in the"
 TOOLS = {
     "predict": "prompt chat k max_new_tokens",
-    "attribute": "prompt target contrast versus chat k",
-    "rank": "prompt target contrast versus site chat k",
-    "circuit": "prompt versus target contrast chat nodes",
+    "attribute": "prompt target contrast counterfactual chat k",
+    "rank": "prompt target contrast counterfactual site chat k",
+    "circuit": "prompt counterfactual target contrast chat nodes",
     "neuron": "neuron k",
     "search": "text k",
     "steer": "prompt edits target contrast chat max_new_tokens",
@@ -172,8 +172,8 @@ def test_what_and_why(session, model):
     found = told(session, "predict", prompt=PROMPT, k=3, max_new_tokens=4)
     assert [one["text"] for one in found["next"]] == [token.text for token in model.predict(PROMPT, 3)]
     assert found["continuation"] == model.generate(PROMPT, 4)
-    found = told(session, "attribute", prompt=PROMPT, contrast="z", versus=OTHER, k=3)
-    relevance = attribute(model, PROMPT, contrast="z", versus=OTHER)
+    found = told(session, "attribute", prompt=PROMPT, contrast="z", counterfactual=OTHER, k=3)
+    relevance = attribute(model, PROMPT, contrast="z", counterfactual=OTHER)
     largest = sorted(relevance.tokens.tolist(), key=abs, reverse=True)[:3]
     assert [row["relevance"] for row in found["tokens"]] == pytest.approx(largest, rel=1e-4)
     assert {"verdict", "beyond_chance", "p"} <= set(found["control"])
@@ -182,22 +182,22 @@ def test_what_and_why(session, model):
 
 
 @pytest.mark.parametrize("site", ["ffn", "attn", "head"])
-@pytest.mark.parametrize("versus", [None, OTHER])
-def test_which_neurons_with_their_controls(session, model, site, versus):
-    found = told(session, "rank", prompt=PROMPT, contrast="z", versus=versus, site=site, k=2)
+@pytest.mark.parametrize("counterfactual", [None, OTHER])
+def test_which_neurons_with_their_controls(session, model, site, counterfactual):
+    found = told(session, "rank", prompt=PROMPT, contrast="z", counterfactual=counterfactual, site=site, k=2)
     sites = ("attn",) if site == "head" else (site,)
-    relevance = attribute(model, PROMPT, contrast="z", versus=versus, sites=sites)
-    best = relevance.top(2, site, position="all" if versus else "last")
+    relevance = attribute(model, PROMPT, contrast="z", counterfactual=counterfactual, sites=sites)
+    best = relevance.top(2, site, position="all" if counterfactual else "last")
     assert [row["neuron"] for row in found["neurons"]] == [str(row.neuron) for row in best]
     assert found["control"]["draws"] == 20 if site != "head" else 0 < found["control"]["draws"] <= 20
-    assert bool(found["exchange"]) is (versus is not None and site != "attn")
+    assert bool(found["exchange"]) is (counterfactual is not None and site != "attn")
     for row in found["exchange"]:
         assert {"left", "left_without_random_others", "left_without_most_changed"} <= set(row)
 
 
 def test_how_together(session, model):
-    found = told(session, "circuit", prompt=PROMPT, versus=OTHER, contrast="z", nodes=8)
-    graph = circuit(model, PROMPT, versus=OTHER, contrast="z", nodes=8)
+    found = told(session, "circuit", prompt=PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
+    graph = circuit(model, PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
     assert [row["left"] for row in found["groups"]] == pytest.approx(
         [graph.without(group).share for group in graph.groups[:8]], rel=1e-3, abs=1e-4
     )
@@ -273,7 +273,7 @@ HOSTILE = {
     "no edits": ("steer", {"prompt": PROMPT, "edits": []}),
     "an edit without end": ("steer", {"prompt": PROMPT, "edits": ["L1.ffn.1=inf"]}),
     "a neuron of nowhere": ("neuron", {"neuron": "L1.ffn.1'; DROP TABLE neurons"}),
-    "another prompt of another length": ("circuit", {"prompt": PROMPT, "versus": "x", "contrast": "z"}),
+    "another prompt of another length": ("circuit", {"prompt": PROMPT, "counterfactual": "x", "contrast": "z"}),
     "a handle of nobody": ("more", {"handle": "../../etc/passwd", "part": "tokens"}),
     "a concept outside": ("concept_measure", {"concept": "../../c.json", "text": "ice"}),
     "a concept anywhere": ("concept_measure", {"concept": "/etc/passwd.json", "text": "ice"}),
@@ -379,8 +379,8 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
 
         asked = {"prompt": ICE_BEAR, "contrast": " desert"}
         said = await call("predict", prompt=ICE_BEAR)
-        why = await call("attribute", **asked, versus=CAMEL)
-        which = await call("rank", **asked, versus=CAMEL, k=8)
+        why = await call("attribute", **asked, counterfactual=CAMEL)
+        which = await call("rank", **asked, counterfactual=CAMEL, k=8)
         neurons = list(dict.fromkeys(row["neuron"] for row in which["neurons"]))
         means = await call("neuron", neuron="L29.ffn.860", k=1)
         claim = await call("steer", **asked, edits=[f"{name}*0@last" for name in neurons], max_new_tokens=8)
@@ -466,7 +466,7 @@ def test_what_is_cancelled_ends_in_the_server(session, monkeypatch):
                 started.set()
 
             async with anyio.create_task_group() as group:
-                given = {"prompt": PROMPT, "versus": OTHER}
+                given = {"prompt": PROMPT, "counterfactual": OTHER}
                 group.start_soon(partial(client.call_tool, "circuit", given, progress_callback=progress))
                 await started.wait()
                 for _ in range(60):

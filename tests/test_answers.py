@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_chat import MODELS
 
 from icebear.concepts import CP_LRP, Chat, Model, attribute, matrix, origins, units
-from icebear.concepts.answers.units import units_of
+from icebear.concepts.attribution.units import units_of
 from icebear.concepts.models.answer import Answer, read_span
 from icebear.errors import InputError
 
@@ -105,7 +105,7 @@ def test_phrases_of_a_batch_are_explained_as_alone(model):
 
 
 def test_a_phrase_against_another_one_and_another_prompt(model, answer):
-    found = attribute(model, answer, contrast=[(4, 8)], span=(1, 3), versus=OTHER)
+    found = attribute(model, answer, contrast=[(4, 8)], span=(1, 3), counterfactual=OTHER)
     told = found.account()
     numbers = [
         attribute(model, [*ids, WRITTEN[0]], target_text=[WRITTEN[1:3]], contrast=[(4, 8)]) for ids in (IDS, OTHER)
@@ -115,10 +115,10 @@ def test_a_phrase_against_another_one_and_another_prompt(model, answer):
 
 
 def test_compared_with_another_prompt_both_go_on_alike(model, answer):
-    found = attribute(model, answer, contrast=8, span=(2, 3), versus=OTHER)
-    plain = attribute(model, [*IDS, *WRITTEN[:2]], WRITTEN[2], 8, versus=[*OTHER, *WRITTEN[:2]])
+    found = attribute(model, answer, contrast=8, span=(2, 3), counterfactual=OTHER)
+    plain = attribute(model, [*IDS, *WRITTEN[:2]], WRITTEN[2], 8, counterfactual=[*OTHER, *WRITTEN[:2]])
     assert torch.equal(found.tokens, plain.tokens)
-    several = attribute(model, answer, span=(2, 4), versus=OTHER)
+    several = attribute(model, answer, span=(2, 4), counterfactual=OTHER)
     assert several.conserved.tokens == pytest.approx(several.conserved.target, abs=1e-4)
 
 
@@ -224,7 +224,8 @@ def test_hops_against_a_slow_twin(model, answer, hops):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"target_text": [(1, 2)], "versus": OTHER}, {"target_text": [(1, 2)], "method": "gxi", "sites": ()}]
+    "options",
+    [{}, {"target_text": [(1, 2)], "counterfactual": OTHER}, {"target_text": [(1, 2)], "method": "gxi", "sites": ()}],
 )
 def test_hops_are_for_answers(model, options):
     with pytest.raises(InputError, match="Hops are for the tokens of an answer"):
@@ -301,7 +302,7 @@ def test_origins_with_biases_and_another_prompt():
     answer = Answer(tuple(IDS), WRITTEN, made.pieces(WRITTEN), (0.5,) * 6, True)
     for span in ((0, 2), (3, 4)):
         with Double():
-            found = origins(made, answer, span, versus=OTHER)
+            found = origins(made, answer, span, counterfactual=OTHER)
             plain = attribute(made, answer, span=span, method=CP_LRP, sites=(), number="logit").tokens.sum()
             hooks = [
                 layer.mlp.down_proj.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
@@ -363,7 +364,7 @@ def test_by_default_it_is_the_log_odds_number(model, method):
 
 
 def test_what_the_number_is_against_is_said_once(model):
-    for options in ({"contrast": 8}, {"versus": OTHER}):
+    for options in ({"contrast": 8}, {"counterfactual": OTHER}):
         assert attribute(model, IDS, 7, **options).number == "logits"
         with pytest.raises(InputError, match="Log-odds are against all other answers"):
             attribute(model, IDS, 7, number="log-odds", **options)

@@ -19,18 +19,18 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 from icebear.actmax import build_index
-from icebear.app.sidebyside import compare
 from icebear.app.web import background, explain, state, words
 from icebear.app.web.explain import explained
 from icebear.app.web.steer import differences
 from icebear.concepts import Chat, attribute, units
-from icebear.concepts.answers.again import answer_of
+from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.evaluation import report
 from icebear.concepts.models import loading
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.render import heatmap
 from icebear.db import Neuron, open_store
 from icebear.errors import DownloadError
+from icebear.steering.compare import compare
 
 MAIN = "../app/web/script/main.py"
 
@@ -313,20 +313,20 @@ def test_a_circuit_its_groups_and_its_checks(environment):
     send.click()
     page.run()
     assert "@position:" in page.session_state["edits"]
-    page = visit("circuit", prompt="The camel", versus="The ice bear lives")
+    page = visit("circuit", prompt="The camel", counterfactual="The ice bear lives")
     assert "another prompt of 2" in text(page)
     assert "another prompt of as many tokens" in text(fine(visit("circuit", prompt="The camel")))
 
 
 def test_another_prompt_to_compare_with(environment):
-    page = fine(visit("explain", prompt="The ice bear lives in the", versus="The wild camel lives in the"))
+    page = fine(visit("explain", prompt="The ice bear lives in the", counterfactual="The wild camel lives in the"))
     said = " ".join(caption.value for caption in page.caption)
     assert re.search(r"rest [+-]?0\\?\.000", said)
     assert "top token" in said
     table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
     assert "there" in table
     assert len(set(table["token"])) > 1  # ranked at every token
-    alone = fine(page.get_by_key("versus").set_value("").run())
+    alone = fine(page.get_by_key("counterfactual").set_value("").run())
     assert "Compared with nothing" in " ".join(caption.value for caption in alone.caption)
 
 
@@ -368,7 +368,7 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(background, "_builds", {})
-    monkeypatch.setattr("icebear.actmax.corpus.read_corpus", lambda name, limit: corpus)
+    monkeypatch.setattr("icebear.actmax.index.corpus.read_corpus", lambda name, limit: corpus)
     return tmp_path
 
 
@@ -398,7 +398,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
         raise DownloadError("The texts could not be fetched; check the network.")
 
     with monkeypatch.context() as broken:
-        broken.setattr("icebear.actmax.corpus.read_corpus", offline)
+        broken.setattr("icebear.actmax.index.corpus.read_corpus", offline)
         fine(visit("neuron"))
         first = built()
         page = fine(visit("neuron"))
@@ -448,7 +448,7 @@ def test_the_example_is_compared_with_its_other_prompt_and_no_other_one_is(envir
     assert "The wild camel lives in the" in " ".join(caption.value for caption in page.caption)
     assert len(set(page.dataframe[0].value["token"])) > 1
     page.get_by_key("prompt").set_value("The opposite of hot is").run()
-    assert fine(page).get_by_key("versus").value == ""
+    assert fine(page).get_by_key("counterfactual").value == ""
     assert "Compared with nothing" in " ".join(caption.value for caption in page.caption)
 
 
@@ -569,7 +569,7 @@ def test_views_take_a_conversation(environment, smol):
     exec(python, {"MODEL": smol, "print": printed.append})
     assert printed == [page.session_state["generated"][1]["steered"]["text"]]
     both = (said(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
-    assert "Groups" in text(fine(visit("circuit", prompt=next(both), versus=next(both), nodes="5")))
+    assert "Groups" in text(fine(visit("circuit", prompt=next(both), counterfactual=next(both), nodes="5")))
     assert "cannot be read" in visit("steer", prompt=chat[:-1]).error[0].value
 
 
@@ -579,7 +579,10 @@ def test_a_conversation_s_circuit(environment):
     field.set_value("What is the capital of Spain?").run()
     page.get_by_key("open_circuit").click().run()
     assert page.get_by_key("target").value == " Paris"
-    assert Chat.from_json(page.get_by_key("versus").value).messages[0]["content"] == "What is the capital of Spain?"
+    assert (
+        Chat.from_json(page.get_by_key("counterfactual").value).messages[0]["content"]
+        == "What is the capital of Spain?"
+    )
     assert Chat.from_json(page.get_by_key("prompt").value).messages[1]["content"] == "The capital of France is"
 
 

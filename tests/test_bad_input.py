@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
 from icebear import cache
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.concepts import attribute, load_model
 from icebear.concepts.models import conversion, presets
@@ -111,11 +111,11 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr("icebear.app.verbs.explain.load", lambda **_: loaded)
-    monkeypatch.setattr("icebear.concepts.attribution.attribute", full)
+    monkeypatch.setattr("icebear.app.cli.explain.load", lambda **_: loaded)
+    monkeypatch.setattr("icebear.concepts.attribution.attribute.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
     fails("attribute", PROMPT, message=message)
-    monkeypatch.setattr("icebear.app.verbs.explain.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
+    monkeypatch.setattr("icebear.app.cli.explain.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
     assert isinstance(RUN.invoke(main, ["attribute", PROMPT]).exception, ZeroDivisionError)
 
 

@@ -9,10 +9,10 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import CP_LRP, attribute
-from icebear.concepts import behaviour as module
-from icebear.concepts.behaviour import Case, behaviour, read
+from icebear.concepts.attribution import behaviour as module
+from icebear.concepts.attribution.behaviour import Case, behaviour, read
 from icebear.errors import InputError
 
 CASES = [
@@ -53,9 +53,9 @@ def test_many_are_the_mean_of_each(llama):
 
 
 def test_cases_compared_with_another_prompt_are_means_beside_the_others(llama):
-    pair = Case(CASES[0].prompt, 4, 9, versus=[7, 3, 13, 44, 5])
+    pair = Case(CASES[0].prompt, 4, 9, counterfactual=[7, 3, 13, 44, 5])
     singles = [
-        attribute(llama, case.prompt, case.target, case.contrast, versus=case.versus, sites=("ffn",))
+        attribute(llama, case.prompt, case.target, case.contrast, counterfactual=case.counterfactual, sites=("ffn",))
         for case in (pair, CASES[2])
     ]
     means = torch.stack([single.ffn[:, -1] for single in singles]).mean(0)

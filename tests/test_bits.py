@@ -14,7 +14,7 @@ from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.loading import load_model
 from icebear.errors import InputError, ModelError, RecipeError
 from icebear.steering import Edit, Recipe, steer
-from icebear.steering.permanent import patch
+from icebear.steering.weight_patch import patch
 
 PROMPT = "Paris Rome A"
 
@@ -77,7 +77,7 @@ def test_it_is_steered_projected_and_undone(folder, bits):
     assert before == [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in model.net.named_modules()]
     rows = [[token.text for token in project(each, edit.neuron, 3).promoted] for each in (model, twin)]
     assert rows[0] == rows[1]
-    found = attribute(model, PROMPT, versus="Rome Paris A")
+    found = attribute(model, PROMPT, counterfactual="Rome Paris A")
     assert abs(found.conserved.rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(found.conserved.target))
 
 

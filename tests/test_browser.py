@@ -7,7 +7,7 @@ import pytest
 from serving import open_view, serving, settled
 
 from icebear.actmax import annotate, build_index, read_corpus
-from icebear.app.demo import CONTRAST, OTHER, PROMPT
+from icebear.app.cli.demo import CONTRAST, OTHER, PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.concepts import Neuron, circuit
 from icebear.db import open_store
@@ -143,7 +143,7 @@ def test_a_circuit_answers_to_pointing(chromium, address, smol, tmp_path):
     settled(page).get_by_text("The node's card").wait_for()
     assert page.locator(".circuit .dim").count()
     page.close()
-    graph = circuit(smol, PROMPT, contrast=CONTRAST, versus=OTHER)
+    graph = circuit(smol, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
     (tmp_path / "circuit.html").write_text(graph.to_html(), encoding="utf-8")
     alone = chromium.new_context(viewport={"width": 390, "height": 900}, offline=True).new_page()
     asked, wrong = [], []

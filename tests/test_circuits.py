@@ -14,12 +14,12 @@ from itertools import combinations
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
-import pair_twin
 import pytest
 import torch
-import twin_models
 from conftest import IDS, LLAMA, Double, random_model
 from families import dense, mixtures
+from reference import differences as pair_twin
+from reference import models as twin_models
 from test_cli import RUN, main, run
 from test_differences import OTHER, pair_of
 from test_others import make
@@ -48,7 +48,7 @@ def calibrated(config):
 def made(name="llama", count=12, **options):
     model = calibrated(KNOWN[name])
     with Double():
-        return circuit(model, IDS, 11, 12, versus=OTHER, nodes=count, **options)
+        return circuit(model, IDS, 11, 12, counterfactual=OTHER, nodes=count, **options)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_effects_are_the_sum_over_explicit_paths(name):
                         for number in through:
                             change = past[number] @ change
                         expected = expected + gradient @ change
-                difference = source.activation - source.versus
+                difference = source.activation - source.counterfactual
                 assert graph.effect[row, column].item() == pytest.approx(float(expected) * difference, abs=1e-8)
                 checked += float(expected) != 0
     assert checked > 20
@@ -184,7 +184,7 @@ def test_contributions_sum_to_each_targets_own_difference(name):
     assert graph.rest.abs().max() < 1e-6
     assert graph.difference[-1].item() == pytest.approx(graph.relevances[0].conserved.target)
     for node, difference in zip(graph.nodes, graph.difference.tolist(), strict=False):
-        assert difference == pytest.approx(node.activation - node.versus)
+        assert difference == pytest.approx(node.activation - node.counterfactual)
     lost = graph.effect.abs().sum(-1)[[not isinstance(target, Node) for target in graph.targets]]
     assert (lost > 0).all()
 
@@ -217,7 +217,7 @@ def test_attention_held_leaves_only_values(graph):
 def test_exchanging_the_prompts_changes_the_sign_of_contributions():
     one = made()
     with Double():
-        two = circuit(one.model, OTHER, 11, 12, versus=IDS, nodes=12)
+        two = circuit(one.model, OTHER, 11, 12, counterfactual=IDS, nodes=12)
     assert [node.neuron for node in one.nodes] == [node.neuron for node in two.nodes]
     assert torch.allclose(one.contribution, -two.contribution, atol=1e-12)
 
@@ -290,7 +290,7 @@ def test_interventions_are_what_hooks_say(graph):
             return [*nodes, (logits[11] - logits[12]).item()]
 
         before = numbers(held[1])
-        held[1][source.neuron.layer, source.position, source.neuron.index] = source.versus
+        held[1][source.neuron.layer, source.position, source.neuron.index] = source.counterfactual
         after = numbers(held[1])
     rows = found[found.source == source.id].set_index("target").one_sided
     for target, a, b in zip(graph.targets, before, after, strict=True):
@@ -312,7 +312,7 @@ def test_heads_are_nodes(graph):
     assert heads
     assert len(heads) < 20
     for node in heads:
-        assert node.score == pytest.approx(node.activation - node.versus, abs=1e-9)
+        assert node.score == pytest.approx(node.activation - node.counterfactual, abs=1e-9)
     into = [edge for edge in found.edges if isinstance(edge.target, Node) and edge.target.neuron.site == "ffn"]
     assert all(abs(edge.patterns) < 1e-12 for edge in into)  # past no attention
     with Double():
@@ -330,8 +330,8 @@ def test_enough_nodes_for_a_wanted_faithfulness(graph):
 def test_several_pairs_are_their_mean():
     model, third = calibrated(LLAMA), [5, 9, 2, 7, 1, 3, 4, 6]
     with Double():
-        one, two = (circuit(model, ids, 11, 12, versus=OTHER, nodes=480) for ids in (IDS, third))
-        both = circuit(model, [IDS, third], 11, 12, versus=[OTHER, OTHER], nodes=480)
+        one, two = (circuit(model, ids, 11, 12, counterfactual=OTHER, nodes=480) for ids in (IDS, third))
+        both = circuit(model, [IDS, third], 11, 12, counterfactual=[OTHER, OTHER], nodes=480)
     assert torch.allclose(both.contribution, (one.contribution + two.contribution) / 2)
     assert both.ablation().kept == pytest.approx(1, abs=1e-6)
     assert "and 1 more pair" in both.meaning
@@ -377,14 +377,14 @@ def test_impossible_wishes_get_a_sentence(graph):
     for wish, says in (
         ({"nodes": 0}, "from 1 to 1024, not 0"),
         ({"faithfulness": 1.5}, "not 1.5"),
-        ({"versus": [7, 3, 14]}, "of 8"),
-        ({"versus": [OTHER, OTHER[::-1]]}, "one other prompt"),
-        ({"versus": IDS}, "the prompt itself"),
+        ({"counterfactual": [7, 3, 14]}, "of 8"),
+        ({"counterfactual": [OTHER, OTHER[::-1]]}, "one other prompt"),
+        ({"counterfactual": IDS}, "the prompt itself"),
     ):
         with pytest.raises(InputError, match=says):
-            circuit(model, IDS, 11, 12, **{"versus": OTHER, **wish})
+            circuit(model, IDS, 11, 12, **{"counterfactual": OTHER, **wish})
     with pytest.raises(InputError, match="8 and 4"):
-        circuit(model, [IDS, IDS[:4]], 11, 12, versus=[OTHER, OTHER[:4]])
+        circuit(model, [IDS, IDS[:4]], 11, 12, counterfactual=[OTHER, OTHER[:4]])
     with pytest.raises(InputError, match="switch it off"):
         found = made(heads=True, count=20)
         found.recipe(Group("heads", tuple(node for node in found.nodes if node.neuron.site == "head")))
@@ -396,7 +396,7 @@ def test_other_families_have_circuits_too(monkeypatch):
         model, (one, other) = make(name), pair_of(name)
         calibrate(model)
         with Double():
-            graph = circuit(model, one, 1, 2, versus=other, nodes=8)
+            graph = circuit(model, one, 1, 2, counterfactual=other, nodes=8)
         assert graph.rest.abs().max() < 1e-6, name
         assert graph.to_svg()
         with pytest.raises(InputError, match="causal"):
@@ -439,14 +439,14 @@ def test_a_store_says_more_about_groups(graph):
 @pytest.mark.real
 def test_the_ice_bears_circuit(smol):
     found = circuit(
-        smol, "The ice bear lives in the", " Arctic", contrast=" desert", versus="The wild camel lives in the"
+        smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
     )
     assert len(found.nodes) == 60
     assert found.rest.abs().max() < 1e-3
     measured = found.interventions(half=True)
     assert measured.effect.corr(measured.one_sided) > 0.97
     relevance = attribute(
-        smol, "The ice bear lives in the", " Arctic", contrast=" desert", versus="The wild camel lives in the"
+        smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
     )
     assert {node.neuron for node in found.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
     assert checks.without(found, found.groups[0]).predictions
@@ -469,7 +469,7 @@ def test_a_number_that_both_prompts_give_alike_has_no_circuit(graph, monkeypatch
     alike = replace(graph.relevances[0], conserved=replace(graph.relevances[0].conserved, target=0.0))
     monkeypatch.setattr("icebear.concepts.circuits.circuit.attribute", lambda *args, **options: alike)
     with pytest.raises(InputError, match="nothing to explain"):
-        circuit(graph.model, IDS, 11, 12, versus=OTHER)
+        circuit(graph.model, IDS, 11, 12, counterfactual=OTHER)
 
 
 # --- files ---------------------------------------------------------------------------------------------
@@ -560,14 +560,14 @@ def test_the_command_tells_and_writes_it(smol, tmp_path):
     files = {name: tmp_path / f"graph.{name}" for name in ("html", "png", "neuronpedia")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     asked = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
-    told = run(*asked, "--versus", "The wild camel lives in the", "--ablate", *flags)
+    told = run(*asked, "--counterfactual", "The wild camel lives in the", "--ablate", *flags)
     assert "L24.ffn.299@5" in told
     assert "edges alone" in told
     assert all(path.stat().st_size > 1000 for path in files.values())
     for wrong, says in (
-        ([*asked, "--versus", "The camel lives in the"], "another prompt of 6"),
-        ([*asked], "--versus once"),
-        ([*asked, "--versus", "The wild camel lives in the", "--nodes", "2000"], "1024"),
+        ([*asked, "--counterfactual", "The camel lives in the"], "another prompt of 6"),
+        ([*asked], "--counterfactual once"),
+        ([*asked, "--counterfactual", "The wild camel lives in the", "--nodes", "2000"], "1024"),
     ):
         found = RUN.invoke(main, wrong)
         assert found.exit_code
@@ -583,7 +583,7 @@ def test_a_file_of_pairs_is_one_circuit(smol, tmp_path):
     ]
     lines.write_text(
         "".join(
-            json.dumps({"prompt": one, "versus": other, "target": " are", "contrast": " is"}) + "\n"
+            json.dumps({"prompt": one, "counterfactual": other, "target": " are", "contrast": " is"}) + "\n"
             for one, other in rows
         )
     )

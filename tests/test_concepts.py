@@ -17,22 +17,23 @@ from planted import CODES, COMMON, TOPICS, bare
 from sklearn.metrics import roc_auc_score
 
 from icebear import Concept, find_concept
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import attribute, circuit
+from icebear.concepts.concept import topics as latent_topics
+from icebear.concepts.concept.choosing import auroc, auroc_error, universal
+from icebear.concepts.concept.reading import read
+from icebear.concepts.concept.topics import CONCEPTS, part_of, topics
+from icebear.concepts.concept.vectors import pushed, streams
 from icebear.concepts.lrp.method import CP_LRP
 from icebear.db import open_store
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
 from icebear.steering import steer
-from icebear.steering.latent import evaluation, finding
-from icebear.steering.latent import topics as latent_topics
-from icebear.steering.latent.choosing import auroc, auroc_error, universal
-from icebear.steering.latent.cost import strength_at
-from icebear.steering.latent.likeness import likeness, nearest
-from icebear.steering.latent.reading import read
-from icebear.steering.latent.topics import CONCEPTS, part_of, topics
-from icebear.steering.latent.vectors import pushed, streams
-from icebear.steering.price import NEUTRAL, Neutral
+from icebear.steering.concept import finding
+from icebear.steering.concept.cost import strength_at
+from icebear.steering.concept.likeness import likeness, nearest
+from icebear.steering.evaluations import concepts as evaluation
+from icebear.steering.side_effects import NEUTRAL, Neutral
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SONGS = [TOPICS["song"][start::3] for start in range(3)]
@@ -332,7 +333,7 @@ def test_by_hand_a_neuron_stands_once(model):
 
 def test_a_circuits_group_is_a_concept(smol):
     graph = circuit(
-        smol, "The ice bear lives in the", contrast=" desert", versus="The wild camel lives in the", nodes=8
+        smol, "The ice bear lives in the", contrast=" desert", counterfactual="The wild camel lives in the", nodes=8
     )
     group = max(graph.groups, key=lambda group: len(group.nodes))
     concept = graph.concept(group)

@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear.actmax import corpus as actmax_corpus
 from icebear.actmax import read_corpus
-from icebear.actmax.corpus import sentence_id
-from icebear.app.cli import main
-from icebear.app.progress import indexing
-from icebear.app.verbs import store as store_verbs
+from icebear.actmax.index.build import corpus as actmax_corpus
+from icebear.actmax.index.corpus import sentence_id
+from icebear.app.cli import store as store_verbs
+from icebear.app.cli.main import main
+from icebear.app.cli.progress import indexing
 from icebear.db import open_store
 from icebear.errors import InputError
 

@@ -4,12 +4,12 @@ import random
 import runpy
 from pathlib import Path
 
-import pair_twin
 import pytest
 import torch
-import twin_models
 from conftest import IDS, LLAMA, Double, random_model
 from families import dense, mixtures, others
+from reference import differences as pair_twin
+from reference import models as twin_models
 from test_others import make, prompt
 from test_twin import NO_SDPA, ONLY_SDPA
 
@@ -51,17 +51,19 @@ def test_what_has_no_difference_rule_is_refused_by_name(name):
     """No other method takes its place unasked."""
     model = random_model(mixtures()[name], "eager", torch.float32)
     with pytest.raises(MissingRule, match="topk"):
-        attribute(model, IDS, 11, 12, versus=OTHER)
+        attribute(model, IDS, 11, 12, counterfactual=OTHER)
     with pytest.raises(MissingRule, match="topk"):
-        circuit(model, IDS, 11, 12, versus=OTHER)
-    assert attribute(model, IDS, 11, 12, versus=OTHER, method=GradientTimesInput()).versus.at == "midpoint"
+        circuit(model, IDS, 11, 12, counterfactual=OTHER)
+    assert (
+        attribute(model, IDS, 11, 12, counterfactual=OTHER, method=GradientTimesInput()).counterfactual.at == "midpoint"
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), FAMILIES)
 def test_tokens_add_up_to_the_difference(name, kind):
     model = random_model({**dense(), **mixtures()}[name], kind)
     with Double():
-        found = attribute(model, IDS, 11, 12, versus=OTHER, method=DIFFERENCE, sites=model.sites)
+        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method=DIFFERENCE, sites=model.sites)
         here, there = (attribute(model, ids, 11, 12).conserved.target for ids in (IDS, OTHER))
     assert found.conserved.target == pytest.approx(here - there, abs=1e-9)
     assert abs(found.conserved.rest) < 1e-6
@@ -73,7 +75,7 @@ def test_tokens_add_up_to_the_difference(name, kind):
 def test_so_do_those_of_encoders_encoder_decoders_and_images(name, kind):
     model, (one, other) = make(name, kind), pair_of(name)
     with Double():
-        found = attribute(model, one, 1, 2, versus=other, method=DIFFERENCE, sites=model.sites)
+        found = attribute(model, one, 1, 2, counterfactual=other, method=DIFFERENCE, sites=model.sites)
     assert abs(found.conserved.target) > 1e-3
     assert abs(found.conserved.rest) < 1e-6
 
@@ -118,8 +120,8 @@ def errors(model, count=8):
     for _ in range(count):
         one = [draw.randrange(2, 48) for _ in range(8)]
         other = [*one[:3], 1 + one[3], *one[4:]]
-        told = attribute(model, one, 11, 12, versus=other)
-        rounding = 8 * torch.finfo(model.dtype).eps * max(1, abs(told.versus.numbers[0]))
+        told = attribute(model, one, 11, 12, counterfactual=other)
+        rounding = 8 * torch.finfo(model.dtype).eps * max(1, abs(told.counterfactual.numbers[0]))
         found.append(max(0, abs(told.conserved.rest) - rounding) / abs(told.conserved.target))
     return sorted(found)
 
@@ -151,7 +153,7 @@ def test_on_real_weights_too(smol):
 def test_the_twin_finds_the_same(name, build):
     model = random_model(dense()[name])
     with Double():
-        found = attribute(model, IDS, 11, 12, versus=OTHER, sites=model.sites)
+        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=model.sites)
         tokens, tape = pair_twin.explain(build, model.net, IDS, OTHER, 11, 12)
     assert torch.allclose(found.tokens, tokens, rtol=1e-8, atol=1e-10)
     for site in model.sites:
@@ -162,8 +164,8 @@ def test_the_twin_finds_the_same(name, build):
 def test_exchanging_the_prompts_changes_the_sign_and_nothing_else(name):
     model = random_model({**dense(), **mixtures()}[name], "eager")
     with Double():
-        one = attribute(model, IDS, 11, 12, versus=OTHER)
-        two = attribute(model, OTHER, 11, 12, versus=IDS)
+        one = attribute(model, IDS, 11, 12, counterfactual=OTHER)
+        two = attribute(model, OTHER, 11, 12, counterfactual=IDS)
     assert torch.allclose(one.tokens, -two.tokens, rtol=1e-9, atol=1e-12)
     assert torch.allclose(one.ffn, -two.ffn, rtol=1e-9, atol=1e-12)
 
@@ -191,10 +193,10 @@ def test_compared_with_nothing_the_rules_are_attnlrps():
 
 def test_a_batch_is_one_by_one_and_checkpointing_changes_nothing():
     model = random_model(LLAMA, dtype=torch.float32)
-    prompts, versus = [IDS, IDS[:5]], [OTHER, OTHER[:5]]
-    together = attribute(model, prompts, 11, 12, versus=versus)
-    for found, one, other in zip(together, prompts, versus, strict=True):
-        alone = attribute(model, one, 11, 12, versus=other, checkpoint=True)
+    prompts, counterfactual = [IDS, IDS[:5]], [OTHER, OTHER[:5]]
+    together = attribute(model, prompts, 11, 12, counterfactual=counterfactual)
+    for found, one, other in zip(together, prompts, counterfactual, strict=True):
+        alone = attribute(model, one, 11, 12, counterfactual=other, checkpoint=True)
         assert torch.allclose(found.tokens, alone.tokens, rtol=1e-4, atol=1e-6)
         assert torch.allclose(found.ffn, alone.ffn, rtol=1e-4, atol=1e-6)
 
@@ -219,5 +221,5 @@ def test_on_a_real_model_tokens_add_up(smol):
         ("The capital of France is", "The capital of Italy is"),
         ("The ice bear lives in the", "The wild camel lives in the"),
     ):
-        found = attribute(smol, one, versus=other)
+        found = attribute(smol, one, counterfactual=other)
         assert found.linear_share == pytest.approx(1, abs=1e-3)

@@ -10,7 +10,7 @@ from conftest import IDS, LLAMA, random_model
 from families import dense, mixtures
 from transformers import LlamaConfig
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import Model, Neuron, attribute, circuit, project
 from icebear.concepts.models.loading import load_model
 from icebear.errors import InputError
@@ -54,9 +54,9 @@ def test_what_reads_weights_finds_them():
     plain, away = pair("llama")
     for neuron in (Neuron(1, "ffn", 3), Neuron(1, "attn", 5)):
         assert project(away, neuron) == project(plain, neuron)
-    one, other = (attribute(model, IDS, versus=OTHER) for model in (plain, away))
+    one, other = (attribute(model, IDS, counterfactual=OTHER) for model in (plain, away))
     assert torch.allclose(one.of("ffn"), other.of("ffn"), rtol=1e-3, atol=1e-6)
-    graphs = [circuit(model, IDS, versus=OTHER, nodes=8) for model in (plain, away)]
+    graphs = [circuit(model, IDS, counterfactual=OTHER, nodes=8) for model in (plain, away)]
     assert [str(node.neuron) for node in graphs[0].nodes] == [str(node.neuron) for node in graphs[1].nodes]
 
 

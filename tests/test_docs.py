@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 import icebear
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts.models import loading
-from icebear.steering import flipping
-from icebear.steering import price as pricing
+from icebear.steering import side_effects as pricing
+from icebear.steering.flipping.search import search as flipping
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -23,7 +23,7 @@ from icebear import (
     Recipe,
     Relevance,
 )
-from icebear.actmax import index
+from icebear.actmax.index import build as index
 from icebear.concepts import calibration
 from icebear.errors import IcebearError
 
@@ -58,10 +58,10 @@ def at(tmp_path_factory):
                 folder=folder,
                 corpus=icebear.read_corpus(str(folder / "c.txt")),
                 new=icebear.Store(folder / "new.db", create=True),
-                relevance=icebear.attribute(model, PROMPT, versus=OTHER),
+                relevance=icebear.attribute(model, PROMPT, counterfactual=OTHER),
                 top=icebear.attribute(model, PROMPT, keep="top", k=3),
                 positions=icebear.attribute(model, PROMPT, method=icebear.PA_LRP, sites=()),
-                graph=icebear.circuit(model, PROMPT, versus=OTHER, nodes=5),
+                graph=icebear.circuit(model, PROMPT, counterfactual=OTHER, nodes=5),
                 answer=model.answer(PROMPT, 3),
                 concept=Concept.of(model, "c", {(Neuron(1, "ffn", 3), "+"): 1.0}),
                 recipe=Recipe.for_model(model, "r", [Edit.parse("L1.ffn.3*0")]),
@@ -143,15 +143,21 @@ DOORS = {
     ),
     "attribute.prefix": (lambda at, x: icebear.attribute(at.model, PROMPT, prefix=x), ("x", 3, 2.5)),
     "attribute.at": (lambda at, x: icebear.attribute(at.model, PROMPT, at=x), ("x", 3, 2.5, "prompt")),
-    "attribute.at, versus": (lambda at, x: icebear.attribute(at.model, PROMPT, versus=OTHER, at=x), ("x", 3, 2.5, "")),
-    "attribute.versus": (lambda at, x: icebear.attribute(at.model, PROMPT, versus=x), ("", 3, 2.5, [], [3.5], PROMPT)),
-    "attribute.versus_model": (lambda at, x: icebear.attribute(at.model, PROMPT, versus_model=x), ("x", 3)),
+    "attribute.at, counterfactual": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, counterfactual=OTHER, at=x),
+        ("x", 3, 2.5, ""),
+    ),
+    "attribute.counterfactual": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, counterfactual=x),
+        ("", 3, 2.5, [], [3.5], PROMPT),
+    ),
+    "attribute.base_model": (lambda at, x: icebear.attribute(at.model, PROMPT, base_model=x), ("x", 3)),
     "attribute.span": (
         lambda at, x: icebear.attribute(at.model, at.answer, span=x),
         ("", "~~", "9:12", (2, 1), (0, 99), (0,), (0, 1, 2), 3, 2.5, (0.0, 1.0), ("0", "1")),
     ),
     "origins.span": (lambda at, x: icebear.origins(at.model, at.answer, x), ("", "~~", (2, 1), 3)),
-    "origins.versus": (lambda at, x: icebear.origins(at.model, at.answer, versus=x), ("", 3, 2.5)),
+    "origins.counterfactual": (lambda at, x: icebear.origins(at.model, at.answer, counterfactual=x), ("", 3, 2.5)),
     "matrix.by": (lambda at, x: icebear.matrix(at.model, at.answer, x), NO_NAME),
     "matrix.answer": (lambda at, x: icebear.matrix(at.model, x), ("ice", 3, None)),
     "matrix.method": (lambda at, x: icebear.matrix(at.model, at.answer, method=x), ("x", 3, None)),
@@ -184,16 +190,19 @@ DOORS = {
     "ablation.seed": (lambda at, x: icebear.ablation(at.model, at.relevance, 3, seed=x), NO_SEED),
     "ablation.relevance": (lambda at, x: icebear.ablation(at.model, x, 3), (3, None, "ice")),
     # a circuit
-    "circuit.nodes": (lambda at, x: icebear.circuit(at.model, PROMPT, versus=OTHER, nodes=x), NO_COUNT),
+    "circuit.nodes": (lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=x), NO_COUNT),
     "circuit.faithfulness": (
-        lambda at, x: icebear.circuit(at.model, PROMPT, versus=OTHER, faithfulness=x),
+        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, faithfulness=x),
         (0, -1, 1.1, NAN, "1", True),
     ),
     "circuit.kept": (
-        lambda at, x: icebear.circuit(at.model, PROMPT, versus=OTHER, nodes=3, kept=x),
+        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, kept=x),
         (0, -1, 1.1, NAN, "1", None),
     ),
-    "circuit.versus": (lambda at, x: icebear.circuit(at.model, PROMPT, versus=x), (None, 3, "", "ice bears")),
+    "circuit.counterfactual": (
+        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=x),
+        (None, 3, "", "ice bears"),
+    ),
     "Graph.ablation": (lambda at, x: at.graph.ablation(x), NO_SEED),
     "Graph.faithfulness.edges": (lambda at, x: at.graph.faithfulness(x), NO_COUNT[1:]),
     "Graph.faithfulness.seed": (lambda at, x: at.graph.faithfulness(seed=x), NO_SEED),
@@ -417,8 +426,8 @@ def test_numbers_of_numpy_are_numbers(at):
 def test_a_length_that_does_not_fit_is_told_with_the_one_that_does(at):
     for call, numbers in (
         (lambda: at.model.generate(PROMPT, 60), ("8", "56", "64", "60")),
-        (lambda: icebear.attribute(at.model, PROMPT, versus="big cat", method="difference"), ("8", "7")),
-        (lambda: icebear.circuit(at.model, PROMPT, versus="big cat"), ("8", "7")),
+        (lambda: icebear.attribute(at.model, PROMPT, counterfactual="big cat", method="difference"), ("8", "7")),
+        (lambda: icebear.circuit(at.model, PROMPT, counterfactual="big cat"), ("8", "7")),
     ):
         with pytest.raises(IcebearError) as caught:
             call()

@@ -7,12 +7,12 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts.lrp.method import ATTNLRP
 from icebear.errors import InputError
 from icebear.steering import counterfacts, flip, steer
-from icebear.steering.last_token import LastToken
-from icebear.steering.paraphrases import Paraphrases
+from icebear.steering.flipping.last_token import LastToken
+from icebear.steering.flipping.paraphrases import Paraphrases
 
 PROMPTS = ["The capital of France is", "The capital city of France is", "France's capital is"]
 

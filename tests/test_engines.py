@@ -10,13 +10,13 @@ import torch
 from conftest import printed
 
 from icebear.actmax import annotate, build_index, describe, on_ray, read_corpus
-from icebear.app.terminal import card
+from icebear.app.cli.terminal import card
 from icebear.concepts import Neuron, attribute
-from icebear.concepts.relevance import Relevance
+from icebear.concepts.attribution.result import Relevance
 from icebear.db import open_store
 from icebear.errors import InputError, StoreError
 from icebear.steering import Edit
-from icebear.steering.flipping import _about, _slopes, _start
+from icebear.steering.flipping.search import _about, _slopes, _start
 
 K = 5
 

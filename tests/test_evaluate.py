@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from conftest import started_alone
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import selftest
 from icebear.concepts.baselines.methods import Random
 from icebear.concepts.evaluation import cost, pruning, report, runner

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icebear.actmax import read_corpus
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import Model
 from icebear.concepts.baselines.methods import ALL, SEARCH, listed
 from icebear.concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner

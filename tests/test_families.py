@@ -7,7 +7,7 @@ from families import dense, mixtures
 from transformers import CONFIG_MAPPING, Gemma3Config
 
 from icebear.actmax import build_index, read_corpus
-from icebear.actmax.directions import gated
+from icebear.actmax.index.vectors import gated
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.passes.sites import visiting
@@ -268,7 +268,7 @@ def test_scans_over_tokens_are_refused_by_name(name):
     with pytest.raises(MissingRule, match=f"The operation scan over tokens in {place} has no relevance rule; explain"):
         attribute(model, IDS, sites=())
     with pytest.raises(MissingRule, match=f"The operation scan over tokens in {place} has no relevance rule; explain"):
-        attribute(model, IDS, 11, 12, sites=(), versus=[*IDS[:3], 33, *IDS[4:]])
+        attribute(model, IDS, 11, 12, sites=(), counterfactual=[*IDS[:3], 33, *IDS[4:]])
     with pytest.warns(UserWarning, match="scan over tokens"):
         found = attribute(model, IDS, sites=(), strict=False)
     assert found.missing_rules[0].startswith("scan over tokens in")

@@ -47,13 +47,13 @@ def alike(one, other):
 
 RELEVANCES = {
     "plain": {},
-    "versus": {"versus": OTHER},
-    "versus several, by the gradient": {
-        "versus": [OTHER, "red dogs"],
+    "counterfactual": {"counterfactual": OTHER},
+    "counterfactual several, by the gradient": {
+        "counterfactual": [OTHER, "red dogs"],
         "contrast": "z",
         "method": AttnLRP(),
     },
-    "top": {"keep": "top", "k": 3, "versus": OTHER},
+    "top": {"keep": "top", "k": 3, "counterfactual": OTHER},
     "no neurons": {"sites": ()},
     "positions": {"method": PA_LRP, "sites": ("ffn", "q")},
     "a rule with a number": {"method": AttnLRP(linear=Gamma(0.1))},
@@ -76,13 +76,13 @@ def test_a_relevance_comes_back_as_it_was(model, tmp_path, how):
 
 
 def test_what_comes_back_can_be_asked_again(model, tmp_path):
-    found = attribute(model, PROMPT, versus=OTHER)
+    found = attribute(model, PROMPT, counterfactual=OTHER)
     found.save(tmp_path / "a.json")
     assert ablation(model, Relevance.load(tmp_path / "a.json"), 5) == ablation(model, found, 5)
 
 
 def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path):
-    found = circuit(model, PROMPT, versus=OTHER, nodes=12).regrouped(apart=0.2)
+    found = circuit(model, PROMPT, counterfactual=OTHER, nodes=12).regrouped(apart=0.2)
     found.save(tmp_path / "a.json")
     back = Graph.load(tmp_path / "a.json", model)
     assert alike(replace(found, model=0), replace(back, model=0))
@@ -218,14 +218,14 @@ def used(found):
     return repr(found), found.account(), found.meaning(), found.template, hash(found), found == found
 
 
-@pytest.mark.parametrize("how", [{"versus": OTHER}, {"keep": "top", "k": 3}, {"method": PA_LRP}], ids=str)
+@pytest.mark.parametrize("how", [{"counterfactual": OTHER}, {"keep": "top", "k": 3}, {"method": PA_LRP}], ids=str)
 def test_a_changed_file_is_refused_or_works(model, tmp_path, how):
     place = tmp_path / "a.json"
     attribute(model, PROMPT, **how).save(place)
     whole = json.loads(place.read_text())
     used(Relevance.load(place))
     keys = [(key,) for key in whole] + [
-        (key, part) for key in ("versus", "largest", "conserved") for part in whole[key] or ()
+        (key, part) for key in ("counterfactual", "largest", "conserved") for part in whole[key] or ()
     ]
     for path, (way, spoil) in itertools.product(keys, SPOILT.items()):
         if (path, way) == (("conserved", "target"), "empty"):
@@ -257,7 +257,7 @@ def test_a_changed_file_is_refused_or_works(model, tmp_path, how):
 )
 def test_parts_that_do_not_fit_are_named(model, tmp_path, change):
     place = tmp_path / "a.json"
-    attribute(model, PROMPT, versus=OTHER).save(place)
+    attribute(model, PROMPT, counterfactual=OTHER).save(place)
     place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
     with pytest.raises(InputError, match="do not fit") as caught:
         Relevance.load(place)
@@ -266,7 +266,7 @@ def test_parts_that_do_not_fit_are_named(model, tmp_path, change):
 
 def test_a_circuit_whose_parts_do_not_fit_is_refused(model, tmp_path):
     place = tmp_path / "a.json"
-    graph = circuit(model, PROMPT, versus=OTHER, nodes=5)
+    graph = circuit(model, PROMPT, counterfactual=OTHER, nodes=5)
     for change in (
         {"relevances": ()},
         {"nodes": graph.nodes[1:]},
@@ -328,7 +328,7 @@ def test_tables_of_a_relevance_are_its_rankings(model):
 
 
 def test_arrow_is_the_frame_with_where_it_came_from(model, store, tmp_path):
-    graph = circuit(model, PROMPT, versus=OTHER, nodes=8)
+    graph = circuit(model, PROMPT, counterfactual=OTHER, nodes=8)
     results = report.Results({"model": model.made_with["model"]}, {"a": ""}, [], {}, [{"methods": {"x": {"a": 1.5}}}])
     for result in (attribute(model, PROMPT), graph, describe(store, Neuron(1, "ffn", 3)), results):
         place = tmp_path / "a.parquet"
@@ -339,18 +339,18 @@ def test_arrow_is_the_frame_with_where_it_came_from(model, store, tmp_path):
 
 
 def test_a_table_says_what_was_explained_and_of_a_head_nothing_that_it_has_not(model):
-    found = attribute(model, PROMPT, "a", "b", versus=OTHER)
+    found = attribute(model, PROMPT, "a", "b", counterfactual=OTHER)
     frame = found.to_frame(5)
     assert {(*row,) for row in frame[["prompt", "target", "contrast"]].itertuples(index=False)} == {(PROMPT, "a", "b")}
     assert frame.polarity.tolist() == [row.polarity for row in found.top(5)]
     heads = found.to_frame(5, site="head")
-    assert heads[["polarity", "activation", "versus"]].isna().all().all()
+    assert heads[["polarity", "activation", "counterfactual"]].isna().all().all()
     assert {(row.polarity, row.activation) for row in found.top(5, site="head")} == {("", None)}
     assert [*heads] == [*frame]
 
 
 def test_nodes_of_a_circuit_as_a_table(model):
-    graph = circuit(model, PROMPT, versus=OTHER, nodes=8)
+    graph = circuit(model, PROMPT, counterfactual=OTHER, nodes=8)
     frame = graph.nodes_frame()
     assert frame.score.tolist() == [node.score for node in graph.nodes]
     assert frame.groupby("group").score.sum().to_dict() == pytest.approx(

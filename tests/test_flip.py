@@ -13,18 +13,28 @@ from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense, mixtures
 from test_others import make
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import ATTNLRP, Chat, Model, Neuron, attribute
 from icebear.concepts.calibration import calibrate
 from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
 from icebear.steering import Edit, Recipe, flip, steer
-from icebear.steering.flipping import CHOOSERS, MARGIN, _edits, _Found, _proposals, _pruned, _search, _start, margins
-from icebear.steering.flips import Pair, first_tokens, flips, run, summary
+from icebear.steering.evaluations.flips import Pair, first_tokens, flips, run, summary
+from icebear.steering.flipping.last_token import LastToken
+from icebear.steering.flipping.phrases import predicted, probability
+from icebear.steering.flipping.search import (
+    CHOOSERS,
+    MARGIN,
+    _edits,
+    _Found,
+    _proposals,
+    _pruned,
+    _search,
+    _start,
+    margins,
+)
 from icebear.steering.knowledge import effects, refine, report
-from icebear.steering.last_token import LastToken
-from icebear.steering.phrases import predicted, probability
-from icebear.steering.price import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
+from icebear.steering.side_effects import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
 
 RUN = CliRunner()
 
@@ -95,7 +105,7 @@ def test_an_answer_that_is_there_needs_nothing(smol):
 def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
     """A token that is first by less than the margin needs nothing, and what holds by less is not thrown away."""
     first = letters.predict("the ice bear", 1)[0].id
-    monkeypatch.setattr("icebear.steering.flipping.MARGIN", 100.0)
+    monkeypatch.setattr("icebear.steering.flipping.search.MARGIN", 100.0)
     assert len(flip(letters, "the ice bear", first)) == 0
     wanted = letters.predict("the ice bear", 3)[2].id
     recipe = flip(letters, "the ice bear", wanted, like="a source prompt")
@@ -306,7 +316,7 @@ def test_reading_a_prompt_once_changes_nothing():
 def test_many_rows_go_in_parts(letters, monkeypatch):
     whole = LastToken(letters, IDS)
     proposals = [{(1, index, 0): 3.0} for index in range(9)]
-    monkeypatch.setattr("icebear.steering.last_token.ROWS", 4)
+    monkeypatch.setattr("icebear.steering.flipping.last_token.ROWS", 4)
     assert torch.equal(LastToken(letters, IDS).logits(proposals).argmax(-1), whole.logits(proposals).argmax(-1))
     assert LastToken(letters, IDS).rows == 4
     assert LastToken(letters, [3]).logits([{}]).shape == (1, 1, 50)
@@ -434,7 +444,7 @@ def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
     state = _start(letters, "the ice bear", (7,), "a source prompt")
     tried = len(_proposals(state, {}, CHOOSERS["distance"](state, {}), []))
     monkeypatch.setattr(
-        "icebear.steering.flipping.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
+        "icebear.steering.flipping.search.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
     )
     first = _search(_Found({}, -1.0), [], 10, CHOOSERS["distance"], None, state)
     assert (first.edits, first.rounds) == ({}, ((tried, -1.0),))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from icebear.actmax import build_index, index, read_corpus
-from icebear.app.cli import main
+from icebear.actmax import build_index, read_corpus
+from icebear.actmax.index import build as index
+from icebear.app.cli.main import main
 from icebear.concepts import calibration, load_model
 from icebear.db import open_store
 
@@ -22,11 +23,11 @@ LINES = r"""
 attribute --model tiny ""
 attribute --model tiny "a" --target ""
 attribute --model tiny "a" --target "no such token at all"
-attribute --model tiny "a" --contrast "" --versus ""
-attribute --model tiny "a" --versus a
-attribute --model tiny "a" --versus auto:0
-attribute --model tiny "a" --versus auto:-3
-attribute --model tiny "a" --versus "auto:99999999999999999999"
+attribute --model tiny "a" --contrast "" --counterfactual ""
+attribute --model tiny "a" --counterfactual a
+attribute --model tiny "a" --counterfactual auto:0
+attribute --model tiny "a" --counterfactual auto:-3
+attribute --model tiny "a" --counterfactual "auto:99999999999999999999"
 attribute --model tiny "a" --span ""
 attribute --model tiny "a" --span "9:1"
 attribute --model tiny "a" --span "0:99999999999999999999999"
@@ -74,8 +75,8 @@ rank --model tiny "a" --store other.db
 rank --model tiny "a" --store folder
 rank --model tiny "a" --store pipe
 rank --model tiny "a" --store {long}
-rank --model tiny "a" --versus-model tiny
-rank --model tiny "a" --versus-model none/such
+rank --model tiny "a" --base-model tiny
+rank --model tiny "a" --base-model none/such
 rank --model tiny "a" --ablate
 project --model tiny L1.ffn.99999999
 project --model tiny L-1.ffn.0
@@ -134,19 +135,19 @@ flip --model tiny "a" --away --to b
 flip --model tiny "a" --away-from ""
 flip --model tiny "a" --to "b" --like a
 flip --model tiny "a" --to "b" --store empty
-circuit --model tiny "a" --versus b --nodes 0
-circuit --model tiny "a b" --versus "a"
-circuit --model tiny "a" --versus b --contrast c --faithfulness 0
-circuit --model tiny "a" --versus b --contrast c --faithfulness nan
-circuit --model tiny "a" --versus b --contrast c --faithfulness 2
-circuit --model tiny "a" --versus b --contrast c --nodes 4 --png folder
-circuit --model tiny "a" --versus b --contrast c --nodes 4 --png /dev/full
-circuit --model tiny "a" --versus b --contrast c --nodes 4 --neuronpedia no/where.json
+circuit --model tiny "a" --counterfactual b --nodes 0
+circuit --model tiny "a b" --counterfactual "a"
+circuit --model tiny "a" --counterfactual b --contrast c --faithfulness 0
+circuit --model tiny "a" --counterfactual b --contrast c --faithfulness nan
+circuit --model tiny "a" --counterfactual b --contrast c --faithfulness 2
+circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png folder
+circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png /dev/full
+circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --neuronpedia no/where.json
 circuit --model tiny --file deep.jsonl
 answer --model tiny "a" --max-new-tokens -1
 answer --model tiny --chat "a"
 answer --model tiny "a" --span "never said"
-story --model tiny "a" --versus b --html no/where.html
+story --model tiny "a" --counterfactual b --html no/where.html
 index --model tiny --corpus none.txt --store new.db
 index --model tiny --corpus latin.txt --store new.db
 index --model tiny --corpus utf16.json --store new.db

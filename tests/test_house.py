@@ -99,7 +99,7 @@ def test_importing_is_quick():
         "import sys, icebear\n"
         "rooms = {'icebear.concepts', 'icebear.db', 'icebear.app'}\n"
         "assert not rooms & set(sys.modules), 'icebear imports its folders'\n"
-        "import icebear.concepts, icebear.steering, icebear.db, icebear.actmax, icebear.app.cli\n"
+        "import icebear.concepts, icebear.steering, icebear.db, icebear.actmax, icebear.app.cli.main\n"
         "from icebear import ATTNLRP, Neuron, Edit, Recipe\n"
         "assert not {'torch', 'transformers', 'pandas', 'rich'} & set(sys.modules), 'a heavy import'"
     )
@@ -133,7 +133,7 @@ def test_a_public_name_is_typed_and_from_where_it_is_lazily(room):
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys; from icebear.app.cli import main; main(['-h'], standalone_mode=False)\n"
+        "import sys; from icebear.app.cli.main import main; main(['-h'], standalone_mode=False)\n"
         "heavy = {'torch', 'transformers', 'pandas', 'numpy', 'rich', 'sqlite_utils'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -150,7 +150,7 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
-    data = "app/recipes/ice-bear-to-desert.json concepts/calibration.txt concepts/versus/common.txt py.typed"
+    data = "app/recipes/ice-bear-to-desert.json concepts/calibration.txt concepts/attribution/common.txt py.typed"
     assert {f"icebear/{name}" for name in (*data.split(), "steering/counterfacts.json")} <= set(names)
     ours = {str(path.relative_to(ROOT)).removeprefix("icebear/") for room in ALLOWED for path in room_files(room)}
     assert {f"icebear/{name}" for name in ours} == {name for name in names if name.endswith(".py")}

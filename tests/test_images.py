@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from PIL import Image, ImageDraw
 from transformers import ViTConfig, ViTForImageClassification
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import VIT, attribute, load_model
 
 RUN = CliRunner()

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.extras import EXTRAS
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ HIDDEN = [module for modules in EXTRAS.values() for module in modules]
 PLAIN = f"""
 import sys
 sys.modules.update(dict.fromkeys({HIDDEN}))  # as if they were not installed
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 for words in (
     ["attribute", "Rome is"],
     ["rank", "Rome is", "--top", "3"],

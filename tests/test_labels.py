@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, WORDS, bare
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from icebear.actmax import build_index, describe, index, read_corpus
-from icebear.actmax.labels import auto, chance, evaluation, kinds, sample, scores, topics, writes
+from icebear.actmax import build_index, describe, read_corpus
+from icebear.actmax.evaluations import labels as evaluation
+from icebear.actmax.index import build as index
+from icebear.actmax.labels import auto, chance, kinds, sample, scores, topics, writes
 from icebear.actmax.labels.auto import label_neurons, prepared, score_label
 from icebear.actmax.labels.chance import by_chance, clears, nulls, other_labels
 from icebear.actmax.labels.choice import both_signs, candidates, choose, examples_of, fired_in, judged
@@ -28,10 +30,10 @@ from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.lists import clearest
 from icebear.actmax.labels.reading import read
 from icebear.actmax.labels.sample import Codes, Sample, part_of
-from icebear.app.cli import main
-from icebear.app.verbs import evaluate as evaluate_verbs
-from icebear.app.verbs import explain as explain_verbs
-from icebear.app.verbs import store as store_verbs
+from icebear.app.cli import evaluate as evaluate_verbs
+from icebear.app.cli import explain as explain_verbs
+from icebear.app.cli import store as store_verbs
+from icebear.app.cli.main import main
 from icebear.concepts import Model
 from icebear.concepts.baselines.attention import eager
 from icebear.db import open_store
@@ -39,7 +41,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
 from icebear.steering import steer
-from icebear.steering.price import NEUTRAL, neutral_places
+from icebear.steering.side_effects import NEUTRAL, neutral_places
 
 HEAD = Neuron(0, "head", 1)
 WORD, TOPIC, POSITION = (Neuron(0, "ffn", number) for number in (3, 4, 5))

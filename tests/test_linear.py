@@ -13,7 +13,7 @@ from icebear.concepts import Model, Neuron, project, vocabulary
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.vocabulary import unembed, unembedding, w1, w2, w2_row, written
 from icebear.steering import Edit, Recipe
-from icebear.steering.permanent import patch
+from icebear.steering.weight_patch import patch
 
 CONFIGS = {**dense(), **mixtures()}
 PARTS = [2, -1, slice(None), slice(1, 4), slice(0), torch.tensor([4, 0, 4]), torch.tensor([], dtype=torch.long)]

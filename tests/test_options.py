@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from icebear.app.cli import main
-from icebear.app.options import OPTIONS, load
+from icebear.app.cli.main import main
+from icebear.app.cli.options import OPTIONS, load
 from icebear.concepts import load_model
 from icebear.db import open_store
 from icebear.errors import ModelError

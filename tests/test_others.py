@@ -11,12 +11,11 @@ from families import others
 from rich.console import Console
 
 from icebear.actmax import annotate, build_index, read_corpus
-from icebear.actmax.directions import gated
-from icebear.app.sidebyside import compare
-from icebear.app.terminal import explanation, side_by_side
+from icebear.actmax.index.vectors import gated
+from icebear.app.cli.terminal import explanation, side_by_side
 from icebear.app.web import charts
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
-from icebear.concepts.chance import removing
+from icebear.concepts.attribution.random_controls import removing
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.sites import visiting
 from icebear.concepts.selftest import selftest
@@ -24,6 +23,7 @@ from icebear.concepts.vocabulary import w1, w2
 from icebear.db import open_store
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.steering import Edit, steer
+from icebear.steering.compare import compare
 
 NAMES = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
 CONFIGS = {

@@ -6,7 +6,8 @@ import transformers
 from conftest import IDS, LLAMA, Letters, random_model
 from families import mixtures, others
 
-from icebear.concepts import CP_LRP, Model, Neuron, attribute, attribution
+from icebear.concepts import CP_LRP, Model, Neuron, attribute
+from icebear.concepts.attribution.attribute import attribute as attribution
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
@@ -134,10 +135,10 @@ OTHER = [*IDS[:2], 9, *IDS[3:]]
 """Another prompt of as many tokens."""
 KEPT = {
     "alone": {},
-    "one other": {"versus": OTHER},
-    "one other, attention constant": {"versus": OTHER, "method": "difference-constant"},
-    "two others": {"versus": [OTHER, [*OTHER[:-1], 4]]},
-    "a shorter one": {"versus": OTHER[:-2]},
+    "one other": {"counterfactual": OTHER},
+    "one other, attention constant": {"counterfactual": OTHER, "method": "difference-constant"},
+    "two others": {"counterfactual": [OTHER, [*OTHER[:-1], 4]]},
+    "a shorter one": {"counterfactual": OTHER[:-2]},
     "a phrase": {"target_text": "ab", "contrast": "be"},
     "recorded too": {"record": [1, -1]},
 }
@@ -163,7 +164,8 @@ def test_keeping_the_top_changes_nothing_that_is_told(llama, asked, checkpoint):
             assert [(r.neuron, r.position) for r in some] == [(r.neuron, r.position) for r in all_]
             for a, b in zip(some, all_, strict=True):
                 told = [
-                    [r.relevance, *([] if r.neuron.site == "head" else [r.activation, r.versus or 0])] for r in (a, b)
+                    [r.relevance, *([] if r.neuron.site == "head" else [r.activation, r.counterfactual or 0])]
+                    for r in (a, b)
                 ]
                 assert told[0] == pytest.approx(told[1], rel=1e-4, abs=1e-7)
 

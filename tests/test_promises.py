@@ -10,10 +10,10 @@ from conftest import IDS, LLAMA, random_model
 from torch import nn
 
 from icebear.concepts import ATTNLRP, CP_LRP, Neuron, attribute
+from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.concepts.baselines.methods import ALL
 from icebear.concepts.lrp import context
 from icebear.concepts.lrp.context import relevance_rules
-from icebear.concepts.neuron_attribution import attribute_neurons
 from icebear.concepts.passes import run as passes
 from icebear.errors import InputError, MissingRule, NumericalError
 
@@ -69,7 +69,7 @@ def tensors():
     [
         *({"method": name} for name in ALL if name != "alti"),
         {"checkpoint": True},
-        {"versus": OTHERS[0]},
+        {"counterfactual": OTHERS[0]},
         {"neuron": True},
     ],
     ids=str,

@@ -7,11 +7,11 @@ from conftest import ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense
 from safetensors import safe_open
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import load_model
 from icebear.errors import RecipeError
 from icebear.steering import Edit, Recipe, apply_patch, steer
-from icebear.steering.permanent import difference, patch, patched, save_patch
+from icebear.steering.weight_patch import difference, patch, patched, save_patch
 
 
 def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):

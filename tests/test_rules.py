@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from conftest import IDS, Double
 from hypothesis import given
 from hypothesis import strategies as st
+from reference.attnlrp import linear_shares
 from transformers import GPT2Config, GPT2LMHeadModel
-from twin import linear_shares
 
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 from icebear.concepts.lrp.context import relevance_rules

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import attribute, load_model
 from icebear.concepts.baselines.methods import listed
 from icebear.concepts.evaluation import contexts, spans

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from icebear.app import progress
+from icebear.app.cli import progress
 from icebear.stopping import SAID
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at /proc")

@@ -17,8 +17,9 @@ import torch
 from conftest import LLAMA, Letters, printed, random_model
 from transformers import GPT2Config
 
-from icebear.actmax import annotate, build_index, describe, index, read_corpus
-from icebear.app.terminal import card
+from icebear.actmax import annotate, build_index, describe, read_corpus
+from icebear.actmax.index import build as index
+from icebear.app.cli.terminal import card
 from icebear.concepts import Model
 from icebear.concepts.vocabulary import w1, w2_row
 from icebear.db import Store, open_store, vectors

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from icebear.actmax import build_index
-from icebear.app.cli import main
-from icebear.app.story import story
+from icebear.app.cli.main import main
+from icebear.app.report.story import story
 from icebear.concepts import ablation, attribute, circuit
 from icebear.db import open_store
 
@@ -22,8 +22,8 @@ def told(model):
 
 
 def test_its_numbers_are_those_of_the_library(model, told):
-    graph = circuit(model, PROMPT, contrast="z", versus=OTHER, nodes=12)
-    compared = attribute(model, PROMPT, contrast="z", versus=OTHER)
+    graph = circuit(model, PROMPT, contrast="z", counterfactual=OTHER, nodes=12)
+    compared = attribute(model, PROMPT, contrast="z", counterfactual=OTHER)
     assert told.graph.to_json() == graph.to_json()
     assert list(told.neurons) == compared.top(10, "ffn", position="all")
     assert list(told.carried) == [ablation(model, compared, nodes) for nodes in (10, 100, 1000)]
@@ -84,7 +84,7 @@ def test_the_command_writes_it(tiny_folder, tmp_path):
     words = [
         "story",
         " Rome is",
-        "--versus",
+        "--counterfactual",
         " Paris is",
         "--contrast",
         "A",

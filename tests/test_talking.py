@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 
 RUN = CliRunner()
 QUESTION = "Where do ice bears live?"
@@ -47,14 +47,14 @@ def test_words_of_an_answer_are_explained():
     assert "Ice bears are found in the" in output
     ranked = told("rank", *asked, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
     assert not {row["position"] for row in ranked} & set(found["template"])
-    other = ("--versus", "Where do wild camels live?", "--site", "ffn", "--top", "3")
-    assert told("rank", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", *other)["versus"]
+    other = ("--counterfactual", "Where do wild camels live?", "--site", "ffn", "--top", "3")
+    assert told("rank", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", *other)["counterfactual"]
 
 
 def test_circuits_of_an_answer():
     found = told(
         *("circuit", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", "--nodes", "4"),
-        *("--versus", "Where do wild camels live?"),
+        *("--counterfactual", "Where do wild camels live?"),
     )
     assert len(found["nodes"]) >= 4
 

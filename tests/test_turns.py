@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from icebear.concepts import Model, attribute
 from icebear.steering import Edit, Recipe, steer
-from icebear.steering.permanent import patch, patched
+from icebear.steering.weight_patch import patch, patched
 
 PROMPT, OTHER = "The ice bear", "A camel lives"
 EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", 'L1.ffn.6=5@seen:"a"']

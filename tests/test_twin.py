@@ -1,13 +1,14 @@
-"""Relevance by the operation table equals the papers' equations written out (tests/twin.py, tests/twin_models.py)."""
+"""Relevance by the operation table equals the papers' equations written out (tests/reference/attnlrp.py,
+tests/reference/models.py)."""
 
 from functools import partial
 
 import pytest
 import torch
 import transformers
-import twin_models
 from conftest import CONFIGS, IDS, Double, random_model
 from families import dense, mixtures, others
+from reference import models as twin_models
 
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from conftest import IDS, Double, Letters, random_model
 from families import dense
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute
-from icebear.concepts.versus.ablation import ablation
-from icebear.concepts.versus.models import likeness
+from icebear.concepts.attribution.controls import ablation
+from icebear.concepts.attribution.two_models import likeness
 from icebear.errors import InputError
 
 CONFIGS = dense()
@@ -42,7 +42,7 @@ def test_the_difference_of_both_answers_is_accounted_for(name, method):
     model = random_model(CONFIGS[name])
     other = edited(model, trained)
     with Double():
-        found = attribute(model, IDS, contrast=5, versus_model=other, method=method)
+        found = attribute(model, IDS, contrast=5, base_model=other, method=method)
         target = found.target.id
         here, there = (attribute(one, IDS, target, 5, method=method) for one in (model, other))
     assert found.conserved.target == pytest.approx(here.conserved.target - there.conserved.target)
@@ -51,12 +51,12 @@ def test_the_difference_of_both_answers_is_accounted_for(name, method):
     for row in found.top(5, "ffn", position="all"):
         place = row.neuron.layer, row.position, row.neuron.index
         assert row.activation == here.activation("ffn")[place]
-        assert row.versus == there.activation("ffn")[place]
+        assert row.counterfactual == there.activation("ffn")[place]
         assert row.relevance == pytest.approx((here.ffn - there.ffn)[place].item())
 
 
 def test_a_model_differs_from_itself_in_nothing(llama):
-    found = attribute(llama, IDS, versus_model=llama)
+    found = attribute(llama, IDS, base_model=llama)
     assert not found.tokens.any()
     assert not found.ffn.any()
     assert found.conserved.target == 0
@@ -66,16 +66,16 @@ def test_a_model_differs_from_itself_in_nothing(llama):
 def test_a_planted_edit_is_what_differs_most(llama):
     """Of all neurons at all tokens the one whose W2 was turned; elsewhere its layer hands on what it did."""
     other = edited(llama, turned)
-    found = attribute(llama, IDS, versus_model=other)
+    found = attribute(llama, IDS, base_model=other)
     largest = max(
         (r for sign in "+-" for r in found.top(1, "ffn", position="last", sign=sign)), key=lambda r: abs(r.relevance)
     )
     assert largest.neuron == PLANTED
-    top = attribute(llama, IDS, versus_model=other, keep="top", k=5)
+    top = attribute(llama, IDS, base_model=other, keep="top", k=5)
     assert [r.neuron for r in top.top(5, "ffn", position="all")] == [
         r.neuron for r in found.top(5, "ffn", position="all")
     ]
-    rows = attribute(llama, IDS, versus_model=other, keep="top", k=5, record=[1, -1])
+    rows = attribute(llama, IDS, base_model=other, keep="top", k=5, record=[1, -1])
     assert rows.recorded == (1, len(IDS) - 1)
     alike = likeness(llama, other, PLANTED)
     assert alike == pytest.approx({"reads": 1, "writes": -1})
@@ -85,9 +85,9 @@ def test_a_planted_edit_is_what_differs_most(llama):
 def test_a_list_and_an_exchange(llama):
     """Each prompt for itself; and what exchanging activations with the other model's does is measured."""
     other = edited(llama, trained)
-    many = attribute(llama, [IDS, IDS[:5]], [3, 4], versus_model=other)
+    many = attribute(llama, [IDS, IDS[:5]], [3, 4], base_model=other)
     for found, ids, target in zip(many, (IDS, IDS[:5]), (3, 4), strict=True):
-        alone = attribute(llama, ids, target, versus_model=other)
+        alone = attribute(llama, ids, target, base_model=other)
         torch.testing.assert_close(found.tokens, alone.tokens, rtol=1e-3, atol=1e-6)
     carried = ablation(llama, many[0], 30)
     assert carried.kept + ablation(llama, many[0], 10**6).left == pytest.approx(carried.kept)
@@ -95,12 +95,12 @@ def test_a_list_and_an_exchange(llama):
 
 def test_what_cannot_be_compared_is_refused(llama):
     with pytest.raises(InputError, match="has other layers, neurons or answers"):
-        attribute(llama, IDS, versus_model=random_model(CONFIGS["gpt2"]))
-    with pytest.raises(InputError, match="leave versus or versus_model out"):
-        attribute(llama, IDS, versus=IDS[:3], versus_model=llama)
+        attribute(llama, IDS, base_model=random_model(CONFIGS["gpt2"]))
+    with pytest.raises(InputError, match="leave counterfactual or base_model out"):
+        attribute(llama, IDS, counterfactual=IDS[:3], base_model=llama)
     spelled, other = (Model(llama.net, tokenizer, "spelled") for tokenizer in (Letters(), Backwards()))
     with pytest.raises(InputError, match="splits the prompt into other tokens"):
-        attribute(spelled, "abc", versus_model=other)
+        attribute(spelled, "abc", base_model=other)
 
 
 class Backwards(Letters):
@@ -111,10 +111,10 @@ class Backwards(Letters):
 @pytest.mark.usefixtures("smol")
 def test_the_command():
     """Against itself, where nothing differs."""
-    asked = ["The ice bear lives in the", "--versus-model", "smollm2-135m", "--site", "ffn", "--top", "3"]
+    asked = ["The ice bear lives in the", "--base-model", "smollm2-135m", "--site", "ffn", "--top", "3"]
     result = CliRunner().invoke(main, ["rank", *asked])
     assert result.exit_code == 0, result.output
     assert "Compared with the model smollm2-135m" in result.output
-    result = CliRunner().invoke(main, ["project", "L29.ffn.860", "--versus-model", "smollm2-135m", "--top", "3"])
+    result = CliRunner().invoke(main, ["project", "L29.ffn.860", "--base-model", "smollm2-135m", "--top", "3"])
     assert result.exit_code == 0, result.output
     assert "reads 1.0000, writes 1.0000" in result.output

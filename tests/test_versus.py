@@ -8,10 +8,10 @@ from test_cli import RUN, run
 from test_differences import OTHER, pair_of
 from test_others import make
 
-from icebear.app.cli import main
+from icebear.app.cli.main import main
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute
-from icebear.concepts.versus.alignment import alignment
-from icebear.concepts.versus.proposals import common, proposals
+from icebear.concepts.attribution.alignment import alignment
+from icebear.concepts.attribution.counterfactuals import common, proposals
 from icebear.errors import InputError
 from icebear.steering import steer
 
@@ -29,21 +29,21 @@ def model():
 @pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=lambda m: m.name)
 def test_at_the_prompt_it_is_the_difference_times_the_prompts_coefficient(model, method):
     with Double():
-        found = attribute(model, IDS, 11, 12, versus=OTHER, method=method, at="prompt", sites=model.sites)
+        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method=method, at="prompt", sites=model.sites)
         alone = attribute(model, IDS, 11, 12, method=method, sites=model.sites)
         there = attribute(model, OTHER, 11, 12, method=method, sites=model.sites)
     for site in model.sites:
         a, b = alone.activation(site), there.activation(site)
         assert torch.allclose(found.of(site), (a - b) * alone.of(site) / a, rtol=1e-6, atol=1e-12)
         assert torch.equal(found.activation(site), a)
-        assert torch.equal(found.versus.activation[site], b)
+        assert torch.equal(found.counterfactual.activation[site], b)
     assert found.conserved.target == pytest.approx(alone.conserved.target - there.conserved.target, rel=1e-9)
 
 
 def test_at_the_midpoint_it_is_the_gradient_between_the_embeddings(model):
     """By autograd, without any of icebear's passes."""
     with Double():
-        found = attribute(model, IDS, 11, 12, versus=OTHER, method="gxi")
+        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method="gxi")
         x, y = (model.net.model.embed_tokens(torch.tensor([ids])).detach() for ids in (IDS, OTHER))
         middle = ((x + y) / 2).requires_grad_()
         neurons = {}
@@ -58,15 +58,15 @@ def test_at_the_midpoint_it_is_the_gradient_between_the_embeddings(model):
         for hook in hooks:
             hook.remove()
     assert torch.allclose(found.tokens, ((x - y) * gradients[0])[0].sum(-1), rtol=1e-9, atol=1e-12)
-    difference = found.activation("ffn") - found.versus.activation["ffn"]
+    difference = found.activation("ffn") - found.counterfactual.activation["ffn"]
     for layer, gradient in enumerate(gradients[1:]):
         assert torch.allclose(found.ffn[layer], difference[layer] * gradient[0], rtol=1e-9, atol=1e-12)
 
 
 def test_the_path_is_the_mean_over_points_and_adds_up_with_many(model):
     with Double():
-        found = attribute(model, IDS, 11, 12, versus=OTHER, method="ig")
-        assert found.versus.at == "path"
+        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method="ig")
+        assert found.counterfactual.at == "path"
         assert found.linear_share == pytest.approx(1, abs=0.1)
 
 
@@ -74,16 +74,16 @@ def test_the_path_is_the_mean_over_points_and_adds_up_with_many(model):
 def test_several_others_are_their_mean_in_any_order(model, method):
     three = [OTHER, [*IDS[:-1], 30], [1, *IDS[1:]]]
     with Double():
-        found = attribute(model, IDS, 11, 12, versus=three, method=method)
-        again = attribute(model, IDS, 11, 12, versus=three[::-1], method=method)
-        singles = [attribute(model, IDS, 11, 12, versus=other, method=method) for other in three]
+        found = attribute(model, IDS, 11, 12, counterfactual=three, method=method)
+        again = attribute(model, IDS, 11, 12, counterfactual=three[::-1], method=method)
+        singles = [attribute(model, IDS, 11, 12, counterfactual=other, method=method) for other in three]
     assert torch.allclose(found.ffn, again.ffn, rtol=1e-9, atol=1e-12)
     assert torch.allclose(found.ffn, sum(one.ffn for one in singles) / 3, rtol=1e-9, atol=1e-12)
     assert torch.allclose(found.tokens, sum(one.tokens for one in singles) / 3, rtol=1e-9, atol=1e-12)
     assert found.conserved.target == pytest.approx(sum(one.conserved.target for one in singles) / 3)
-    assert 0 <= found.versus.overlap <= 1
-    assert found.versus.overlap == pytest.approx(again.versus.overlap)
-    assert singles[0].versus.overlap is None
+    assert 0 <= found.counterfactual.overlap <= 1
+    assert found.counterfactual.overlap == pytest.approx(again.counterfactual.overlap)
+    assert singles[0].counterfactual.overlap is None
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bloom", "opt", "falcon", "mixtral", "t5", "bert", "vit"])
@@ -93,18 +93,18 @@ def test_coefficients_between_prompts_for_every_kind_of_model(name):
     one, other = (IDS, OTHER) if name in known else pair_of(name)
     for method, at in (("cp-lrp", "midpoint"), ("gxi", "prompt")):
         with Double():
-            found = attribute(model, one, 1, 2, versus=other, method=method, at=at, sites=model.sites)
+            found = attribute(model, one, 1, 2, counterfactual=other, method=method, at=at, sites=model.sites)
         assert all(torch.isfinite(found.of(site)).all() for site in model.sites)
         assert found.ffn.abs().sum() > 0
 
 
 def test_what_is_the_same_in_both_has_no_part_in_the_difference(model):
-    found = attribute(model, IDS, 11, 12, versus=OTHER)
+    found = attribute(model, IDS, 11, 12, counterfactual=OTHER)
     assert not found.tokens[:2].any()
     assert not found.ffn[:, :2].any()
     edit = "L0.ffn.3=2"
     with steer(model, [edit]):
-        steered = attribute(model, IDS, 11, 12, versus=OTHER)
+        steered = attribute(model, IDS, 11, 12, counterfactual=OTHER)
     assert not steered.ffn[0, :, 3].any()
     assert steered.linear_share == pytest.approx(1, abs=1e-3)
     assert not torch.allclose(steered.ffn, found.ffn)
@@ -113,23 +113,26 @@ def test_what_is_the_same_in_both_has_no_part_in_the_difference(model):
 def test_the_contrast_is_the_other_prompts_own_answer_unless_it_is_said(model):
     mine = model.predict(IDS, 1)[0].id
     other = next(ids for ids in ([*IDS[:-1], i] for i in range(50)) if model.predict(ids, 1)[0].id not in (mine, 11))
-    found = attribute(model, IDS, versus=other)
+    found = attribute(model, IDS, counterfactual=other)
     answers = [model.predict(ids, 1)[0].id for ids in (IDS, other)]
     assert [found.target.id, found.contrast.id] == answers
-    assert found.versus.own
-    assert not attribute(model, IDS, 11, 12, versus=OTHER).versus.own
-    two = attribute(model, IDS, 11, versus=[OTHER, other])
-    assert len(two.versus.contrasts) == 2
+    assert found.counterfactual.own
+    assert not attribute(model, IDS, 11, 12, counterfactual=OTHER).counterfactual.own
+    two = attribute(model, IDS, 11, counterfactual=[OTHER, other])
+    assert len(two.counterfactual.contrasts) == 2
 
 
 def test_ranks_by_what_changes_and_tells_both_activations(model):
-    found = attribute(model, IDS, 11, 12, versus=OTHER)
+    found = attribute(model, IDS, 11, 12, counterfactual=OTHER)
     for row in found.top(10, "ffn", position="all"):
-        assert row.versus == found.versus.activation["ffn"][row.neuron.layer, row.position, row.neuron.index].item()
-        assert row.polarity == ("+" if row.activation > row.versus else "-")
+        assert (
+            row.counterfactual
+            == found.counterfactual.activation["ffn"][row.neuron.layer, row.position, row.neuron.index].item()
+        )
+        assert row.polarity == ("+" if row.activation > row.counterfactual else "-")
     less = found.top(10, "ffn", "-", "all")
-    assert all(row.activation < row.versus for row in less)
-    last = attribute(model, IDS, 11, 12, versus=OTHER, record="last")
+    assert all(row.activation < row.counterfactual for row in less)
+    last = attribute(model, IDS, 11, 12, counterfactual=OTHER, record="last")
     assert torch.allclose(last.ffn[:, 0], found.ffn[:, -1])
     assert last.of_neuron(Neuron(1, "ffn", 3)) == pytest.approx(found.of_neuron(Neuron(1, "ffn", 3)))
 
@@ -153,11 +156,11 @@ def test_alignment():
 
 
 def test_prompts_of_different_lengths_say_how_they_are_compared(model):
-    found = attribute(model, IDS, 11, 12, versus=IDS[:3] + IDS[4:])
-    assert found.versus.at == "midpoint"
-    assert "differ in length" in found.versus.note
-    assert found.versus.shares[0].shape == (8, 7)
-    assert torch.allclose(found.versus.shares[0].sum(1), torch.ones(8))
+    found = attribute(model, IDS, 11, 12, counterfactual=IDS[:3] + IDS[4:])
+    assert found.counterfactual.at == "midpoint"
+    assert "differ in length" in found.counterfactual.note
+    assert found.counterfactual.shares[0].shape == (8, 7)
+    assert torch.allclose(found.counterfactual.shares[0].sum(1), torch.ones(8))
 
 
 # --- what is refused ---
@@ -166,15 +169,15 @@ def test_prompts_of_different_lengths_say_how_they_are_compared(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"versus": IDS}, "the prompt itself"),
-        ({"versus": OTHER, "at": "end"}, "at the prompt or at the midpoint"),
-        ({"versus": OTHER, "method": "rollout"}, "has no coefficients"),
-        ({"versus": OTHER, "method": PA_LRP}, "positions is not compared"),
-        ({"versus": OTHER, "method": "difference", "at": "prompt"}, "both prompts at once"),
-        ({"versus": OTHER[:5], "method": "difference"}, "equal length"),
-        ({"versus": torch.zeros(3, 8, 8)}, "text with texts"),
-        ({"method": "difference"}, "give versus"),
-        ({"at": "midpoint"}, "give versus"),
+        ({"counterfactual": IDS}, "the prompt itself"),
+        ({"counterfactual": OTHER, "at": "end"}, "at the prompt or at the midpoint"),
+        ({"counterfactual": OTHER, "method": "rollout"}, "has no coefficients"),
+        ({"counterfactual": OTHER, "method": PA_LRP}, "positions is not compared"),
+        ({"counterfactual": OTHER, "method": "difference", "at": "prompt"}, "both prompts at once"),
+        ({"counterfactual": OTHER[:5], "method": "difference"}, "equal length"),
+        ({"counterfactual": torch.zeros(3, 8, 8)}, "text with texts"),
+        ({"method": "difference"}, "give counterfactual"),
+        ({"at": "midpoint"}, "give counterfactual"),
     ],
 )
 def test_impossible_wishes_get_a_sentence(model, options, message):
@@ -184,14 +187,16 @@ def test_impossible_wishes_get_a_sentence(model, options, message):
 
 def test_prompts_that_are_answered_alike_have_nothing_to_compare(smol):
     with pytest.raises(InputError, match="Both prompts are answered by"):
-        attribute(smol, "The keys near the cabinet", versus="The keys near the house")
-    assert attribute(smol, "The keys near the cabinet", contrast=" is", versus="The keys near the house").versus
+        attribute(smol, "The keys near the cabinet", counterfactual="The keys near the house")
+    assert attribute(
+        smol, "The keys near the cabinet", contrast=" is", counterfactual="The keys near the house"
+    ).counterfactual
 
 
 def test_as_many_prompts_as_to_compare_with(model):
     with pytest.raises(InputError, match="3 prompts but 2 to compare with"):
-        attribute(model, [IDS, OTHER, IDS[:4]], 11, 12, versus=[OTHER, IDS])
-    found = attribute(model, [IDS, [*IDS[:-1], 30]], 11, 12, versus=OTHER)
+        attribute(model, [IDS, OTHER, IDS[:4]], 11, 12, counterfactual=[OTHER, IDS])
+    found = attribute(model, [IDS, [*IDS[:-1], 30]], 11, 12, counterfactual=OTHER)
     assert len(found) == 2
 
 
@@ -229,16 +234,18 @@ def test_a_proposal_exchanges_one_content_word_for_another_answer(smol):
         assert (new.text, new.probability) == (one.answer, pytest.approx(one.probability, rel=1e-3))
         assert new.id != old.id
         assert new.probability >= old.probability / 2 - 1e-6
-    first, second = (attribute(smol, prompt, versus=versus, sites=()) for versus in ("auto", "auto:2"))
-    assert ["".join(one.versus.prompts[0]) for one in (first, second)] == [one.text for one in found[:2]]
+    first, second = (
+        attribute(smol, prompt, counterfactual=counterfactual, sites=()) for counterfactual in ("auto", "auto:2")
+    )
+    assert ["".join(one.counterfactual.prompts[0]) for one in (first, second)] == [one.text for one in found[:2]]
     assert first.linear_share == pytest.approx(1, abs=1e-3)
 
 
 def test_where_nothing_can_be_exchanged_it_says_so(smol):
     with pytest.raises(InputError, match="none was found"):
-        attribute(smol, "Bees make", versus="auto")
+        attribute(smol, "Bees make", counterfactual="auto")
     with pytest.raises(InputError, match="such prompts were found"):
-        attribute(smol, "The capital of France is", versus="auto:900")
+        attribute(smol, "The capital of France is", counterfactual="auto:900")
 
 
 def test_the_commonest_words_are_two_hundred_or_so():
@@ -252,21 +259,23 @@ def test_the_commonest_words_are_two_hundred_or_so():
 @pytest.mark.usefixtures("smol")
 def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
     page = tmp_path / "page.html"
-    command = ["attribute", ICE_BEAR, "--versus", "The wild camel lives in the", "--html", str(page)]
+    command = ["attribute", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--html", str(page)]
     said = run(*command)
     assert "rest 0.000" in said
     assert "top token ' Arabian'" in said
     assert "Compared with" in page.read_text()
     assert "rest 0.000" in run(
-        "attribute", ICE_BEAR, "--target-text", " Arctic and", "--versus", "The wild camel lives in the"
+        "attribute", ICE_BEAR, "--target-text", " Arctic and", "--counterfactual", "The wild camel lives in the"
     )
-    ranked = run("rank", ICE_BEAR, "--versus", "The wild camel lives in the", "--site", "ffn", "--top", "3", "--ablate")
+    ranked = run(
+        "rank", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--site", "ffn", "--top", "3", "--ablate"
+    )
     assert "there" in ranked
     assert "matched" in ranked
     assert "Compared with nothing" in run("rank", ICE_BEAR, "--top", "2")
     for arguments, message in (
-        (["rank", ICE_BEAR, "--ablate"], "--ablate goes with --versus"),
-        (["rank", ICE_BEAR, "--versus", ICE_BEAR], "the prompt itself"),
+        (["rank", ICE_BEAR, "--ablate"], "--ablate goes with --counterfactual"),
+        (["rank", ICE_BEAR, "--counterfactual", ICE_BEAR], "the prompt itself"),
     ):
         result = RUN.invoke(main, arguments)
         assert result.exit_code in (1, 2)

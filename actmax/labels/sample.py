@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from icebear.actmax.scan import counted_length
+from icebear.actmax.index.scan import counted_length
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 from icebear.errors import StoreError

@@ -20,8 +20,8 @@ from icebear.concepts.calibration import Calibration, calibrate
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.sites import visiting
 from icebear.records import Neuron, Sentence
-from icebear.steering.last_token import Edits, LastToken
-from icebear.steering.price import NEUTRAL, neutral_places
+from icebear.steering.flipping.last_token import Edits, LastToken
+from icebear.steering.side_effects import NEUTRAL, neutral_places
 
 STRENGTHS = (1, 3)
 """Times the furthest that the neuron was seen to go; text is written at the last."""

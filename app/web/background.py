@@ -96,9 +96,9 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
     if loading.error:
         raise loading.error
     with importing:
-        from icebear.actmax import index
-        from icebear.actmax.corpus import read_corpus
-        from icebear.app.demo import SUMMARIES, store_of
+        from icebear.actmax.index import build as index
+        from icebear.actmax.index.corpus import read_corpus
+        from icebear.app.cli.demo import SUMMARIES, store_of
         from icebear.concepts.calibration import calibrate
         from icebear.db.store import open_store
     model: Model = loading.result

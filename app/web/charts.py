@@ -12,8 +12,8 @@ import pandas
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
 
 if TYPE_CHECKING:
-    from icebear.concepts.answers.origins import Origins
-    from icebear.concepts.relevance import Relevance
+    from icebear.concepts.attribution.result import Relevance
+    from icebear.concepts.attribution.sources import Origins
 
 FOR, AGAINST = "for it", "against it"
 BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import pandas
 import streamlit as st
 
-from icebear.app.demo import OTHER, PROMPT
+from icebear.app.cli.demo import OTHER, PROMPT
 from icebear.app.web.background import Job
 from icebear.app.web.state import (
     downloads,
@@ -48,7 +48,7 @@ picture = st.components.v2.component("icebear_circuit", html='<div class="place"
 
 def show() -> None:
     prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=forget_other)
-    versus = other_prompt(OTHER if prompt == PROMPT else "")
+    counterfactual = other_prompt(OTHER if prompt == PROMPT else "")
     left, middle, right = st.columns(3)
     target = typed(left.text_input, "Target token (empty: the most probable)", "target")
     contrast = typed(middle.text_input, "Contrast token (empty: the other prompt's answer)", "contrast")
@@ -56,10 +56,10 @@ def show() -> None:
     heads = typed(st.toggle, "Attention heads too", "heads")
     need("circuits")
     model()
-    if not versus:
+    if not counterfactual:
         st.info("A circuit is of a difference: give another prompt of as many tokens, or auto.")
         return
-    asked = (model_name(), prompt, target or None, contrast or None, versus, count, heads)
+    asked = (model_name(), prompt, target or None, contrast or None, counterfactual, count, heads)
     graph = _found(*asked)
     picked = picture(
         data={"graph": repr(asked), "html": fragment(graph)}, key="picture", on_picked_change=lambda: None
@@ -102,7 +102,7 @@ def _found(*asked: Any) -> Graph:
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _begun(
-    name: str, prompt: str, target: str | None, contrast: str | None, versus: str, nodes: int, heads: bool
+    name: str, prompt: str, target: str | None, contrast: str | None, counterfactual: str, nodes: int, heads: bool
 ) -> Job:
     loaded = model()
 
@@ -112,8 +112,8 @@ def _begun(
             if job in _stopped:
                 raise IcebearError("Stopped. Change what you asked for, or ask again.")
 
-        here, there = read_prompt(prompt), read_prompt(versus)
-        return circuit(loaded, here, target, contrast, versus=there, nodes=nodes, heads=heads, on_progress=told)
+        here, there = read_prompt(prompt), read_prompt(counterfactual)
+        return circuit(loaded, here, target, contrast, counterfactual=there, nodes=nodes, heads=heads, on_progress=told)
 
     return Job("Finding the circuit", find)
 
@@ -126,7 +126,7 @@ def _stop(job: Job) -> None:
 
 
 def _sign(node: Node) -> str:
-    return "+" if node.activation >= node.versus else "-"
+    return "+" if node.activation >= node.counterfactual else "-"
 
 
 def _groups(graph: Graph, asked: tuple) -> None:

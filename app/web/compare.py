@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from icebear.app.demo import PROMPT
+from icebear.app.cli.demo import PROMPT
 from icebear.app.web import charts
 from icebear.app.web.explain import explained
 from icebear.app.web.state import downloads, model, model_name, neuron_table, plain, token_label, typed
-from icebear.concepts.relevance import Relevance
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.render import heatmap
 
 

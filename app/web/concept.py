@@ -7,14 +7,14 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.concepts_told import DEVIATIONS, found_by
-from icebear.app.demo import PROMPT
-from icebear.app.sidebyside import compare
+from icebear.app.cli.concepts_told import DEVIATIONS, found_by
+from icebear.app.cli.demo import PROMPT
 from icebear.app.web.state import WIDE, downloads, has_labels, known, model, neuron_table, plain, store, typed
 from icebear.app.web.steer import side_by_side
 from icebear.concepts.render import heatmap
-from icebear.steering.latent.concept import Concept
-from icebear.steering.latent.finding import find_concept
+from icebear.steering.compare import compare
+from icebear.steering.concept.concept import Concept
+from icebear.steering.concept.finding import find_concept
 
 PRICES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 

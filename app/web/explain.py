@@ -8,7 +8,7 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.demo import PROMPT
+from icebear.app.cli.demo import PROMPT
 from icebear.app.web import charts
 from icebear.app.web.state import (
     WIDE,
@@ -26,12 +26,12 @@ from icebear.app.web.state import (
     typed,
     vocabularies,
 )
-from icebear.concepts.answers.again import answer_of
-from icebear.concepts.attribution import attribute
+from icebear.concepts.attribution.again import answer_of
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.lrp.method import METHODS, PAIRED
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
-from icebear.concepts.relevance import Relevance
 from icebear.concepts.render import heatmap
 from icebear.records import TokenScore
 
@@ -45,13 +45,13 @@ _counting = threading.Lock()
 
 @st.cache_resource(show_spinner="Explaining ...")
 def explained(
-    name: str, prompt: str, target: str | None, contrast: str | None, method: str, versus: str | None
+    name: str, prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
 ) -> Relevance:
     """Shared by all visitors; a result is never changed."""
     known: dict[str, Any] = {**METHODS, **PAIRED}
-    other = read_prompt(versus) if versus else None
-    found = attribute(model(), read_prompt(prompt), target, contrast, versus=other, method=known.get(method))
-    _make_room(explained, (name, prompt, target, contrast, method, versus), found)
+    other = read_prompt(counterfactual) if counterfactual else None
+    found = attribute(model(), read_prompt(prompt), target, contrast, counterfactual=other, method=known.get(method))
+    _make_room(explained, (name, prompt, target, contrast, method, counterfactual), found)
     return found
 
 
@@ -74,7 +74,7 @@ def explained_words(
 def _make_room(cached: Any, asked: tuple, found: Relevance) -> None:
     """Forget the oldest explanations until the others and the one `asked` for have room."""
     size = sum(part.nbytes for site in found.sites.values() for part in site)
-    size += sum(part.nbytes for part in found.versus.activation.values()) if found.versus else 0
+    size += sum(part.nbytes for part in found.counterfactual.activation.values()) if found.counterfactual else 0
     with _counting:
         _sizes.pop((cached, asked), None)
         _sizes[cached, asked] = size
@@ -95,14 +95,14 @@ def show() -> None:
     tokens = predicted(model_name(), prompt)
     _pick("Why this token? (click one)", "target", tokens)
     _pick("Rather than (optional)", "contrast", tokens)
-    versus = other_prompt()
+    counterfactual = other_prompt()
     with st.expander("Another token, another method"):
         left, middle, right = st.columns(3)
         target = typed(left.text_input, "Target token (empty: the most probable)", "target")
         contrast = typed(middle.text_input, "Contrast token", "contrast")
-        method = typed(right.selectbox, "Method", "method", [USUAL, *METHODS, *(PAIRED if versus else ())])
-    method = "attnlrp" if method == USUAL and not versus else method
-    relevance = explained(model_name(), prompt, target or None, contrast or None, method, versus)
+        method = typed(right.selectbox, "Method", "method", [USUAL, *METHODS, *(PAIRED if counterfactual else ())])
+    method = "attnlrp" if method == USUAL and not counterfactual else method
+    relevance = explained(model_name(), prompt, target or None, contrast or None, method, counterfactual)
     against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
     st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
     tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
@@ -130,12 +130,12 @@ def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
 
 
 def _neurons(relevance: Relevance) -> None:
-    st.markdown("#### The neurons behind the difference" if relevance.versus else "#### The neurons behind it")
+    st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
         site = typed(st.selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"], width=160)
         position = st.selectbox(
             "At token",
-            [*(("all", "last") if relevance.versus else ("last", "all")), *range(len(relevance.tokens))],
+            [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
             key="position",
             format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.token_strings[p]}",
             width=160,
@@ -164,7 +164,7 @@ def _neurons(relevance: Relevance) -> None:
             "neuron": [str(row.neuron) for row in ranked],
             "relevance": [row.relevance for row in ranked],
             "activation": [None if heads else row.activation for row in ranked],
-            **({"there": [row.versus for row in ranked]} if relevance.versus and not heads else {}),
+            **({"there": [row.counterfactual for row in ranked]} if relevance.counterfactual and not heads else {}),
             "token": [relevance.token_strings[row.position] for row in ranked],
             "promotes here": ["" if heads else words[row.neuron].words(row.polarity) for row in ranked],
             **known([(row.neuron, row.polarity) for row in ranked]),

@@ -8,9 +8,9 @@ from contextlib import suppress
 import streamlit as st
 
 from icebear.actmax import page
-from icebear.actmax.annotation import annotate
 from icebear.actmax.card import SILENT, Card, describe
-from icebear.actmax.classes import class_name
+from icebear.actmax.index.annotation import annotate
+from icebear.actmax.index.classes import class_name
 from icebear.app.web.header import no_store_yet
 from icebear.app.web.state import (
     a_neuron,

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.actmax.labels.lists import clearest
-from icebear.app.demo import OTHER, PROMPT
+from icebear.app.cli.demo import OTHER, PROMPT
 from icebear.app.web.explain import USUAL, explained
 from icebear.app.web.state import (
     WIDE,
@@ -30,8 +30,8 @@ from icebear.app.web.state import (
     vocabularies,
 )
 from icebear.cache import cache_folder, cached
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.presets import PRESETS
-from icebear.concepts.relevance import Relevance
 from icebear.concepts.render import heatmap
 from icebear.errors import IcebearError
 from icebear.records import Ranked
@@ -49,13 +49,13 @@ THINGS = (
 def show() -> None:
     st.markdown("#### What does the model say next, and which of its neurons made it say so?")
     prompt = typed(st.text_area, "A prompt of your own", "prompt", value=PROMPT, height=80, on_change=forget_other)
-    versus = other_prompt(OTHER if prompt == PROMPT else "")
+    counterfactual = other_prompt(OTHER if prompt == PROMPT else "")
     answer = st.container()
     buttons = _things()
     neurons = st.container()
     _here()  # before the model is waited for
     with answer:
-        relevance = _explained(prompt, versus)
+        relevance = _explained(prompt, counterfactual)
     if relevance is None:
         return
     buttons[0].button("Explain it", key="try_explain", on_click=go, args=("explain",))
@@ -67,7 +67,7 @@ def show() -> None:
         args=("search",),
         kwargs={"text": word.strip()},
     )
-    ranked = relevance.top(10, position="all" if relevance.versus else "last") if relevance.sites else []
+    ranked = relevance.top(10, position="all" if relevance.counterfactual else "last") if relevance.sites else []
     if ranked:
         strongest = ranked[0].neuron
         buttons[2].button(f"Switch {strongest} off", key="try_steer", on_click=to_steer, args=(strongest,))
@@ -87,10 +87,10 @@ def _things() -> list[DeltaGenerator]:
     return places
 
 
-def _explained(prompt: str, versus: str | None) -> Relevance | None:
+def _explained(prompt: str, counterfactual: str | None) -> Relevance | None:
     try:
         model()
-        found = explained(model_name(), prompt, None, None, USUAL if versus else "attnlrp", versus)
+        found = explained(model_name(), prompt, None, None, USUAL if counterfactual else "attnlrp", counterfactual)
     except IcebearError as error:  # such as of a prompt without a mask
         st.info(plain(str(error)))
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import streamlit as st
 
-from icebear.app.demo import OTHER
+from icebear.app.cli.demo import OTHER
 from icebear.app.web import background
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import visible
@@ -199,13 +199,13 @@ def read_prompt(text: str) -> str | Chat:
 def other_prompt(default: str = "") -> str | None:
     """The field for a prompt to compare with."""
     label = "Compared with another prompt (optional; auto: one that the model finds likely)"
-    return typed(st.text_input, label, "versus", value=default) or None
+    return typed(st.text_input, label, "counterfactual", value=default) or None
 
 
 def forget_other() -> None:
     """For callbacks of another prompt than the example."""
-    if st.session_state.get("versus") == OTHER:
-        st.session_state["versus"] = ""
+    if st.session_state.get("counterfactual") == OTHER:
+        st.session_state["counterfactual"] = ""
 
 
 def go(view: str, **values: str) -> None:

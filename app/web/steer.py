@@ -13,9 +13,8 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.demo import PROMPT
+from icebear.app.cli.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.sidebyside import compare
 from icebear.app.web import charts
 from icebear.app.web.state import (
     downloads,
@@ -32,6 +31,7 @@ from icebear.app.web.state import (
 from icebear.concepts.models.chat import Chat
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.recipe import Recipe
+from icebear.steering.compare import compare
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}

@@ -14,7 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web import start, why, words
 from icebear.app.web.state import LINK, keep, kept, loading, model, plain, typed
-from icebear.concepts.answers.again import written
+from icebear.concepts.attribution.again import written
 from icebear.concepts.models.answer import read_span
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError

@@ -13,11 +13,11 @@ from icebear.app.web import charts
 from icebear.app.web.explain import answered, explained_words
 from icebear.app.web.start import neurons_of
 from icebear.app.web.state import downloads, go, model, model_name, plain, to_steer, token_label, typed
-from icebear.concepts.answers.origins import Origins, origins
-from icebear.concepts.answers.units import units
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.attribution.sources import Origins, origins
+from icebear.concepts.attribution.units import units
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
-from icebear.concepts.relevance import Relevance
 from icebear.concepts.render import heatmap
 
 EXPLAINED, AGAINST = "what is explained", "what it is explained against"
@@ -115,7 +115,7 @@ def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> 
         changed[asked[-1]] = {"role": "user", "content": other}
         values = {
             "prompt": _up_to(before.messages, answer, start),
-            "versus": _up_to(changed, answer, start),
+            "counterfactual": _up_to(changed, answer, start),
             "target": relevance.target.text,
             "contrast": relevance.contrast_text,
         }

@@ -17,6 +17,8 @@ import pandas
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.controls import Ablation, ablated
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe, inputs_of
 from icebear.concepts.circuits.nodes import exchangeable, pair_of, places_of, probes
 from icebear.concepts.circuits.records import Answer, Edge, Faithfulness, Group, Node, Token, Without
@@ -26,8 +28,6 @@ from icebear.concepts.passes.inputs import changing
 from icebear.concepts.passes.run import look
 from icebear.concepts.passes.sites import visiting
 from icebear.concepts.passes.targets import Logits, first_layers
-from icebear.concepts.relevance import Relevance
-from icebear.concepts.versus.ablation import Ablation, ablated
 from icebear.errors import InputError
 from icebear.values import seed_of, whole
 
@@ -70,11 +70,11 @@ class Held:
 
     @classmethod
     def of(cls, graph: Graph, relevance: Relevance) -> Held:
-        assert relevance.versus is not None
+        assert relevance.counterfactual is not None
         if relevance.image:
             raise InputError("Interventions exchange tokens, which an image has not; its edges are what they are.")
         sites, pair = tuple(relevance.sites), pair_of(relevance)
-        values = {site: relevance.activation(site) for site in sites}, dict(relevance.versus.activation)
+        values = {site: relevance.activation(site) for site in sites}, dict(relevance.counterfactual.activation)
         nodes = probes(relevance, places_of(graph.nodes))
         return cls(graph.model, pair, nodes, sites, values, inputs_of(graph.model, pair))
 
@@ -313,5 +313,5 @@ def _along(graph: Graph, held: Held, relevance: Relevance, ways: Sequence[Source
             for way, known in enumerate(values):
                 known[number] = nodes[number][place * len(ways) + way]
     _, answers = held.run(rows(len(graph.nodes)))
-    (there,), difference = relevance.versus.numbers, relevance.conserved.target  # type: ignore[union-attr]
+    (there,), difference = relevance.counterfactual.numbers, relevance.conserved.target  # type: ignore[union-attr]
     return [(answer - there) / difference for answer in answers.tolist()]

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution import attribute
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.controls import largest
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import edges
 from icebear.concepts.circuits import nodes as choosing
 from icebear.concepts.circuits.edges import Place
@@ -20,8 +22,6 @@ from icebear.concepts.models.answer import Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
-from icebear.concepts.relevance import Relevance
-from icebear.concepts.versus.ablation import largest
 from icebear.concepts.vocabulary import projections
 from icebear.errors import InputError
 from icebear.records import Neuron
@@ -36,7 +36,7 @@ def circuit(
     target: Token | Sequence[Token] | None = None,
     contrast: Token | Sequence[Token] | None = None,
     *,
-    versus: PromptLike | Prompts,
+    counterfactual: PromptLike | Prompts,
     span: Span | None = None,
     nodes: int = 60,
     faithfulness: float | None = None,
@@ -46,8 +46,8 @@ def circuit(
 ) -> Graph:
     """The circuit of what the model predicts after `prompt`, compared with another prompt of as many tokens.
 
-    prompt, target, contrast, versus, span: as of `attribute`. A list of prompts with a list of others gives one circuit
-        of them all: scores are averaged token by token, so all must be of one length.
+    prompt, target, contrast, counterfactual, span: as of `attribute`. A list of prompts with a list of others gives
+        one circuit of them all: scores are averaged token by token, so all must be of one length.
     nodes: how many (neuron, token) pairs, those of the largest |relevance| by difference rules.
     faithfulness: instead, the smallest number that carries so much of the difference (`Graph.ablation`), by bisection.
     heads: attention heads are nodes too (not of attention to an encoder); edges then stop at them as well.
@@ -62,7 +62,7 @@ def circuit(
     for what, share in (("faithfulness", faithfulness), ("share of influence that is kept", kept)):
         if share is not None or what != "faithfulness":
             real(share, f"The {what}", POSITIVE, 1)
-    found = _compared(model, prompt, target, contrast, versus, span, heads)
+    found = _compared(model, prompt, target, contrast, counterfactual, span, heads)
     scores = torch.stack([choosing.scored(relevance, heads) for relevance in found]).mean(0)
     if faithfulness is not None:
         nodes = choosing.fewest(model, found, scores, faithfulness, heads)
@@ -95,15 +95,15 @@ def circuit(
 
 
 def _compared(
-    model: Model, prompt: PromptLike | Prompts, target: Any, contrast: Any, versus: Any, span: Any, heads: bool
+    model: Model, prompt: PromptLike | Prompts, target: Any, contrast: Any, counterfactual: Any, span: Any, heads: bool
 ) -> list[Relevance]:
     sites = ("ffn", "attn") if heads else ("ffn",)
-    one_or_more: Any = attribute(model, prompt, target, contrast, versus=versus, span=span, sites=sites)  # type: ignore[arg-type]
+    one_or_more: Any = attribute(model, prompt, target, contrast, counterfactual=counterfactual, span=span, sites=sites)  # type: ignore[arg-type]
     found: list[Relevance] = one_or_more if isinstance(one_or_more, list) else [one_or_more]
     for relevance in found:
-        told = relevance.versus
+        told = relevance.counterfactual
         if told is None:
-            raise InputError("A circuit explains the difference to another prompt; give versus.")
+            raise InputError("A circuit explains the difference to another prompt; give counterfactual.")
         if relevance.rather:
             raise InputError("A circuit explains a phrase against one token at most; leave the contrast out.")
         if len(told.prompts) != 1:

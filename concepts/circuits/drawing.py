@@ -238,7 +238,7 @@ def _lines(node: Node) -> tuple[str, ...]:
 
 def _both(token: Token) -> tuple[str, ...]:
     """What the prompts have there."""
-    here, there = visible(token.text), visible(token.versus)
+    here, there = visible(token.text), visible(token.counterfactual)
     return (here,) if here == there else (here, there)
 
 
@@ -306,7 +306,7 @@ def cards(graph: Graph) -> dict[str, list[str]]:
         if isinstance(what, Node):
             lines = [
                 f"{what.neuron} at {graph.tokens[what.position].text!r}: {what.activation:+.3f} here, "
-                f"{what.versus:+.3f} there, score {what.score:+.3f}",
+                f"{what.counterfactual:+.3f} there, score {what.score:+.3f}",
                 *([f"writes {', '.join(map(repr, what.words))}"] if what.words else []),
             ]
         if not isinstance(what, Token):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.recorded import token_relevance
 from icebear.concepts.lrp.method import Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
@@ -25,7 +26,6 @@ from icebear.concepts.passes.neurons import Recorder
 from icebear.concepts.passes.run import look, run
 from icebear.concepts.passes.sites import visiting
 from icebear.concepts.passes.targets import Logits
-from icebear.concepts.telling import token_relevance
 
 TOKENS = 128
 """Rows times tokens of a pass, about: few rows, because a backward pass of rows costs what its highest layer does."""

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts import files, misfits
+from icebear.concepts import files
+from icebear.concepts.attribution import misfits
+from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks, drawing, neuronpedia
 from icebear.concepts.circuits.groups import APART, grouped
 from icebear.concepts.circuits.nodes import column, pair_of
@@ -29,8 +32,6 @@ from icebear.concepts.circuits.records import (
     Without,
 )
 from icebear.concepts.models.model import Model
-from icebear.concepts.relevance import Relevance
-from icebear.concepts.versus.ablation import Ablation
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
@@ -84,7 +85,7 @@ class Graph(Tabled):
     @property
     def meaning(self) -> str:
         """What it is compared with, in words."""
-        told = self.relevances[0].versus
+        told = self.relevances[0].counterfactual
         assert told is not None
         if self.relevances[0].image:
             return "one image compared with another"
@@ -94,8 +95,8 @@ class Graph(Tabled):
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
         first = self.relevances[0]
-        assert first.versus is not None
-        there = first.token_strings if first.image else first.versus.prompts[0]
+        assert first.counterfactual is not None
+        there = first.token_strings if first.image else first.counterfactual.prompts[0]
         pairs = enumerate(zip(first.token_strings, there, strict=True))
         return tuple(Token(position, *texts) for position, texts in pairs)
 
@@ -188,7 +189,7 @@ class Graph(Tabled):
         return self.difference - self.contribution.sum(-1)
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
-        """(L, T, W) a choice of nodes (default: all) as `icebear.concepts.versus.ablation.Nodes` takes it."""
+        """(L, T, W) a choice of nodes (default: all) as `icebear.concepts.attribution.controls.Nodes` takes it."""
         width = self.model.width("ffn") + self.model.heads * self.heads
         chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
         for node in self.nodes if nodes is None else several(nodes):
@@ -256,7 +257,7 @@ class Graph(Tabled):
                 raise InputError(f"{node.neuron} has many activations and no one value to take; switch it off instead.")
             stack = pair_of(self.relevances[0]).batch.span_of(self.model, node.neuron.layer)
             where = f"position:{node.position - stack.start}"
-            edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.versus, where=where))
+            edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
         prompt = "".join(self.relevances[0].token_strings)
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
 
@@ -275,7 +276,7 @@ class Graph(Tabled):
         return {
             "icebear_circuit": FORMAT,
             "prompt": list(first.token_strings),
-            "versus": [token.versus for token in self.tokens],
+            "counterfactual": [token.counterfactual for token in self.tokens],
             "pairs": len(self.relevances),
             "target": self.answer.text,
             "contrast": self.answer.contrast,
@@ -353,7 +354,7 @@ class Graph(Tabled):
                 "token": self.tokens[node.position].text,
                 "score": node.score,
                 "activation": node.activation,
-                "versus": node.versus,
+                "counterfactual": node.counterfactual,
                 "group": groups[node.id],
                 "words": ", ".join(word.strip() for word in node.words),
             }

@@ -74,7 +74,7 @@ def written(graph: Graph) -> Tensor:
 
     def row(node: Node) -> Tensor:
         if node.neuron.site != "head":
-            return vocabulary.w2_row(graph.model, node.neuron).cpu() * (node.activation - node.versus)
+            return vocabulary.w2_row(graph.model, node.neuron).cpu() * (node.activation - node.counterfactual)
         dim, layer = graph.model.head_dim, node.neuron.layer
         part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
         rows = vocabulary.written(graph.model, "attn", layer, part)

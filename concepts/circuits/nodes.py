@@ -8,12 +8,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.controls import Nodes, largest, shares
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Place, Probe
 from icebear.concepts.circuits.records import Node
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
-from icebear.concepts.relevance import Relevance
-from icebear.concepts.versus.ablation import Nodes, largest, shares
 from icebear.errors import InputError
 from icebear.records import Neuron
 
@@ -90,14 +90,14 @@ def probes(relevance: Relevance, places: Sequence[Place]) -> list[Probe]:
 
 def change(relevance: Relevance, site: str) -> Tensor:
     """(L, T, N) activations in the prompt less those in the other one."""
-    assert relevance.versus is not None
-    return relevance.activation(site) - relevance.versus.activation[site]
+    assert relevance.counterfactual is not None
+    return relevance.activation(site) - relevance.counterfactual.activation[site]
 
 
 def own_and_other(relevance: Relevance, places: Sequence[Place]) -> tuple[Tensor, Tensor]:
     """(K + 1,) each node's number and the answer's, in the prompt and in the other one."""
-    assert relevance.versus is not None
-    there, (number,) = relevance.versus.activation, relevance.versus.numbers
+    assert relevance.counterfactual is not None
+    there, (number,) = relevance.counterfactual.activation, relevance.counterfactual.numbers
     own, other = [], []
     for probe in probes(relevance, places):
         own.append(relevance.activation(probe.site)[probe.layer, probe.position, probe.places] @ probe.direction)
@@ -108,5 +108,5 @@ def own_and_other(relevance: Relevance, places: Sequence[Place]) -> tuple[Tensor
 
 def pair_of(relevance: Relevance) -> Plan:
     """Both prompts, and what is explained of them."""
-    assert relevance.versus is not None
-    return relevance.versus.pairs[0]
+    assert relevance.counterfactual is not None
+    return relevance.counterfactual.pairs[0]

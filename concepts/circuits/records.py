@@ -13,7 +13,7 @@ class Token:
 
     position: int
     text: str
-    versus: str
+    counterfactual: str
 
     @property
     def id(self) -> str:
@@ -24,7 +24,7 @@ class Token:
         return -1
 
     def __str__(self) -> str:
-        return repr(self.text) if self.text == self.versus else f"{self.text!r} ({self.versus!r})"
+        return repr(self.text) if self.text == self.counterfactual else f"{self.text!r} ({self.counterfactual!r})"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Node:
     """Its relevance compared with the other prompt."""
     activation: float
     """Of a head the part of its output that speaks for the answer: output times coefficient."""
-    versus: float
+    counterfactual: float
     """The same in the other prompt."""
     words: tuple[str, ...] = ()
     """What its difference writes, strongest first."""

@@ -11,7 +11,9 @@ import pandas
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution import attribute
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.controls import Nodes, largest, matched, recorded, shares
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.evaluation.pairs import Pair, answers
 from icebear.concepts.lrp.method import METHODS
 from icebear.concepts.models.model import Model
@@ -20,8 +22,6 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons, Values
 from icebear.concepts.passes.run import look, run
 from icebear.concepts.passes.targets import Logits
-from icebear.concepts.relevance import Relevance
-from icebear.concepts.versus.ablation import Nodes, largest, matched, recorded, shares
 from icebear.errors import UnknownName
 
 SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
@@ -59,7 +59,9 @@ class Compared:
     def of(cls, model: Model, pair: Pair, site: str = "ffn") -> Compared:
         target, contrast = answers(model, pair)
         at = (recorded(site),)
-        found = attribute(model, pair.prompt, target, contrast, versus=pair.other, method="difference", sites=at)
+        found = attribute(
+            model, pair.prompt, target, contrast, counterfactual=pair.other, method="difference", sites=at
+        )
         return cls(model, pair, target, contrast, site, found)
 
     @property
@@ -84,7 +86,7 @@ def _paired(method: str, at: str | None = None) -> Score:
             given.pair.prompt,
             given.target,
             given.contrast,
-            versus=given.pair.other,
+            counterfactual=given.pair.other,
             method=method,
             at=at,
             sites=tuple(given.found.sites),

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from icebear.concepts.attribution import attribute
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.controls import Nodes, largest, matched, shares
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.checks import READINGS, between
 from icebear.concepts.circuits.circuit import circuit
@@ -21,8 +23,6 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group
 from icebear.concepts.evaluation.pairs import Pair, answers
 from icebear.concepts.models.model import Model
-from icebear.concepts.relevance import Relevance
-from icebear.concepts.versus.ablation import Nodes, largest, matched, shares
 from icebear.errors import InputError
 
 EDGES: tuple[int | None, ...] = (30, 100, 300, None)
@@ -60,7 +60,7 @@ def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     if nodes < FEWEST:
         raise InputError(f"Too few nodes to correlate their edges; give at least {FEWEST}.")
     target, contrast = answers(model, pair)
-    graph = circuit(model, pair.prompt, target, contrast, versus=pair.other, nodes=nodes)
+    graph = circuit(model, pair.prompt, target, contrast, counterfactual=pair.other, nodes=nodes)
     whole, half = graph.interventions(), graph.interventions(half=True)
     return {
         "prompt": pair.prompt,
@@ -153,7 +153,7 @@ def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[dict[str, Any], dict[i
     found: dict[tuple[int, ...], list[Relevance]] = {}
     for pair in pairs:
         target, contrast = answers(model, pair)
-        one = attribute(model, pair.prompt, target, contrast, versus=pair.other, sites=("ffn",))
+        one = attribute(model, pair.prompt, target, contrast, counterfactual=pair.other, sites=("ffn",))
         found.setdefault(tuple(one.ffn.shape), []).append(one)
     most = max(found.values(), key=len)
     if len(most) < 2 * LEARN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from icebear.concepts.attribution import relevance_of
+from icebear.concepts.attribution.attribute import relevance_of
 from icebear.concepts.baselines import scores
 from icebear.concepts.baselines.methods import Baseline
 from icebear.concepts.lrp.method import AttnLRP

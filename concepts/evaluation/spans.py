@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from icebear.concepts.attribution import attribute
+from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.baselines.methods import Baseline, Gradient, GradientTimesInput, IntegratedGradients, Random
 from icebear.concepts.evaluation import metrics, report
 from icebear.concepts.evaluation.contexts import Item

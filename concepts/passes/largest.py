@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.result import Largest
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.neurons import Recorder
-from icebear.concepts.relevance import Largest
 from icebear.records import Neuron, Ranked
 
 

@@ -1,0 +1,1 @@
+"""The index: corpus, scan, vectors, annotation."""

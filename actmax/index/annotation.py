@@ -1,0 +1,70 @@
+"""`annotate`: why a neuron fired in its examples, token by token, stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from icebear.concepts.attribution.neurons import attribute_neurons
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
+from icebear.errors import InputError, StoreError
+from icebear.records import Example, Neuron
+from icebear.values import several, shown, whole
+
+BATCH = 8
+"""Rows: more of them are padded more than they save."""
+LAYERS = 5
+
+
+def annotate(
+    model: Model,
+    store: Store,
+    neurons: Neuron | str | Iterable[Neuron | str],
+    k: int = 8,
+    method: AttnLRP = ATTNLRP,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Attribute the k furthest examples of both signs of each neuron; those with an attribution are passed over.
+
+    Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed. Raises
+    `StoreError` for an index by relevance, whose examples are no extremes of the activation.
+    """
+    k = whole(k, "The number of examples")
+    if not isinstance(method, AttnLRP):
+        raise InputError(f"{shown(method)} does not explain a neuron; use AttnLRP(...) or CP_LRP.")
+    named = [model.check(neuron) for neuron in several(neurons)]
+    store.check(model.fingerprint, model.name, model.dtype_name)
+    if store.by != "activation":
+        raise StoreError(
+            f"{store.path} is an index by {store.by}, and what is attributed are activations; annotate another --store."
+        )
+    limit = store.fact("max_tokens")
+    wanted: list[tuple[Neuron, str, Example]] = [
+        (neuron, polarity, example)
+        for neuron in named
+        for polarity in "+-"
+        for example in store.examples(neuron, polarity, k, method.name)
+        if example.relevance is None
+    ]
+    # Neurons of about the same depth, and extremes at about the same place, share a batch.
+    wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))
+    for start in range(0, len(wanted), BATCH):
+        on_progress(start, len(wanted))
+        rows = wanted[start : start + BATCH]
+        found = attribute_neurons(
+            model,
+            [model.token_ids(example.sentence.text, limit) for _, _, example in rows],
+            [neuron for neuron, _, _ in rows],
+            [example.token for _, _, example in rows],
+            method,
+        )
+        store.add_attributions(
+            method.name,
+            [
+                (neuron, polarity, example.sentence.id, result.tokens.tolist(), result.conserved.to_dict())
+                for (neuron, polarity, example), result in zip(rows, found, strict=True)
+            ],
+        )
+    on_progress(len(wanted), len(wanted))
+    return len(wanted)

@@ -1,0 +1,132 @@
+"""Where shards are scanned: here, or on a Ray cluster. An engine yields finished shards, in any order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from icebear.actmax.index.scan import Settings, scan_shard, sums_up
+from icebear.actmax.index.topk import Table
+from icebear.concepts.models.model import Model
+from icebear.errors import InputError
+from icebear.records import Sentence
+
+Shards = Iterable[tuple[int, list[Sentence]]]
+Scanned = Iterator[tuple[int, list[Sentence], Table, Tensor]]
+"""Shard number, its sentences, their table and vectors."""
+Engine = Callable[[Model, Settings, Shards, Callable[[], Tensor]], Scanned]
+"""The last argument gives the values (2, N) below which no example is wanted any more."""
+
+
+RETRIES = 3
+"""Of a shard whose Ray worker died, and of the worker."""
+
+
+def local(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
+    """One shard after the other, in this process."""
+    for number, shard in shards:
+        yield number, shard, *scan_shard(model, shard, settings, threshold(), sums=sums_up(number, settings.seed))
+
+
+def on_ray(workers: int = 2, address: str | None = None) -> Engine:
+    """Shards on `workers` Ray workers, each with its copy of the model; a dead worker's shard is run again.
+
+    Raises `InputError` when that did not help `RETRIES` times.
+    address: of a running cluster; None starts one on this machine for the time of the scan. A Ray that this process has
+    started before is used instead, and left running. A worker uses OMP_NUM_THREADS threads, by default this machine's
+    cores divided by the workers: numbers are the same to the bit as long as the threads are.
+    """
+    if workers < 1:
+        raise InputError(f"A Ray scan needs at least 1 worker, not {workers}.")
+
+    def run(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
+        with _connected(address) as ray:
+            threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // workers)
+            have = ray.cluster_resources().get("CPU", 0)
+            if address and workers * threads > have:
+                raise InputError(
+                    f"{workers} workers of {threads} threads need more than the cluster's {have:.0f} cores; ask for "
+                    "fewer --workers, or set OMP_NUM_THREADS."
+                )
+            worker = ray.remote(
+                num_cpus=0 if address is None else threads,
+                num_gpus=(1 if address else 1 / workers) if model.device.type == "cuda" else 0,
+                max_restarts=RETRIES,
+                max_task_retries=RETRIES,
+            )(_Worker)
+            shared = ray.put(model)  # kept for workers that are started again
+            actors = [worker.remote([shared], settings, threads) for _ in range(workers)]
+            try:
+                yield from _scattered(ray, actors, shards, threshold)
+            finally:
+                for actor in actors:
+                    ray.kill(actor)
+
+    return run
+
+
+def _scattered(ray: Any, actors: list[Any], shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
+    """A shard to each idle worker, whatever the order in which they finish."""
+    idle = list(actors)
+    running: dict[Any, tuple[int, list[Sentence], Any]] = {}
+
+    def finished() -> tuple[int, list[Sentence], Table, Tensor]:
+        (first,), _ = ray.wait(list(running))
+        number, shard, actor = running.pop(first)
+        idle.append(actor)
+        return number, shard, *ray.get(first)
+
+    for number, shard in shards:
+        while not idle:
+            yield finished()
+        actor = idle.pop()
+        running[actor.scan.remote(number, shard, threshold())] = (number, shard, actor)
+    while running:
+        yield finished()
+
+
+class _Worker:
+    """One process of the cluster."""
+
+    def __init__(self, model: list[Any], settings: Settings, threads: int):
+        import ray
+        import torch
+
+        torch.set_num_threads(threads)
+        self.model, self.settings = ray.get(model[0]), settings
+
+    def scan(self, number: int, shard: list[Sentence], threshold: Tensor) -> tuple[Table, Tensor]:
+        return scan_shard(self.model, shard, self.settings, threshold, sums=sums_up(number, self.settings.seed))
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    """The module ray; what is started here is stopped, and a death that no retry helped is put into words."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise InputError("The engine ray needs Ray; pip install ray.") from None
+    ours = not ray.is_initialized()
+    try:
+        if ours:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"No Ray cluster at {address} ({reason}); check --address, or leave it out.") from None
+    try:
+        yield ray
+    except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+        reason = (str(error).splitlines() or [""])[-1].strip()[:160]
+        raise InputError(
+            f"A Ray worker died and could not be brought back ({reason}); if it lacked memory, ask for fewer "
+            "--workers, else scan with --engine local."
+        ) from None
+    finally:
+        if ours:
+            ray.shutdown()

@@ -1,0 +1,316 @@
+"""One shard of sentences through the model, into a `Table` (actmax/index/topk.py)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from icebear.actmax.index.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
+from icebear.concepts.lrp.method import ATTNLRP
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.sites import visiting
+from icebear.errors import InputError
+from icebear.fingerprints import hashed
+from icebear.records import SITES, Sentence
+from icebear.values import one_of, seed_of, whole
+
+BATCH = 32
+BY = ("activation", "relevance")
+RELEVANCE_BATCH = 8
+"""Smaller, because the logits of every token are kept for the backward pass."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an index is made of, beside model and corpus."""
+
+    k: int = 32
+    """Examples a neuron and polarity."""
+    sites: tuple[str, ...] = ("ffn",)
+    by: str = "activation"
+    """What makes a sentence extreme: ``activation`` (ActMax), or ``relevance`` (RelMax): the relevance of the neuron
+    at a token for the model's own top predictions there and further on, all in one backward pass."""
+    max_tokens: int = 256
+    """Of a sentence; the rest of it is not read."""
+    seed: int = 0
+    """Of the sample."""
+
+    def __post_init__(self) -> None:
+        whole(self.k, "The number of examples of a neuron")
+        whole(self.max_tokens, "The number of tokens that are read of a sentence", 2)
+        seed_of(self.seed)
+        for site in self.sites:
+            one_of(site, "site", SITES)
+        if not self.sites:
+            raise InputError(f"An index needs sites; name some of {', '.join(SITES)}.")
+        one_of(self.by, "number that an index ranks by", BY)
+
+
+def neuron_count(model: Model, sites: Sequence[str]) -> int:
+    """Neurons are numbered by site, then layer, then index."""
+    return sum(model.layers * model.width(site) for site in sites)
+
+
+def empty_table(neurons: int, k: int) -> Table:
+    """The table of nothing: merging with it changes nothing."""
+    return Table(
+        values=torch.full((2, neurons, k), -torch.inf),
+        sentences=torch.full((2, neurons, k), EMPTY),
+        tokens=torch.zeros(2, neurons, k, dtype=torch.int16),
+        extremes=torch.full((2, neurons), -torch.inf),
+        total=torch.zeros(neurons, dtype=torch.int64),
+        squares=torch.zeros(neurons, dtype=torch.int64),
+        positive=torch.zeros(neurons, dtype=torch.int64),
+        histogram=torch.zeros(neurons, len(HISTOGRAM_EDGES) + 1, dtype=torch.int32),
+        token_count=0,
+        counted=0,
+        sample_keys=torch.zeros(0, dtype=torch.int64),
+        sample_sentences=torch.zeros(0, dtype=torch.int64),
+        sample_tokens=torch.zeros(0, dtype=torch.int16),
+        sample_values=torch.zeros(0, neurons),
+    )
+
+
+def scan_shard(
+    model: Model,
+    sentences: Sequence[Sentence],
+    settings: Settings,
+    threshold: Tensor | None = None,
+    batch_size: int | None = None,
+    sums: bool = True,
+) -> tuple[Table, Tensor]:
+    """The table of some sentences, each counted once a neuron, at its extreme token; and their vectors.
+
+    The first token (a sink, or the tokenizer's own) and padding do not count; a sentence without further tokens is
+    passed over. threshold: (2, N) values below which no example is wanted (those of a table it will be merged with).
+    sums: take means and the like of these sentences, see `sums_up`.
+    The vectors (S, D) float16 are the final residual stream behind its norm, averaged over the tokens that count.
+    """
+    rows = [(place, model.token_ids(sentence.text, settings.max_tokens)) for place, sentence in enumerate(sentences)]
+    special = model.special_ids()
+    lengths = [counted_length(ids, special) for _, ids in rows]
+    rows = sorted(
+        (row for row in rows if lengths[row[0]] > 1),
+        key=lambda row: (lengths[row[0]], len(row[1]), sentences[row[0]].id),
+    )
+    reader = _Reader(model, settings, len(rows), threshold, sums)
+    width = getattr(model.config, "word_embed_proj_dim", model.config.hidden_size)  # OPT-350m's last map narrows it
+    vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
+    size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        vectors[[place for place, _ in part]] = reader.read([(sentences[place].id, ids) for place, ids in part])
+    return reader.table(settings.k), vectors
+
+
+class _Reader:
+    """Collects what the hooks see of the batches of one shard."""
+
+    def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None, sums: bool):
+        self.model, self.settings, self.summing = model, settings, sums
+        self.places = [(site, layer) for site in settings.sites for layer in model.layers_with(site)]
+        starts, self.columns = 0, {}
+        for site, layer in ((site, layer) for site in settings.sites for layer in range(model.layers)):
+            self.columns[site, layer] = slice(starts, starts + model.width(site))
+            starts += model.width(site)
+        self.threshold = torch.full((2, starts), -torch.inf) if threshold is None else threshold
+        self.ids = torch.zeros(count, dtype=torch.int64)
+        self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
+        self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
+        self.seeded = torch.zeros(count, starts)
+        self.seeded_tokens = torch.zeros(count, dtype=torch.int16)
+        self.empty = empty_table(starts, 1)
+        self.sums = torch.zeros(2, starts, dtype=torch.float64)
+        self.token_count = self.done = 0
+
+    def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
+        """Take in a batch of (sentence id, token ids); returns the sentences' vectors (B, D)."""
+        read = self.model.read([ids for _, ids in rows])
+        batch = _counted(self.model, read)
+        span = slice(self.done, self.done + len(rows))
+        self.ids[span] = torch.tensor([identity for identity, _ in rows])
+        seed = self.settings.seed
+        self.seeded_tokens[span] = torch.tensor(
+            [
+                1 + _hash(seed, "token", identity) % (length - 1)
+                for (identity, _), length in zip(rows, batch.lengths, strict=True)
+            ],
+            dtype=torch.int16,
+        )
+        self.token_count += sum(batch.lengths) - len(rows)
+        self.done = span.stop
+
+        def visit(site: str, layer: int, x: Tensor) -> None:
+            columns = self.columns[site, layer]
+            values = x.detach().float()
+            best = _largest(values, batch)
+            self._summarise(columns, values, best, batch, span)
+            if self.settings.by == "activation":
+                self._enter(columns, values, best, batch, span)
+            else:
+                x.register_hook(lambda g: enter_relevance(columns, values * g.float()))
+
+        def enter_relevance(columns: slice, relevance: Tensor) -> None:
+            self._enter(columns, relevance, _largest(relevance, batch), batch, span)
+
+        with self.model.lock, visiting(self.model, self.places, visit):
+            stream = self._pass(read).detach().float()  # (B, T, D)
+        weights = batch.mask[:, 1:, None].float()
+        return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
+
+    def _pass(self, batch: Batch) -> Tensor:
+        """A forward pass (and for relevance a backward pass) past the hooks; the final residual stream (B, T, D)."""
+        if self.settings.by == "activation":
+            with torch.no_grad():
+                return self.model.final_stream(batch)
+        target = _Predictions(batch)
+        run(self.model, target, [Inputs()], ATTNLRP)
+        return target.stream
+
+    def _summarise(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
+        """Statistics of the activations x (B, T, N) of one layer, with their extremes (2, B, N)."""
+        extremes = self.empty.extremes[:, columns]
+        torch.maximum(extremes, best.amax(1), out=extremes)
+        self.seeded[span, columns] = x[torch.arange(len(x)), self.seeded_tokens[span].long()].cpu()  # (B, N)
+        if not self.summing:
+            return
+        flat = x.flatten(0, 1)  # (B * T, N)
+        counted = batch.mask.float()
+        counted[:, 0] = 0
+        weights = counted.flatten()  # a product with it is the sum over what counts
+        scratch = torch.empty_like(flat)
+        # Apple's GPUs have no float64.
+        self.sums[0, columns] += (weights @ flat).cpu().double()
+        self.sums[1, columns] += (weights @ torch.mul(flat, flat, out=scratch)).cpu().double()
+        self.empty.positive[columns] += (weights @ torch.gt(flat, 0, out=scratch)).long().cpu()
+
+    def _enter(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
+        """Note which sentences may be among the top k by x (B, T, N), whose extremes are best (2, B, N)."""
+        for polarity, sign in enumerate((1, -1)):
+            entering = (best[polarity] >= self.threshold[polarity, columns]) & (best[polarity] > 0)
+            row, neuron = entering.nonzero(as_tuple=True)
+            self.values[polarity, span, columns][row, neuron] = best[polarity][row, neuron]
+            self.tokens[polarity, span, columns][row, neuron] = _place(x, batch, row, neuron, sign)
+
+    def table(self, k: int) -> Table:
+        """The shard's table; sums become fixed point here, so that merging tables is exact."""
+        top = [
+            top_k(self.values[polarity].T, self.ids.expand(self.values.shape[2], -1), self.tokens[polarity].T, k)
+            for polarity in range(2)
+        ]
+        values, ids, tokens = (torch.stack(parts) for parts in zip(*top, strict=True))
+        ids = ids.masked_fill(values == -torch.inf, EMPTY)
+        tokens = tokens.masked_fill(values == -torch.inf, 0)
+        keys = torch.tensor(
+            [_hash(self.settings.seed, "sample", identity) for identity in self.ids.tolist()], dtype=torch.int64
+        )
+        chosen = keys.argsort()[:SAMPLE]
+        fixed = (self.sums * FIXED_POINT).round().long()
+        if self.summing:
+            bins = torch.bucketize(self.seeded, HISTOGRAM_EDGES, right=True).T  # (N, S)
+            self.empty.histogram.scatter_add_(1, bins, torch.ones((), dtype=torch.int32).expand_as(bins))
+        return Table(
+            values,
+            ids,
+            tokens,
+            self.empty.extremes,
+            fixed[0],
+            fixed[1],
+            self.empty.positive,
+            self.empty.histogram,
+            self.token_count,
+            self.token_count if self.summing else 0,
+            keys[chosen],
+            self.ids[chosen],
+            self.seeded_tokens[chosen],
+            self.seeded[chosen],
+        )
+
+
+class _Predictions:
+    """Explains, for RelMax, the model's own top predictions at every token together."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.stream = torch.empty(0)
+        """(B, T, D) behind the last layer and its norm; of an encoder-decoder the encoder's."""
+
+    def reading(self, model: Model) -> nullcontext[None]:
+        return nullcontext()
+
+    def numbers(self, model: Model) -> Tensor:
+        output = model.forward(self.batch, output_hidden_states=True)
+        self.stream = output.encoder_last_hidden_state if self.batch.decoder else output.hidden_states[-1]
+        predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
+        if predicted.dim() == 1:
+            return predicted
+        # Padding predicts too, but nothing that counts is before it.
+        return (predicted * (self.batch.decoder or self.batch).mask).sum(-1)
+
+
+def counted_length(ids: Sequence[int], special: set[int]) -> int:
+    """The length without special tokens at the end ([SEP], </s>), which do not count."""
+    length = len(ids)
+    while length and ids[length - 1] in special:
+        length -= 1
+    return length
+
+
+def _counted(model: Model, batch: Batch) -> Batch:
+    """The batch without special tokens at the end."""
+    special = model.special_ids()
+    lengths = tuple(counted_length(ids[:n], special) for ids, n in zip(batch.ids.tolist(), batch.lengths, strict=True))
+    mask = (
+        torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        < torch.tensor(lengths, device=batch.ids.device)[:, None]
+    )
+    return Batch(batch.ids, mask.long(), lengths)
+
+
+def _largest(x: Tensor, batch: Batch) -> Tensor:
+    """(2, B, N) the largest x and -x over the tokens that count; the batch is in order of length."""
+    best = torch.full((2, len(x), x.shape[2]), -torch.inf, device=x.device)
+    start = 1
+    for first, length in enumerate(batch.lengths):  # no token that does not count is looked at: a mask costs a copy
+        if length > start:
+            part, into = x[first:, start:length], best[:, first:]
+            torch.maximum(into, torch.stack((part.amax(1), -part.amin(1))), out=into)
+            start = length
+    return best.cpu()
+
+
+def _place(x: Tensor, batch: Batch, row: Tensor, neuron: Tensor, sign: int) -> Tensor:
+    """The position of the largest sign * x[row, :, neuron], the first of equal ones; (M,) int16."""
+    places = torch.empty(len(row), dtype=torch.int16)
+    lengths = torch.tensor(batch.lengths)[row]
+    for start in range(0, len(row), 1 << 20):
+        part = slice(start, start + (1 << 20))
+        courses = sign * x[row[part], :, neuron[part]].cpu()  # (M, T)
+        position = torch.arange(x.shape[1])
+        courses = courses.masked_fill((position >= lengths[part, None]) | (position == 0), -torch.inf)
+        places[part] = courses.argmax(1).to(torch.int16)  # the first of equal ones
+    return places
+
+
+def _hash(seed: int, purpose: str, identity: int) -> int:
+    return hashed(f"{seed} {purpose} {identity}") >> 2
+
+
+def sums_up(number: int, seed: int) -> bool:
+    """Whether a shard is one of those that means, standard deviations, histograms and shares above zero are taken of:
+    the first, and one of each ten after it. They are known well enough by then, and cost as much as all the rest."""
+    return number == 0 or (number - 1) % 10 == _hash(seed, "sums", (number - 1) // 10) % 10
+
+
+def shards(sentences: Iterator[Sentence], size: int) -> Iterator[list[Sentence]]:
+    """Consecutive lists of `size` sentences, the last one shorter."""
+    while shard := list(itertools.islice(sentences, size)):
+        yield shard

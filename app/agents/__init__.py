@@ -1,1 +1,0 @@
-"""An MCP server: what the command line has, as tools of an agent."""

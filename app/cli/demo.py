@@ -1,0 +1,108 @@
+"""`icebear demo`: the ice bear, end to end, in a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from icebear.actmax.card import describe
+from icebear.actmax.index.corpus import held_out, read_corpus
+from icebear.app.cli.progress import annotating, indexing
+from icebear.app.cli.terminal import (
+    card,
+    carried,
+    explanation,
+    groups_table,
+    projection,
+    ranking,
+    recipe_table,
+    side_by_side,
+)
+from icebear.cache import cache_folder
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.controls import ablation
+from icebear.concepts.attribution.result import ranked_dict
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.drawing import summary
+from icebear.concepts.models.loading import load_model
+from icebear.concepts.vocabulary import projections
+from icebear.db.store import open_store
+from icebear.records import Neuron
+from icebear.steering.compare import compare
+from icebear.steering.flipping.search import flip
+from icebear.steering.side_effects import price
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from icebear.concepts.models.model import Model
+
+PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
+OTHER = "The wild camel lives in the"  # of as many tokens
+NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
+NODES = (10, 100, 1000)
+GROUPS = 4
+
+
+def store_of(model: Model) -> Path:
+    """Where the demo's index of a model is; `icebear app` uses it too, and builds it where it is missing."""
+    return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}.db"
+
+
+def run(console: Console) -> dict[str, Any]:
+    """Tells it on the console; what was found, JSON-ready."""
+    model = load_model()
+    console.rule("1. Why did the model say that?")
+    relevance = attribute(model, PROMPT, contrast=CONTRAST)
+    console.print(explanation(relevance))
+
+    console.rule("2. Which neurons made the difference to a camel, and what do they write?")
+    paired = attribute(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
+    found = paired.top(10, "ffn", position="all")
+    words = projections(model, (row.neuron for row in found), 8)
+    console.print(ranking(found, paired, words, f"FFN neurons for {paired.target_text!r}, compared with {OTHER!r}"))
+    console.print(carried([ablation(model, paired, nodes) for nodes in NODES]))
+    # The later the layer, the less stands between a neuron and the vocabulary.
+    console.print(projection(max(words.values(), key=lambda result: result.neuron.layer)))
+
+    console.rule("3. How do they make it together?")
+    graph = circuit(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
+    console.print(summary(graph), markup=False)
+    console.print(groups_table(graph, [graph.without(group) for group in graph.groups[:GROUPS]]))
+
+    console.rule(f"4. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
+    corpus = read_corpus("wiki-summaries", limit=SUMMARIES)
+    store_path = store_of(model)
+    store_path.parent.mkdir(parents=True, exist_ok=True)
+    indexing(model, corpus, str(store_path))
+    with open_store(store_path) as store:
+        annotating(model, store, [NEURON], 4)
+        described = describe(store, NEURON, model, k=4)
+        console.print(card(described))
+
+    console.rule("5. Is it causal?")
+    console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
+    recipe = flip(model, PROMPT, CONTRAST, like=SOURCE)
+    recipe = recipe.noting(price=price(model, recipe, held_out=held_out()).to_dict())
+    console.print(recipe_table(recipe))
+    result = compare(model, PROMPT, recipe, 24)
+    console.print(side_by_side(result))
+
+    console.rule("Where to go next")
+    console.print(
+        f'  icebear circuit "{PROMPT}" --counterfactual "{OTHER}" --html circuit.html\n'
+        '  icebear rank "Your own prompt"          the neurons behind another prediction\n'
+        "  icebear project L29.ffn.490             what a neuron writes, both signs\n"
+        f'  icebear steer "{PROMPT}" --edit "L29.ffn.860*0"\n'
+        '  icebear flip "Your own prompt" --to " word"  the few neurons that would change it\n'
+        f'  icebear search "water" --store {store_path}\n'
+        "  icebear -h                              everything else"
+    )
+    return {
+        "explanation": relevance.to_dict(0),
+        "ranking": [ranked_dict(row) for row in found],
+        "groups": [{"name": group.name, "nodes": [node.id for node in group.nodes]} for group in graph.groups],
+        "card": described.to_dict(),
+        "recipe": recipe.to_dict(),
+        "steered": result,
+    }

@@ -1,0 +1,558 @@
+"""Results as rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from icebear.actmax.index.classes import class_name
+from icebear.actmax.labels import telling
+from icebear.actmax.labels.telling import HELD_OUT, measured
+from icebear.actmax.page import RELMAX, counted, nearest_title
+from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.circuits.drawing import sources, summary
+from icebear.concepts.render import color, hexadecimal, ink, shares, visible
+from icebear.errors import RecipeError
+from icebear.steering.flipping.phrases import said
+from icebear.steering.side_effects import PLACES
+
+if TYPE_CHECKING:
+    from icebear.actmax.card import Card
+    from icebear.concepts.attribution.behaviour import Shared
+    from icebear.concepts.attribution.result import Relevance
+    from icebear.concepts.attribution.units import Unit
+    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.records import Without
+    from icebear.recipe import Recipe
+    from icebear.records import Example, Hit, Meaning, Projection, Promotion, Ranked, TokenScore
+
+
+def heatmap(relevance: Relevance) -> Text:
+    """The prompt, each token on its relevance's colour; what a chat's template wrote is grey."""
+    return coloured(relevance.token_strings, relevance.tokens.tolist(), relevance.template)
+
+
+def coloured(tokens: Sequence[str], values: list[float], apart: Sequence[int] = ()) -> Text:
+    """Tokens on the colour of their values; those apart are grey."""
+    text = Text()
+    for place, (token, share) in enumerate(zip(tokens, shares(values, set(apart)), strict=True)):
+        rgb = color(share)
+        look = Style(dim=True) if place in apart else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
+        text.append(visible(token), look)
+    return text
+
+
+LONG = 240
+"""Letters of a text in a table."""
+
+
+def grid(*columns: tuple[str, Any], title: str | Text | None = None, caption: str | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table.caption, table.caption_justify = caption, "left"
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")
+    return table
+
+
+def patches(relevance: Relevance) -> Text:
+    """An image's patches as cells of colour."""
+    text = Text()
+    assert relevance.image is not None
+    rows = relevance.image.patches.tolist()
+    parts = iter(shares([value for row in rows for value in row]))
+    for row in rows:
+        for _ in row:
+            text.append("  ", Style(bgcolor=hexadecimal(color(next(parts)))))
+        text.append("\n")
+    return text
+
+
+def token_table(relevance: Relevance) -> Table:
+    template = set(relevance.template)
+    positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
+    of_position = [("its position", "right")] if positions else []
+    table = grid(("position", "right"), ("token", "left"), ("relevance", "right"), *of_position, ("", "left"))
+    for place, (token, value) in enumerate(zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)):
+        if place in template:
+            continue
+        notes = ["sink"] * (place in relevance.sinks) + ["decoder"] * (place >= relevance.read)
+        extra = [f"{positions[place]:+.3f}"] if positions else []
+        table.add_row(str(place), Text(repr(token)), f"{value:+.3f}", *extra, ", ".join(notes))
+    if template:
+        rest = relevance.tokens[list(relevance.template)].sum().item()
+        table.add_row("", f"the template's {len(template)} tokens", f"{rest:+.3f}", style="dim")
+    return table
+
+
+def _hops(relevance: Relevance) -> str:
+    return f", {len(relevance.hops) - 1} hops from the answer's own words" if relevance.hops else ""
+
+
+def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
+    table = grid(("whose", "left"), ("relevance", "right"), ("text", "left"))
+    for unit, value in parts:
+        style = "dim" if unit.template else None
+        text = visible(unit.text.strip())
+        shown = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+        table.add_row(unit.turn, f"{value:+.3f}", Text(shown), style=style)
+    return table
+
+
+def explanation(relevance: Relevance, units: Table | None = None) -> Group:
+    """The prediction, the heatmap and where the relevance went, by token or by `units`."""
+    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
+    if relevance.contrast_text:
+        head.append(f" rather than {relevance.contrast_text!r}")
+    predicted = ", ".join(f"{token.text!r} {token.number}" for token in relevance.predictions[:5])
+    return Group(
+        Text(f"Predicted: {predicted}"),
+        Text.assemble(head, Text(f"?  method: {repr(relevance.method).removesuffix('()')}{_hops(relevance)}", "dim")),
+        Padding(patches(relevance) if relevance.image else heatmap(relevance), (1, 2)),
+        *([] if relevance.image else [units or token_table(relevance)]),
+        Text(relevance.account(), "dim"),
+        *([Text(relevance.meaning(), "dim")] if relevance.counterfactual else []),
+        *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
+    )
+
+
+def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Projection], title: str) -> Table:
+    """Ranked neurons with what they write; `words` may lack some."""
+    table = grid(
+        ("neuron", "left"),
+        ("token", "left"),
+        ("activation", "right"),
+        *([("there", "right")] if relevance.counterfactual else []),
+        ("relevance", "right"),
+        ("promotes more here" if relevance.counterfactual else "promotes here", "left"),
+        title=title,
+    )
+    for row in ranked:
+        projection = words.get(row.neuron)
+        head = row.neuron.site == "head"
+        there = [f"{row.counterfactual:+.3f}" if row.counterfactual is not None else ""]
+        there = there if relevance.counterfactual else []
+        table.add_row(
+            str(row.neuron),
+            Text(repr(relevance.token_strings[row.position])),
+            "" if head else f"{row.activation:+.3f}",
+            *there,
+            f"{row.relevance:+.3f}",
+            Text(projection.words(row.polarity) if projection else ""),
+        )
+    return table
+
+
+def carried(found: Sequence[Ablation]) -> Table:
+    """What lists of nodes carry, beside controls."""
+    table = grid(
+        ("nodes by size of relevance", "right"),
+        *((f"{name}{kind}", "right") for name in ("", "matched: ", "control: ") for kind in ("kept", "left without")),
+        title="How much of the difference is there with these nodes alone, and without them",
+        caption="matched: others of the same layers and tokens; control: largest activation change",
+    )
+    for row in found:
+        table.add_row(f"{row.nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in list(vars(row).values())[1:]))
+    return table
+
+
+def circuit_tables(
+    graph: Graph,
+    ablation: dict[str, Any] | None = None,
+    faithfulness: dict[str, Any] | None = None,
+    correlations: dict[str, float] | None = None,
+) -> Group:
+    """A circuit: its groups, its nodes from the top down with what gives them most, and what was measured of it."""
+    parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
+    if ablation:
+        parts.append(carried([Ablation(**ablation)]))
+    if faithfulness and correlations:
+        parts.append(
+            Text(
+                f"Along {faithfulness['edges']} edges alone comes {faithfulness['share']:.0%} of the difference; along "
+                "as many drawn into the same targets from the same layers "
+                f"{faithfulness['matched']:.0%}, along all between the nodes {faithfulness['nodes']:.0%}.\n"
+                f"Effects between neurons correlate with direct interventions at {correlations['effects']:.3f}, "
+                f"contributions with two-sided ones at {correlations['contributions']:.3f}.",
+                "dim",
+            )
+        )
+    return Group(*parts)
+
+
+def groups_table(graph: Graph, without: Sequence[Without] = ()) -> Table:
+    """A circuit's groups; of the first what the answer is without each."""
+    off = [("left without", "right"), ("matched", "right"), ("answer without", "left")] if without else []
+    table = grid(("group", "left"), ("nodes", "right"), ("score", "right"), *off, title="Groups")  # type: ignore[arg-type]
+    if without:
+        table.caption = (
+            "left: of the difference to the other prompt; matched: without others of the same layers and tokens"
+        )
+    for number, group in enumerate(graph.groups[: len(without) or None]):
+        told: list[Any] = []
+        if without:
+            found = without[number]
+            told = [f"{found.share:.0%}", f"{found.matched:.0%}", Text(repr(found.predictions[0].text))]
+        table.add_row(Text(group.name), str(len(group.nodes)), f"{group.score:+.3f}", *told)
+    return table
+
+
+def _tree(graph: Graph) -> Tree:
+    """The answer, then layer by layer downwards, each node with its three largest sources by share."""
+    tree = Tree(Text(f"{graph.answer}  from {sources(graph, graph.answer, 3)}"))
+    for layer in sorted({node.neuron.layer for node in graph.nodes}, reverse=True):
+        branch = tree.add(f"L{layer}")
+        for node in graph.nodes:
+            if node.neuron.layer == layer:
+                token = repr(graph.tokens[node.position].text)
+                words = ", ".join(word.strip() for word in node.words[:3])
+                branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {sources(graph, node, 3)}"))
+    return tree
+
+
+def tasks_table(found: dict[str, dict[str, Any]], alike: Sequence[dict[str, Any]]) -> Group:
+    """What tasks' circuits carry of other pairs, and how alike they are."""
+    table = grid(
+        ("task", "left"),
+        ("pairs", "right"),
+        ("nodes", "left"),
+        ("kept", "right"),
+        ("left without", "right"),
+        title="A circuit of ten pairs on other pairs of its task (medians)",
+        caption="own: each pair's own nodes; matched: others of the same layers and tokens",
+    )
+    for task, told in found.items():
+        for name, row in told.items():
+            if isinstance(row, dict):
+                table.add_row(task, str(told["pairs"]), name, f"{row['kept']:.2f}", f"{row['left']:.2f}")
+    lines = [
+        f"{' and '.join(row['tasks'])} share {row['shared']:.0%} of their first {row['nodes']} nodes "
+        f"(by chance {row['by_chance']:.1%})"
+        for row in alike
+    ]
+    return Group(table, Text("\n".join(lines), "dim"))
+
+
+def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
+    """Neurons by their mean over prompts; `words` may lack some."""
+    table = grid(
+        ("neuron", "left"),
+        ("activation", "right"),
+        ("relevance", "right"),
+        ("95 %", "right"),
+        (f"in the top {len(found)}", "right"),
+        ("promotes there", "left"),
+        title=f"Most relevant neurons, means over {prompts} prompts, where it is predicted",
+    )
+    for row in found:
+        table.add_row(
+            str(row.neuron),
+            "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
+            f"{row.relevance:+.3f}",
+            f"{row.low:+.3f} to {row.high:+.3f}",
+            f"{row.among_top} of {prompts}",
+            Text(words[row.neuron].words(row.polarity) if row.neuron in words else ""),
+        )
+    return table
+
+
+def projection(result: Projection) -> Table:
+    """What a neuron writes; where its standard deviation is known, by that as well."""
+    by_std = result.typical is not None and result.std is not None
+    numbers = [*(["logit"] if result.typical else []), *(["per std"] if by_std else []), "z"]
+    columns = [(name, "right") for name in numbers]
+    table = grid(("promotes (+)", "left"), *columns, ("suppresses (-)", "left"), *columns, title=result.about)
+
+    def cells(token: Promotion) -> list[str | Text]:
+        logit = token.logit or 0.0
+        values = {"logit": f"{logit:+.3f}", "per std": f"{logit * (result.std or 0.0):+.2f}", "z": f"{token.z:+.1f}"}
+        return [Text(repr(token.text)), *(values[name] for name in numbers)]
+
+    for up, down in zip(result.promoted, result.suppressed, strict=True):
+        table.add_row(*cells(up), *cells(down))
+    return table
+
+
+def side_by_side(found: dict[str, Any]) -> Group:
+    """Two generations and their first-token probabilities, as `icebear.steering.compare.compare` gives them."""
+    plain, steered = found["plain"], found["steered"]
+    own = isinstance(found["prompt"], str)
+    begin = said(found["prompt"]) + ("\n" if not own else "" if found["task"] == "causal" else " → ")
+    table = Table(box=box.ROUNDED, expand=True)
+    for name in ("plain", "steered"):
+        table.add_column(name, ratio=1, overflow="fold")
+    table.add_row(*(Text.assemble((begin, "dim"), side["text"]) for side in (plain, steered)))
+    table.add_section()
+    table.add_row(*(Text(_bars(side["next"])) for side in (plain, steered)))
+    return Group(table)
+
+
+def _bars(tokens: list[dict[str, Any]]) -> str:
+    if any(token["probability"] is None for token in tokens):  # a number is predicted
+        return "\n".join(f"{token['text']!r:<14} {token['logit']:+.3f}" for token in tokens)
+    return "\n".join(
+        f"{token['text']!r:<14} {token['probability']:.3f} {'█' * round(20 * token['probability'])}" for token in tokens
+    )
+
+
+def recipe_table(found: Recipe) -> Group:
+    """A recipe's edits, what it knows about their neurons, what it costs, and where it came from.
+
+    Raises `RecipeError` where its provenance is not as icebear writes it.
+    """
+    told = found.provenance
+    try:
+        lines = [
+            f"for {found.model_name} ({found.model_fingerprint})",
+            *(f"{key}: {value!r}" for key, value in told.items() if isinstance(value, str | int | float)),
+        ]
+        cost = _cost(told["price"]) if "price" in told else []
+        return Group(_edits(found, told.get("neurons", [])), *cost, *(Text(line, "dim") for line in lines))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise RecipeError(
+            f"The provenance of the recipe {found.name!r} is not as icebear writes it; make it again."
+        ) from None
+
+
+def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
+    about = {row["neuron"]: row for row in neurons}
+    examples = [("examples", "left")] if any(row.get("examples") for row in neurons) else []
+    table = grid(
+        ("edit", "left"),
+        ("was", "right"),
+        ("of its range", "right"),
+        ("relevance", "right"),
+        ("promotes at +", "left"),
+        ("at -", "left"),
+        *examples,
+        title=Text(found.name),
+    )
+    table.columns[0].no_wrap = True
+    for edit in found:
+        row = about.get(str(edit.neuron), {})
+        cells = [
+            *([f"{row['from']:+.2f}", _of_its_range(row), f"{row['relevance']:+.3f}"] if row else [""] * 3),
+            *(", ".join(map(visible, row.get(side, []))) for side in ("promotes", "suppresses")),
+            *("\n".join(row.get(name, [])) for name, _ in examples),
+        ]
+        table.add_row(str(edit), *map(Text, cells))
+    return table
+
+
+def _of_its_range(row: dict[str, Any]) -> str:
+    """Where an edit sets a neuron, as a multiple of what it was seen to be."""
+    if "of_its_range" not in row:
+        return ""
+    return "never so" if row["of_its_range"] is None else f"{row['of_its_range']:.2f} x"
+
+
+def _cost(told: dict[str, Any]) -> list[Table | Text]:
+    """A price, as its `to_dict` has it."""
+    table = grid(("next token", "left"), ("before", "right"), ("rank", "right"), ("after", "right"), ("rank", "right"))
+    tokens = {token["text"]: token for token in (told["old"], told["new"]) if token}
+    for text, token in tokens.items():
+        table.add_row(
+            Text(repr(text)),
+            f"{token['before']:.3f}",
+            str(token["rank_before"]),
+            f"{token['after']:.3f}",
+            str(token["rank_after"]),
+        )
+    if "where" not in told:
+        return [
+            Text("Its price is an earlier icebear's, which measured where no edit acts; flip again for one.", "dim")
+        ]
+    lines = [
+        f"Price: {told['kl']:.4f} nats of KL {told['where']}",
+        f"Perplexity of held-out sentences: {told['perplexity']:.1f}, with edits at each token "
+        f"{told['perplexity_everywhere']:.1f}",
+    ]
+    if told["repetition"] is not None:
+        lines.append(f"Repetition after it: {told['repetition']:.0%}, without edits {told['repetition_plain']:.0%}")
+    warnings = [Text(f"Warning: {line}", "yellow") for line in told["warnings"]]
+    return [Text(lines[0]), *([table] if tokens else []), *map(Text, lines[1:]), *warnings]
+
+
+def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
+    """A row for each pair of `icebear evaluate flips` and reach: what candidates by relevance did."""
+    table = grid(
+        ("prompt", "left"),
+        ("to", "left"),
+        ("reach", "left"),
+        ("flipped", "left"),
+        ("neurons", "right"),
+        ("before", "right"),
+        ("after", "right"),
+        ("KL", "right"),
+    )
+    for line in lines:
+        for row in [row for row in line["runs"] if row["chosen_by"] == "gradient"] or [{"flipped": False}]:
+            numbers = [line["before"], row["after"], row["kl"]] if row["flipped"] else []
+            table.add_row(
+                Text(said(line["prompt"])),
+                Text(repr(line["to"])),
+                row.get("reach", ""),
+                "already" if line.get("already") else "yes" if row["flipped"] else "no",
+                *([str(row["neurons"])] if row["flipped"] else []),
+                *(f"{value:.4f}" for value in numbers),
+            )
+    return table
+
+
+def flips_summary(found: dict[str, Any]) -> Group:
+    """Ways of choosing candidates by reach."""
+    reaches = found["reaches"]
+    names = list(dict.fromkeys(name for rows in reaches.values() for name in rows))
+    about = f"Of {found['pairs']} pairs: flipped; median neurons, probability, KL at {PLACES} neutral places in nats"
+    table = grid(("candidates by", "left"), *((reach, "right") for reach in reaches), title=about)
+    for name in names:
+        cells = []
+        for rows in reaches.values():
+            row = rows[name]
+            medians = [row["median neurons"], row["median after"], row["median kl"]]
+            said = "; " + ", ".join(f"{value:.3g}" for value in medians) if row["flipped"] else ""
+            cells.append(f"{row['flipped']}{said}")
+        table.add_row(name, *cells)
+    left = [f"{key}: {value}" for key, value in found.items() if key.startswith("left out") and value]
+    return Group(table, *(Text(line, "dim") for line in left))
+
+
+def knowledge_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Changes of probability by suppressing and by amplifying, and their medians."""
+    whose = ("own", "others", "random")
+    columns = ((name, "right") for name in ("neurons", "plain", *whose))
+    table = grid(("fact", "left"), *columns, title="Change of probability, neurons at 0 / at twice their activation")
+
+    def changes(chosen: Sequence[dict[str, Any]]) -> list[str]:
+        """Medians."""
+        of = {part: f"{median(row[part] for row in chosen):+.0%}" for part in rows[0] if " " in part}
+        return [f"{of[f'{name} suppressed']} / {of[f'{name} amplified']}" for name in whose]
+
+    for row in rows:
+        table.add_row(Text(row["fact"]), str(len(row["neurons"])), f"{row['plain']:.3f}", *changes([row]))
+    table.add_section()
+    table.add_row("median", "", "", *changes(rows))
+    return table
+
+
+def predictions(tokens: Sequence[TokenScore]) -> str:
+    return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
+
+
+def card(found: Card) -> Group:
+    """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
+    statistics = found.statistics
+    parts: list[Any] = [
+        Text.assemble((str(found.neuron), "bold"), f"  {found.title}"),
+        Text(
+            f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
+            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{counted(found)}",
+            "dim",
+        ),
+        Text(f"{_sparkline(statistics.histogram)}  histogram of activations, -128 to 128, log2 bins", "dim"),
+    ]
+    if found.projection:
+        parts.append(projection(found.projection))
+    if found.by == "relevance":
+        parts.append(Text(RELMAX, "dim"))
+    for polarity, examples in found.examples.items():
+        parts += meaning_told(polarity, found.meanings.get(polarity), found.held_out.get(polarity, {}))
+        title = f"class: {class_name(found.kind[polarity])}"
+        table = grid((found.by, "right"), ("sentence", "left"), title=title)
+        for example in examples:
+            table.add_row(f"{example.value:+.2f}", _highlighted(example))
+        parts.append(table)
+    for by, nearest in found.nearest.items():
+        names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
+        parts.append(Text(f"{nearest_title(by, found.nearest_by_chance[by])}: {names}", "dim"))
+    return Group(*parts)
+
+
+def meaning_told(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> list[Any]:
+    """A label with what it was measured on, and sentences that it was not made from."""
+    parts: list[Any] = [Text(f"\nPolarity {polarity}: {telling.title(meaning)}", "bold")]
+    if meaning:
+        parts += [Text(line, "dim") for line in measured(meaning)]
+        parts += [_held_out(name, rows[:2]) for name, rows in held_out.items() if rows and meaning.clear]
+    return parts
+
+
+def _held_out(name: str, examples: Sequence[Example]) -> Table:
+    table = grid(("", "right"), (HELD_OUT[name], "left"))
+    for example in examples:
+        table.add_row(f"{example.value:+.2f}", _highlighted(example))
+    return table
+
+
+KNOWN = "What they mean: labels that hold, with their AUROC (icebear neuron has what it was measured on)"
+
+
+def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
+    """Labels with their scores."""
+    table = grid(
+        *((name, "left") for name in ("neuron", "sign", "label", "by")),
+        *((name, "right") for name in ("score", "p")),
+        title=title,
+    )
+    for meaning in found:
+        text = Text(meaning.text, "" if meaning.clear else "dim")
+        table.add_row(
+            str(meaning.neuron),
+            meaning.polarity,
+            text if meaning.clear else Text.assemble("no clear meaning; nearest: ", text),
+            meaning.by,
+            f"{meaning.score:.2f}",
+            f"{meaning.p:.3f}",
+        )
+    return table
+
+
+def evaluation_table(found: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
+    """Methods by metric, as `report.told` has them."""
+    table = grid(("method", "left"), *((name, "right") for name in columns), title=title)
+    for name, cells in found.items():
+        table.add_row(name, *(Text(cell) for cell in cells))
+    return table
+
+
+def cost_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = grid(("method", "left"), *((name, "right") for name in list(rows[0])[1:]))
+    for row in rows:
+        name, tokens, *rest = row.values()
+        table.add_row(name, str(tokens), *(f"{value:.3f}" for value in rest))
+    return table
+
+
+def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
+    """What a search found, and why; labels are somebody's, or automatic ones that hold, with their scores."""
+    table = grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))
+    for hit in found:
+        table.add_row(str(hit.neuron), hit.polarity, Text("; ".join(hit.why)), Text(labels.get(hit) or ""))
+    return table
+
+
+def _highlighted(example: Example) -> Text:
+    """The tokens up to a little past the extreme one, which stands out."""
+    tokens, place = example.sentence.tokens, example.token
+    text = Text("..." if place > 25 else "")
+    parts = shares(list(example.relevance)) if example.relevance else [0.0] * len(tokens)
+    for number in range(max(0, place - 25), min(len(tokens), place + 8)):
+        if not tokens[number]:  # part of a character that a later token completes
+            continue
+        rgb = color(parts[number])
+        style = Style(color=ink(rgb), bgcolor=hexadecimal(rgb)) if example.relevance else Style()
+        text.append(visible(tokens[number]), style + Style(bold=True, underline=True) if number == place else style)
+    return text.append("..." if place + 8 < len(tokens) else "")
+
+
+def _sparkline(counts: Sequence[int]) -> str:
+    largest = max(counts) or 1
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in counts)

@@ -1,0 +1,97 @@
+"""The server itself, over stdio: stdout is the wire, so whatever speaks, speaks to stderr."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, ToolAnnotations
+from pydantic import ValidationError
+
+from icebear.app.mcp.session import Session
+from icebear.app.mcp.tools import Tools
+from icebear.values import shown
+
+ABOUT = (
+    "icebear finds the neurons that a language model used for a prediction, says what they mean, and turns them. "
+    "Begin with predict; ask attribute and rank why, best with counterfactual (a prompt of as many tokens whose answer "
+    "differs), then neuron what they mean, and steer or flip whether they are the cause. Relevance and likeness are "
+    "no causes. Each causal answer has a control: the same done to others, at random. Where beyond_chance is false, "
+    "or others leave as little, the claim is not supported: say so; where it is null there were too few others to say. "
+    "Who tries many neurons finds one by chance: say how many were tried. "
+    "The price of edits is what they change elsewhere."
+)
+LOOKS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+
+
+class Server(MCPServer):
+    """Answers also what the SDK passes over: a line that is no message. Arguments that do not fit get one line."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(_one_line(error.__cause__)) from None
+            raise
+
+    async def run_stdio_async(self) -> None:
+        async with AsyncExitStack() as stack:
+            received, answers = await stack.enter_async_context(stdio_server())
+            passed_on, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            group = await stack.enter_async_context(anyio.create_task_group())
+
+            async def sort() -> None:
+                async with passed_on:
+                    async for message in received:
+                        if isinstance(message, Exception):
+                            await answers.send(SessionMessage(_refusal(message)))
+                        else:
+                            await passed_on.send(message)
+
+            group.start_soon(sort)
+            await self._lowlevel_server.run(messages, answers, self._lowlevel_server.create_initialization_options())
+
+
+def _one_line(error: ValidationError) -> str:
+    """One part an argument."""
+    parts = [
+        f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+        + ("" if one["type"] == "missing" else f", not {shown(one['input'])}")
+        for one in error.errors()
+    ]
+    return "; ".join(parts) + "."
+
+
+def _refusal(error: Exception) -> JSONRPCError:
+    """The answer to a line that is no message, to its id where it has one."""
+    errors = error.errors() if isinstance(error, ValidationError) else []
+    given = next((one["input"] for one in errors if isinstance(one["input"], dict)), None)
+    if errors and errors[0]["type"] == "json_invalid":
+        try:
+            given = json.loads(errors[0]["input"])
+        except (ValueError, RecursionError):
+            return JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=PARSE_ERROR, message="This is not JSON."))
+    identity = given.get("id") if isinstance(given, dict) else None
+    return JSONRPCError(
+        jsonrpc="2.0",
+        id=identity if isinstance(identity, (int, str)) and not isinstance(identity, bool) else None,
+        error=ErrorData(code=INVALID_REQUEST, message="This is not a JSON-RPC message of Unicode text."),
+    )
+
+
+def server(session: Session) -> MCPServer:
+    """With all tools, on a session."""
+    found = Server("icebear", instructions=ABOUT, version=version("icebear"), log_level="WARNING")
+    for tool in Tools(session).all:
+        writes = tool.__name__ == "save"
+        found.add_tool(tool, annotations=WRITES if writes else LOOKS, structured_output=True)
+    return found

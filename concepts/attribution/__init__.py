@@ -1,0 +1,1 @@
+"""Attribution: the request, `attribute`, comparisons, results and their controls."""

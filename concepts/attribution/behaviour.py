@@ -1,0 +1,181 @@
+"""`behaviour`: the neurons behind many prompts that ask for the same, instead of those behind one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.lrp.method import AttnLRP, Difference
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Token
+from icebear.errors import InputError
+from icebear.paths import read_text
+from icebear.records import Neuron
+
+ROWS = 8
+"""Prompts in a padded batch."""
+RESAMPLES = 2000
+"""Of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, and what is explained of it (see `icebear.concepts.attribution.attribute.attribute`)."""
+
+    prompt: Any
+    target: Token | None = None
+    contrast: Token | None = None
+    counterfactual: Any = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A neuron (or head) of a behaviour: means over the prompts, where the prediction is made."""
+
+    neuron: Neuron
+    relevance: float
+    low: float
+    """With `high` the interval that holds the mean of 95 % of the bootstrap's draws of as many prompts. It says how
+    the mean varies with the prompts, not that a neuron chosen among many for a large mean would have it again."""
+    high: float
+    activation: float
+    """NaN for a head."""
+    among_top: int
+    """Of how many prompts it is in the top, which is as long as the list it is in."""
+
+    @property
+    def polarity(self) -> Literal["+", "-"]:
+        return "-" if self.activation < 0 else "+"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; a head has no activation of its own."""
+        told = {**vars(self), "neuron": str(self.neuron), "polarity": self.polarity}
+        return {**told, "activation": None, "polarity": None} if self.neuron.site == "head" else told
+
+
+def behaviour(
+    model: Model,
+    prompts: Sequence[Any],
+    k: int = 20,
+    site: str | None = None,
+    polarity: Literal["+", "-"] | None = None,
+    *,
+    method: AttnLRP | Difference | None = None,
+    checkpoint: bool | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Shared]:
+    """The k neurons with the largest mean relevance over the prompts; one prompt gives what `Relevance.top` gives.
+
+    prompts: texts, token ids or `Case`s. They are read in batches of `ROWS` of about the same length (pairs one by
+        one), in an order of their own, so that the order given does not matter. Four bytes are kept for each prompt
+        and neuron.
+    site: one site, ``head`` for whole heads, or None for ``ffn`` and ``attn``.
+    polarity: only neurons whose mean activation has this sign.
+    seed: of the bootstrap over the prompts.
+    """
+    cases = sorted((part if isinstance(part, Case) else Case(part) for part in prompts), key=_order)
+    if not cases:
+        raise InputError("There is no prompt; give at least one.")
+    names = [site] if site else ["ffn", "attn"]
+    rows, among_top, activations = [], Counter[Neuron](), torch.zeros(())
+    for found in _explained(model, cases, names, method, checkpoint):
+        among_top.update(row.neuron for row in found.top(k, site, polarity))
+        parts = [_at_the_answer(found, name) for name in names]
+        rows.append(torch.cat([relevance.flatten() for relevance, _ in parts]).float())
+        activations = activations + torch.cat([activation.flatten() for _, activation in parts]).double()
+        widths = [relevance.shape[1] for relevance, _ in parts]
+        on_progress(len(rows), len(cases))
+    values, activations = torch.stack(rows), activations / len(cases)  # (P, N), (N,)
+    means = values.mean(0, dtype=torch.float64)
+    scores = means.clone()
+    if polarity:
+        scores[activations >= 0 if polarity == "-" else activations < 0] = -torch.inf
+    chosen = scores.argsort(descending=True, stable=True)[:k]  # of equal ones the first
+    chosen = chosen[scores[chosen] > -torch.inf]
+    neurons = [_neuron(place, names, widths, model.layers) for place in chosen.tolist()]
+    low, high = _interval(values[:, chosen].double(), seed)
+    numbers = (means[chosen].tolist(), low.tolist(), high.tolist(), activations[chosen].tolist())
+    counts = [among_top[neuron] for neuron in neurons]
+    return [Shared(*row) for row in zip(neurons, *numbers, counts, strict=True)]
+
+
+def read(path: str | Path) -> list[Case]:
+    """A file of JSON lines: objects with prompt and, if wanted, target, contrast and counterfactual. Raises
+    `InputError`."""
+    lines = enumerate(read_text(path).split("\n"), 1)
+    cases = [_case(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+    if not cases:
+        raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
+    return cases
+
+
+def _case(line: str, where: str) -> Case:
+    try:
+        row = json.loads(line)
+        return Case(row["prompt"], row.get("target"), row.get("contrast"), row.get("counterfactual"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{where} is not a JSON object with a prompt; correct it or drop it.") from None
+
+
+def _order(case: Case) -> tuple[int, str]:
+    """By length, so that little is padded."""
+    return len(repr(case.prompt)), repr(case)
+
+
+def _explained(
+    model: Model,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    method: AttnLRP | Difference | None,
+    checkpoint: bool | None,
+) -> Iterator[Relevance]:
+    sites = tuple("attn" if name == "head" else name for name in names)
+    explain: Callable[..., Any] = partial(
+        attribute, model, method=method, sites=sites, checkpoint=checkpoint, record="last"
+    )
+    alone = [case for case in cases if case.counterfactual is None]
+    for start in range(0, len(alone), ROWS):
+        part = alone[start : start + ROWS]
+        asked: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
+        yield from explain([case.prompt for case in part], *asked)
+    for case in cases:
+        if case.counterfactual is not None:
+            yield explain(case.prompt, case.target, case.contrast, counterfactual=case.counterfactual)
+
+
+def _at_the_answer(found: Relevance, site: str) -> tuple[Tensor, Tensor]:
+    """(L, N) relevance, summed over where the prediction is made, and the mean activation there."""
+    if site == "head":
+        relevance = found.heads().sum(1)
+        return relevance, torch.full_like(relevance, torch.nan)
+    return found.of(site).sum(1), found.activation(site).mean(1)
+
+
+def _neuron(place: int, names: Sequence[str], widths: Sequence[int], layers: int) -> Neuron:
+    """Of its place among the neurons of all layers of one site, then of the next."""
+    for site, width in zip(names, widths, strict=True):
+        if place < layers * width:
+            return Neuron(place // width, site, place % width)
+        place -= layers * width
+    raise IndexError(place)
+
+
+def _interval(values: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """(K,) each: between them lie 95 % of the means of as many prompts, drawn with repetition from these (P, K)."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    counts = torch.stack([draw.bincount(minlength=len(values)) for draw in draws]).to(values.dtype)  # (R, P)
+    means, bounds = counts @ values / len(values), torch.tensor([0.025, 0.975], dtype=values.dtype)
+    low, high = means.quantile(bounds, dim=0)
+    return low, high

@@ -1,0 +1,215 @@
+"""Whether a list of nodes is the cause: the others take the other prompt's activations, and what is left is measured.
+
+A node is a neuron (or head) at a token. F(K) = (m(K) - m(0)) / (m(x) - m(0)), m the number explained: the nodes in K
+are computed as ever, from what comes to them, all others of the site have the other prompt's activations; in m(0) all
+have. Kept is F(K), left without is F of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.run import look
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
+from icebear.errors import InputError
+from icebear.records import TokenScore
+from icebear.values import seed_of, shown, whole
+
+ROWS = 24
+"""Choices of nodes that go through the model at once."""
+DRAWS = 5
+"""Of nodes at random."""
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """The activations of sites in both prompts, (L, T, N) each, that can be exchanged; and the number explained.
+
+    A choice of nodes is (L, T, W), the sites side by side: their neurons, or of the site ``head`` the heads.
+    """
+
+    model: Model
+    one: Plan
+    sites: tuple[str, ...]
+    own: dict[str, Tensor]
+    there: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: Model, relevance: Relevance, *sites: str) -> Nodes:
+        """Of a relevance with `counterfactual` that recorded all positions; the sites are ffn, unless told otherwise.
+        Raises `InputError` for others."""
+        if relevance.counterfactual is None:
+            raise InputError("Only a list that is compared with another prompt can be ablated; give counterfactual.")
+        if len(relevance.recorded) != len(relevance.tokens) or not model.task.looks_back:
+            raise InputError("Ablation is for causal models, and for what recorded all positions.")
+        if not relevance.counterfactual.pairs:
+            raise InputError("Of an answer compared with another model's nothing is exchanged; give a prompt.")
+        if relevance.rather:
+            raise InputError("A phrase against another one is not ablated; leave the contrast out.")
+        contrast = relevance.contrast.id if relevance.contrast else None
+        one = replace(relevance.counterfactual.pairs[0].repeated(0, 1), contrasts=(contrast,))
+        sites = sites or ("ffn",)
+        own = {site: relevance.activation(recorded(site)) for site in sites}
+        return cls(
+            model, one, sites, own, {site: relevance.counterfactual.activation[recorded(site)] for site in sites}
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(L, T, W)"""
+        layers, tokens, _ = self.own[self.sites[0]].shape
+        return layers, tokens, sum(self.widths)
+
+    @property
+    def widths(self) -> list[int]:
+        """Of each site, in a choice."""
+        return [self.model.width(site) for site in self.sites]
+
+    def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
+        """The number explained with each choice (L, T, W) of nodes kept."""
+        found: list[float] = []
+        for start in range(0, len(chosen), ROWS):
+            kept = torch.stack(list(chosen[start : start + ROWS]))
+            with self._exchanged(kept, self.there):
+                found += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
+        return found
+
+    def predictions(self, kept: Tensor, k: int = 5) -> list[TokenScore]:
+        """The most probable answers with a choice (L, T, W) of nodes kept."""
+        target = Logits(self.one)
+        with self._exchanged(kept, self.there):
+            look(self.model, target, [])
+        return self.model.top_tokens(target.logits[0, -1].float(), k)
+
+    def ends(self) -> tuple[float, float]:
+        """The number explained with all nodes kept, and with none. Raises `InputError` where they are the same."""
+        everything = torch.ones(self.shape, dtype=torch.bool)
+        whole, none = self.numbers([everything, ~everything])
+        if whole == none:
+            raise InputError("Exchanging all these neurons changes nothing; compare with another prompt, or others.")
+        return whole, none
+
+    def gains(self, kept: Tensor) -> Tensor:
+        """(L, T, W) what each other node adds to the number explained, to first order, where these are kept: gradient x
+        difference."""
+        leaves = {
+            site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
+            for site, x in self.there.items()
+        }
+        with self._exchanged(kept, leaves):
+            logits = self.model.logits(self.one.batch, self.one.needed)
+            gradients = torch.autograd.grad(self.one.explained(logits)[1].sum(), list(leaves.values()))
+        parts = [
+            self._by_head(site, ((self.own[site] - self.there[site]) * g.cpu()).float(), lambda x: x.sum(-1))
+            for site, g in zip(self.sites, gradients, strict=True)
+        ]
+        return torch.cat(parts, -1)
+
+    def change(self) -> Tensor:
+        """(L, T, W) by how much activations differ; of heads the length of that vector."""
+        parts = [
+            self._by_head(site, (self.own[site] - self.there[site]).abs(), lambda x: x.norm(dim=-1))
+            for site in self.sites
+        ]
+        return torch.cat(parts, -1)
+
+    def _by_head(self, site: str, x: Tensor, reduced: Callable[[Tensor], Tensor]) -> Tensor:
+        """(L, T, W) of a site's activations (L, T, N)."""
+        return reduced(x.unflatten(-1, (self.model.heads, -1))) if site == "head" else x
+
+    @contextmanager
+    def _exchanged(self, kept: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
+        """All nodes but those kept (..., L, T, W) have the activations `there` (L, T, N)."""
+        parts = dict(zip(self.sites, kept.split(self.widths, -1), strict=True))
+        stays: dict[str, tuple[Tensor, Tensor]] = {}
+        for site, part in parts.items():
+            x = there[site].to(self.model.device, self.model.dtype)
+            stays[recorded(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
+
+        def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
+            own, other = stays[site]
+            return torch.where(own[..., layer, :, :], x, other[layer])
+
+        places = [(name, layer) for name in stays for layer in self.model.layers_with(name)]
+        with self.model.lock, visiting(self.model, places, exchanged):
+            yield
+
+
+def recorded(site: str) -> str:
+    """Where a relevance keeps a site's activations: heads are in `attn`."""
+    return "attn" if site == "head" else site
+
+
+def largest(scores: Tensor, k: int) -> Tensor:
+    """The k nodes with the largest |score|, as a choice of the scores' shape."""
+    flat = scores.abs().flatten()
+    chosen = torch.zeros(len(flat), dtype=torch.bool)
+    chosen[flat.topk(min(k, len(flat))).indices] = True
+    return chosen.view(scores.shape)
+
+
+def matched(chosen: Tensor, generator: torch.Generator) -> Tensor:
+    """As many nodes at the same layers and tokens, drawn from the others there (from all, where there are too few)."""
+    draw = torch.rand(chosen.shape, generator=generator).masked_fill(chosen, -1)
+    counts = chosen.sum(-1, keepdim=True)
+    order = draw.argsort(-1, descending=True).argsort(-1)  # the rank of each
+    return order < counts
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What a list of nodes carries."""
+
+    nodes: int
+    kept: float
+    """F of the list: what is there when all others take the other prompt's activations."""
+    left: float
+    """F of all others: what is there without the list."""
+    matched_kept: float
+    """The same of as many nodes drawn at the same layers and tokens, the mean of `DRAWS`."""
+    matched_left: float
+    changed_kept: float
+    """Of as many nodes that change most, by |a - a'|."""
+    changed_left: float
+
+
+def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0) -> Ablation:
+    """What the k nodes of largest |relevance| carry, beside controls."""
+    if not isinstance(relevance, Relevance):
+        raise InputError(
+            f"What is ablated is a Relevance, not {shown(relevance)}; give one of attribute(counterfactual=...)."
+        )
+    k, seed = whole(k, "The number of nodes"), seed_of(seed)
+    scores = relevance.heads() if site == "head" else relevance.of(site)
+    nodes = Nodes.of(model, relevance, site)
+    return ablated(nodes, largest(scores, k), torch.Generator().manual_seed(seed))
+
+
+def ablated(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation:
+    """What a choice of nodes (L, T, W) carries, beside controls."""
+    count = int(chosen.sum())
+    parts = chosen.split(nodes.widths, -1)
+    draws = [torch.cat([matched(part, generator) for part in parts], -1) for _ in range(DRAWS)]
+    choices = [chosen, largest(nodes.change(), count), *draws]
+    kept, left = shares(nodes, choices)
+    return Ablation(count, kept[0], left[0], fmean(kept[2:]), fmean(left[2:]), kept[1], left[1])
+
+
+def shares(
+    nodes: Nodes, choices: Sequence[Tensor], ends: tuple[float, float] | None = None
+) -> tuple[list[float], list[float]]:
+    """F of each choice, and of all others. ends: `Nodes.ends`, where they are known."""
+    whole, none = ends or nodes.ends()
+    numbers = nodes.numbers([*choices, *(~choice for choice in choices)])
+    found = [(number - none) / (whole - none) for number in numbers]
+    return found[: len(choices)], found[len(choices) :]

@@ -1,0 +1,67 @@
+"""`attribute_neurons`: relevance of the tokens for a neuron's own activation, many neurons in one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.attribution.result import Conservation
+from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import new_ledger, run
+from icebear.concepts.passes.targets import Activations
+from icebear.records import Neuron
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronRelevance:
+    """Why a neuron fired at a token: signed relevance of the tokens (T,), and where the rest of it went."""
+
+    tokens: Tensor
+    conserved: Conservation
+    """Its target is the activation."""
+
+
+def attribute_neurons(
+    model: Model,
+    prompts: Sequence[PromptLike],
+    neurons: Sequence[Neuron],
+    positions: Sequence[int],
+    method: AttnLRP = ATTNLRP,
+) -> list[NeuronRelevance]:
+    """For each row: the relevance of the prompt's tokens for the activation of its neuron at its position.
+
+    The decoder of an encoder-decoder has written what the encoder reads, as in an index (`Model.read`).
+
+    Rows of a batch do not see each other, so one backward pass from the sum of all activations explains each.
+    Source: AttnLRP (Achtibat et al. 2024), started at a latent neuron instead of a logit.
+    """
+    for neuron in neurons:
+        model.check(neuron)
+    encoded = model.encode(prompts)
+    rows = [list(encoded.row_ids(row)) for row in range(len(prompts))]
+    if model.task.looks_back:  # what comes after the neuron, in text and in layers, has no part in it
+        rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
+    batch = model.read(rows)
+    ledger, inputs = new_ledger(model, len(prompts)), Inputs()
+    target = Activations(batch, [[node] for node in zip(neurons, positions, strict=True)])
+    activations, _ = run(model, target, [inputs], method, ledger=ledger)
+    tokens = torch.zeros(encoded.ids.shape, dtype=ledger["softmax"].dtype)  # (B, T)
+    for relevance in inputs.relevance():  # encoder and decoder read the same
+        tokens[:, : batch.ids.shape[1]] += relevance.sum(-1).cpu()
+    return [
+        NeuronRelevance(
+            tokens[row, :length],
+            Conservation(
+                target=activations[row].item(),
+                tokens=tokens[row, :length].sum().item(),
+                **{name: entry[row].item() for name, entry in ledger.items()},
+            ),
+        )
+        for row, length in enumerate(encoded.lengths)
+    ]

@@ -1,0 +1,129 @@
+"""How much of an answer came from the context, from the question, and from what it had said itself.
+
+By CP-LRP, whose parts add up to the number explained: the tokens', positive and negative apart, and the biases'. What
+goes through FFN neurons is a second account of the same number, not a part of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.controls import Nodes
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.attribution.units import Unit, units_of
+from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.models.answer import Answer, Span
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A part of what was read; sums of its tokens' relevance, in logits."""
+
+    name: str
+    positive: float
+    negative: float
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the number explained comes from."""
+
+    text: str
+    target: float
+    """The sum of the logits of the explained tokens; the parts, `biases` and `rest` add up to it."""
+    parts: tuple[Origin, ...]
+    biases: float
+    through_ffn: float
+    """The share of it that goes through FFN neurons: the tokens' relevance less that with all of them blocked."""
+    drop: float | None
+    """The share of it that is lost when all FFN neurons take what they are in another prompt; None without one."""
+
+    @property
+    def rest(self) -> float:
+        return self.target - self.biases - sum(part.positive + part.negative for part in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "rest": self.rest}
+
+
+def origins(
+    model: Model,
+    answer: Answer,
+    span: Span | None = None,
+    counterfactual: PromptLike | None = None,
+    checkpoint: bool | None = None,
+) -> Origins:
+    """Of tokens of an answer.
+
+    The question is the last sentence of what the user said last (or of a plain prompt), the context what is before it
+    there; messages before are parts of their own, and so are sinks and what a chat's template wrote. Raises
+    `InputError`.
+    """
+    start, stop = answer.places(span)
+    explained = answer.ids[start:stop]
+    found = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), number="logit", checkpoint=checkpoint)
+    target, names = found.conserved.target, _named(found)
+    parts = []
+    for name in dict.fromkeys(names):
+        values = found.tokens[[place for place, own in enumerate(names) if own == name]]
+        parts.append(Origin(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
+    drop = None
+    if counterfactual is not None:
+        other = Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
+        compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))  # type: ignore[list-item]
+        whole, without = Nodes.of(model, compared).ends()
+        drop = (whole - without) / whole
+    past = _past_ffn(model, answer.before(start), explained, checkpoint)
+    through = (found.tokens.sum().item() - past) / target
+    text = "".join(answer.token_strings[start:stop])
+    return Origins(text, target, tuple(parts), found.conserved.biases, through, drop)
+
+
+class _Blocked:
+    """No relevance goes through FFN neurons."""
+
+    leaves = ()
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        places = [("ffn", layer) for layer in model.layers_with("ffn")]
+        with visiting(model, places, lambda site, layer, x: x.detach()):
+            yield
+
+    def finish(self, gradients: Any) -> None:
+        pass
+
+
+def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:
+    """The tokens' relevance by CP-LRP that goes through no FFN neuron."""
+    asked, inputs = plan(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
+    run(model, Logits(asked), [inputs, _Blocked()], CP_LRP, checkpoint=checkpoint)
+    return inputs.relevance()[0].sum().item()
+
+
+def _named(found: Relevance) -> list[str]:
+    """Which part each token is of."""
+    parts = units_of(found.token_strings, found.turns, found.answer_from, "sentence")
+    users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]
+    last = [part for part in users if part.turn == users[-1].turn] if users else []
+
+    def name(part: Unit) -> str:
+        if part.template:
+            return "template"
+        if part in last:
+            return "question" if part == last[-1] else "context"
+        return "the answer's own start" if part.turn == "answer" else part.turn
+
+    named = [name(part) for part in parts for _ in range(part.start, part.stop)]
+    return ["sinks" if place in found.sinks and own != "template" else own for place, own in enumerate(named)]

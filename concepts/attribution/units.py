@@ -1,0 +1,120 @@
+"""Tokens summed to words, sentences, turns and documents."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.models.chat import Turn
+from icebear.extras import need
+from icebear.values import one_of
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Consecutive tokens, half open."""
+
+    text: str
+    start: int
+    stop: int
+    turn: str
+    """Whose: ``prompt``, ``system``, ``user``, ``assistant`` (of several with a number), or ``answer``."""
+    template: bool = False
+    """Whether a chat's template wrote it."""
+
+
+def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]]:
+    """Relevance by ``token``, ``word``, ``sentence``, ``turn`` or ``document`` (parts between empty lines): the sum of
+    its tokens. What a template wrote is apart, so that all add up to the tokens' relevance. Raises `InputError`."""
+    found = units_of(relevance.token_strings, relevance.turns, relevance.answer_from, by)
+    return list(zip(found, summed(relevance.tokens, found).tolist(), strict=True))
+
+
+def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_from: int | None, by: str) -> list[Unit]:
+    """Of tokens, each with its text; they cover all of them, in order."""
+    one_of(by, "unit", SPLIT)
+    found = []
+    for turn, start, stop, template in _regions(len(pieces), turns, answer_from):
+        if by == "token":
+            cuts = list(range(start, stop + 1))
+        else:
+            cuts = [start, stop] if template else [start, *_cuts(pieces[start:stop], SPLIT[by], start), stop]
+        for first, last in pairwise(cuts):
+            if first < last:
+                found.append(Unit("".join(pieces[first:last]), first, last, turn, template))
+    return found
+
+
+def summed(values: Tensor, parts: Sequence[Unit]) -> Tensor:
+    """(..., U) of values (..., T)."""
+    return torch.stack([values[..., part.start : part.stop].sum(-1) for part in parts], -1)
+
+
+def _regions(count: int, turns: Sequence[Turn], answer_from: int | None) -> Iterator[tuple[str, int, int, bool]]:
+    """(whose, start, stop, whether the template's)."""
+    begins = count if answer_from is None else answer_from
+    if not turns:
+        yield from (("prompt", 0, begins, False), ("answer", begins, count, False))
+        return
+    several = {role for role, number in Counter(turn.role for turn in turns).items() if number > 1}
+    numbers: Counter[str] = Counter()
+    for turn in turns:
+        numbers[turn.role] += 1
+        name = f"{turn.role} {numbers[turn.role]}" if turn.role in several else turn.role
+        name = "answer" if turn.first >= begins else name
+        yield name, turn.start, turn.first, True
+        yield name, turn.first, min(turn.last, max(begins, turn.first)), False
+        yield "answer", max(turn.first, min(begins, turn.last)), turn.last, False
+        yield name, turn.last, turn.stop, True
+    behind = turns[-1].stop
+    yield from (("prompt", behind, max(behind, begins), False), ("answer", max(behind, begins), count, False))
+
+
+def _cuts(pieces: Sequence[str], split: Callable[[str], list[str]], start: int) -> list[int]:
+    """Where parts of the text begin, as tokens; a token is of the part that its first letter is in."""
+    parts = split("".join(pieces))
+    ends = list(accumulate(map(len, parts)))
+    begins = list(accumulate(map(len, pieces), initial=0))
+    where = []
+    for place, piece in enumerate(pieces):
+        letter = begins[place] + len(piece) - len(piece.lstrip()) if piece.strip() else begins[place]
+        where.append(sum(end <= letter for end in ends))
+    return [start + place for place in range(1, len(where)) if where[place] > where[place - 1]]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\s*\S+|\s+", text)
+
+
+def _sentences(text: str) -> list[str]:
+    """With the spaces behind them."""
+    need("index")
+    from sentencex import segment
+
+    found: list[str] = []
+    for part in segment("en", text):
+        if found and not part.strip():
+            found[-1] += part
+        else:
+            found.append(part)
+    return found
+
+
+def _documents(text: str) -> list[str]:
+    return re.findall(r"(?s).+?(?:\n\s*\n|$)", text)
+
+
+SPLIT: dict[str, Callable[[str], list[str]]] = {
+    "token": list,
+    "word": _words,
+    "sentence": _sentences,
+    "turn": lambda text: [text],
+    "document": _documents,
+}

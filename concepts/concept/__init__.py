@@ -1,0 +1,1 @@
+"""Latent concepts: read activations, rank and choose neurons."""

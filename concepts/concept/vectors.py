@@ -1,0 +1,62 @@
+"""What people use today: a difference-of-means vector in the residual stream, added at every token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from icebear.concepts.concept.reading import BATCH, LONGEST, counts
+from icebear.concepts.models.model import Model
+
+
+@torch.no_grad()
+def streams(model: Model, texts: Sequence[str]) -> np.ndarray:
+    """(S, L, D) means over the tokens that count of the residual stream behind each layer."""
+    rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
+    found: list[np.ndarray] = [np.zeros(0)] * len(rows)
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    seen: list[np.ndarray] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        seen.append((output[0] if isinstance(output, tuple) else output).float().cpu().numpy())
+
+    with model.lock, ExitStack() as undo:
+        for module in model.layer_modules:
+            undo.callback(module.register_forward_hook(keep).remove)
+        for start in range(0, len(order), BATCH):
+            part = order[start : start + BATCH]
+            seen.clear()
+            model.final_stream(model.read([rows[number] for number in part]))
+            for row, number in enumerate(part):
+                places = counts(model, rows[number])
+                found[number] = np.stack([x[row, places].mean(0) for x in seen])
+    return np.stack(found)
+
+
+def pushed(model: Model, layer: int, vector: Tensor) -> Callable[[], Any]:
+    """Inside the context that it makes, `vector` (D,) is added behind a layer at every token."""
+
+    def push(module: Any, args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (output[0] + vector.to(output[0]), *output[1:])
+        return output + vector.to(output)
+
+    @contextmanager
+    def hooked() -> Iterator[None]:
+        hook = model.layer_modules[layer].register_forward_hook(push)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def turned() -> Iterator[None]:
+        with model.lock.lending(hooked):
+            yield
+
+    return turned

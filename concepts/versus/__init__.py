@@ -1,1 +1,0 @@
-"""Relevance compared with another prompt: which tokens are partners, and the differences that are ranked."""

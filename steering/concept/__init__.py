@@ -1,0 +1,1 @@
+"""Concepts: found from examples, measured in texts, steered."""

@@ -1,0 +1,307 @@
+"""`Concept`: neurons with weights; measured in a text, turned up and down, saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from icebear.concepts.calibration import TEXTS
+from icebear.concepts.concept.reading import read
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.edits import Edit
+from icebear.errors import InputError, RecipeError
+from icebear.fingerprints import fits
+from icebear.paths import read_text, write_file
+from icebear.recipe import Recipe
+from icebear.records import POLARITIES, Neuron
+from icebear.steering.concept.cost import strength_at
+from icebear.steering.concept.measured import Measured, measured
+from icebear.steering.concept.through import Through, through
+from icebear.steering.side_effects import Neutral
+from icebear.tables import Tabled
+from icebear.values import POSITIVE, one_of, real, several
+
+if TYPE_CHECKING:
+    import pandas
+
+    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.records import Group
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A neuron of a concept."""
+
+    neuron: Neuron
+    polarity: str
+    """``+`` or ``-``: to which side it goes where the concept is."""
+    weight: float
+    mean: float
+    """Over sentences of the corpus, of the neuron's mean in each; and its standard deviation:"""
+    std: float
+    furthest: float
+    """The activation furthest to that side of all that were seen."""
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.polarity == "+" else -1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "neuron": str(self.neuron)}
+
+
+@dataclass(frozen=True)
+class Concept(Tabled):
+    """What its parts do together. A text's value is the mean of its tokens' values, in standard deviations over the
+    sentences that it was compared with when it was found; 0 is their mean."""
+
+    name: str
+    parts: tuple[Part, ...]
+    model_name: str
+    model_fingerprint: str
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @property
+    def made_with(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.provenance.get("made_with", {})
+
+    @property
+    def about(self) -> str:
+        """How many neurons, and how well they tell texts that they were not chosen on, in a line."""
+        count = f"{len(self)} neuron{'s' * (len(self) != 1)} of {self.model_name}"
+        score = self.provenance.get("auroc")
+        if score is None:
+            return f"{count}; not measured on other texts"
+        held = " and ".join(map(str, self.provenance.get("tested on", [])))
+        return f"{count}; AUROC {score:.2f} on {held} other texts with it and without (chance 0.5)"
+
+    def __mul__(self, weight: float) -> Concept:
+        """The same neurons, each weighing so much more."""
+        weight = real(weight, "The weight of a concept", POSITIVE)
+        return replace(self, parts=tuple(replace(part, weight=part.weight * weight) for part in self.parts))
+
+    __rmul__ = __mul__
+
+    def check(self, model: Model) -> None:
+        """Raise `InputError` if this concept was found in another model."""
+        if not fits(self.model_fingerprint, model.fingerprint, f"The concept {self.name!r}"):
+            raise InputError(
+                f"The concept {self.name!r} is one of {self.model_name} ({self.model_fingerprint}), not of "
+                f"{model.name} ({model.fingerprint}); find it there from the same examples."
+            )
+        for part in self.parts:
+            model.check(part.neuron)
+
+    # --- made by hand, or of a circuit ------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
+        """Of weights by hand: (neuron or its id, polarity) -> weight. Means and deviations are those over icebear's
+        own calibration texts."""
+        checked = _weighed(model, weights)
+        neurons = [neuron for neuron, _ in checked]
+        if len(set(neurons)) < len(neurons):
+            raise InputError("A concept has each neuron once.")
+        seen = read(model, long_enough(model, TEXTS), neurons) if neurons else None
+        parts = []
+        for column, ((neuron, polarity), weight) in enumerate(checked.items()):
+            assert seen is not None
+            values = seen.means[:, column]
+            end = (seen.high if polarity == "+" else seen.low)[column]
+            parts.append(Part(neuron, polarity, weight, float(values.mean()), _spread(values), float(end)))
+        told = {"found_by": "hand", **provenance, "made_with": model.made_with}
+        return cls(name, tuple(parts), model.name, model.fingerprint, told)
+
+    @classmethod
+    def of_group(cls, graph: Graph, group: Group) -> Concept:
+        """The neurons of a circuit's group, weighed by their scores' sizes; each goes to the side where it is in the
+        prompt, seen from the other one."""
+        weights: dict[tuple[Neuron, str], float] = {}
+        for node in group.nodes:
+            if node.neuron.site == "head":
+                raise InputError(f"{node.neuron} has many activations; a concept is made of single neurons.")
+            key = (node.neuron, "+" if node.activation >= (node.counterfactual or 0.0) else "-")
+            weights[key] = weights.get(key, 0.0) + abs(node.score)
+        strongest: dict[Neuron, tuple[Neuron, str]] = {}  # a neuron at several tokens may go to both sides
+        for key in sorted(weights, key=lambda key: weights[key]):
+            strongest[key[0]] = key
+        kept = {key: weights[key] for key in strongest.values()}
+        return cls.of(graph.model, group.name, kept, found_by="circuit")
+
+    # --- used ---------------------------------------------------------------------------------------------
+
+    def measure(self, model: Model, text: PromptLike) -> Measured:
+        """How much of the concept is in each token of a text, and in all of it."""
+        return self.measures(model, [text])[0]
+
+    def measures(self, model: Model, texts: Sequence[PromptLike]) -> list[Measured]:
+        """`measure` of many texts."""
+        self.check(model)
+        return measured(model, self, several(texts))
+
+    def through(self, model: Model, prompt: PromptLike) -> Through:
+        """How much of what the model predicts behind a prompt passes through its neurons."""
+        self.check(model)
+        return through(model, self, prompt)
+
+    def values(self, means: np.ndarray) -> np.ndarray:
+        """(S,) of the means (S, N) of its neurons over texts."""
+        weights, centre = self.linear()
+        return (means.astype(float) - centre) @ weights
+
+    def linear(self) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) by what each neuron's activation is multiplied, and what is taken from it before."""
+        weights = np.array([part.sign * part.weight / part.std for part in self.parts])
+        return weights, np.array([part.mean for part in self.parts])
+
+    def recipe(
+        self,
+        model: Model,
+        strength: float | None = None,
+        kl: float | None = None,
+        where: str = "all",
+        decay: float = 1.0,
+        away: bool = False,
+        neutral: Neutral | None = None,
+    ) -> Recipe:
+        """Edits that turn the concept up, or away from it.
+
+        strength: what is added to the activation of the neuron with the largest weight, as a multiple of the furthest
+            that it was seen to go to its side; to others in proportion to their weights.
+        kl: instead, nats that the edits are to cost at neutral places (see `icebear.steering.side_effects`); the
+            strength is searched.
+        where, decay: as of `Edit`.
+        neutral: other neutral places than icebear's own.
+        Raises `InputError` where that price cannot be reached.
+        """
+        self.check(model)
+        if (strength is None) is (kl is None):
+            raise InputError("Say either a strength or a price (kl).")
+        if strength is not None:
+            real(strength, "The strength of a concept", 0)
+        else:
+            real(kl, "The price (kl)", POSITIVE)
+        if not self.parts or strength == 0:
+            return self._recipe(model, [], strength=0.0, away=away)
+        cost = None
+        if strength is None:
+            places = neutral or Neutral(model)
+            strength, cost = strength_at(kl, lambda s: places.divergence(self._edits(s, where, decay, away)))  # type: ignore[arg-type]
+        edits = self._edits(strength, where, decay, away)
+        return self._recipe(model, edits, strength=strength, away=away, **({} if cost is None else {"kl": cost}))
+
+    def _edits(self, strength: float, where: str, decay: float, away: bool) -> list[Edit]:
+        step = (-strength if away else strength) / max(part.weight for part in self.parts)
+        return [Edit(part.neuron, "add", step * part.weight * push(part), "", where, decay) for part in self.parts]
+
+    def _recipe(self, model: Model, edits: list[Edit], **told: Any) -> Recipe:
+        neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
+        return Recipe.for_model(model, self.name, edits, found_by="concept", neurons=neurons, **told)
+
+    # --- shown, and as files ------------------------------------------------------------------------------
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Its neurons as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
+        import pandas
+
+        return pandas.DataFrame([part.to_dict() for part in self.parts])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{name}</th>" for name in ("neuron", "weight", "mean", "std", "furthest"))
+        rows = "".join(
+            f"<tr><td><code>{part.neuron} {part.polarity}</code></td><td>{part.weight:.3f}</td>"
+            f"<td>{part.mean:+.3f}</td><td>{part.std:.3f}</td><td>{part.furthest:+.2f}</td></tr>"
+            for part in self.parts
+        )
+        return (
+            f"<p><b>{escape(self.name)}</b>: {escape(self.about)}</p><table><thead><tr>{heads}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "icebear_concept": FORMAT,
+            "name": self.name,
+            "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
+            "parts": [part.to_dict() for part in self.parts],
+            "provenance": self.provenance,
+        }
+
+    @classmethod
+    def from_dict(cls, found: Any) -> Concept:
+        """Raises `RecipeError` that says what is wrong."""
+        if not isinstance(found, dict) or found.get("icebear_concept") != FORMAT:
+            raise RecipeError(f"This is not an icebear concept: it lacks 'icebear_concept': {FORMAT}.")
+        try:
+            parts = tuple(_part(row) for row in found["parts"])
+            model = found["model"]
+            told = (found["name"], model["name"], model["fingerprint"])
+        except (KeyError, TypeError, ValueError, OverflowError, InputError) as error:
+            raise RecipeError(f"The concept has a bad part ({error}); save it again with icebear.") from None
+        if not all(isinstance(one, str) for one in told) or not isinstance(found.get("provenance", {}), dict):
+            raise RecipeError("The concept's name and model must be texts, its provenance an object.")
+        return cls(told[0], parts, told[1], told[2], found.get("provenance", {}))
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Concept:
+        try:
+            found = json.loads(text)
+            json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(f"The concept is not JSON ({error}); save it again with icebear.") from None
+        return cls.from_dict(found)
+
+    def save(self, path: str | Path) -> None:
+        write_file(path, self.to_json() + "\n", RecipeError)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Concept:
+        return cls.from_json(read_text(path, RecipeError))
+
+
+def _weighed(model: Model, weights: Any) -> dict[tuple[Neuron, str], float]:
+    """Weights as `Concept.of` takes them, checked."""
+    if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
+        raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
+    return {
+        (model.check(neuron), one_of(polarity, "polarity", POLARITIES)): real(
+            weight, f"The weight of {neuron}", POSITIVE
+        )
+        for (neuron, polarity), weight in weights.items()
+    }
+
+
+def push(part: Part) -> float:
+    """What takes a neuron from zero to the furthest that it was seen to go to its side."""
+    return part.sign * max(part.sign * part.furthest, 0.0)
+
+
+def long_enough(model: Model, texts: Iterable[str]) -> list[str]:
+    return [text for text in texts if len(model.token_ids(text)) > 2]
+
+
+def _spread(values: np.ndarray) -> float:
+    """A neuron that never moves weighs nothing: its deviation is taken as 1."""
+    return float(values.std()) or 1.0
+
+
+def _part(row: dict[str, Any]) -> Part:
+    numbers = [float(row[name]) for name in ("weight", "mean", "std", "furthest")]
+    if row["polarity"] not in ("+", "-") or not np.isfinite(numbers).all() or numbers[2] <= 0:
+        raise ValueError(f"of {row['neuron']}")
+    return Part(Neuron.parse(row["neuron"]), row["polarity"], *numbers)

@@ -1,0 +1,81 @@
+"""How much of a prediction passes through a concept: by relevance, and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import look, run
+from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.targets import Logits
+from icebear.edits import Edit
+from icebear.steering.apply import steer
+
+if TYPE_CHECKING:
+    from icebear.steering.concept.concept import Concept
+
+
+@dataclass(frozen=True)
+class Through:
+    """Of the logit of the most probable next token."""
+
+    target: str
+    logit: float
+    relevance: float
+    """The share of it that goes through the concept's neurons by CP-LRP: the tokens' relevance less that with those
+    neurons blocked. Neurons in series do not count twice."""
+    drop: float
+    """The share of it that is lost when they take their means over the corpus, at all tokens but the first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Blocked:
+    """No relevance goes through some neurons."""
+
+    leaves = ()
+
+    def __init__(self, concept: Concept) -> None:
+        self.columns: dict[tuple[str, int], list[int]] = {}
+        for part in concept.parts:
+            self.columns.setdefault((part.neuron.site, part.neuron.layer), []).append(part.neuron.index)
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        with visiting(model, self.columns, self._stop):
+            yield
+
+    def _stop(self, site: str, layer: int, x: Tensor) -> Tensor:
+        stopped = torch.zeros(x.shape[-1], dtype=torch.bool, device=x.device)
+        stopped[self.columns[site, layer]] = True
+        return torch.where(stopped, x.detach(), x)
+
+    def finish(self, gradients: Any) -> None:
+        pass
+
+
+def through(model: Model, concept: Concept, prompt: PromptLike) -> Through:
+    """Of what the model predicts behind a prompt."""
+    asked = plan(model, [Prompt.of(prompt)])
+    whole, past = Inputs(), Inputs()
+    target = Logits(asked)
+    logit = run(model, target, [whole], CP_LRP)[0][0].item()
+    run(model, Logits(asked), [past, _Blocked(concept)], CP_LRP)
+    passing = whole.relevance()[0].sum().item() - past.relevance()[0].sum().item()
+    (token,) = target.targets[0]
+    length = len(model.ids(prompt))
+    edits = [Edit(part.neuron, "set", part.mean, where=f"position:1-{length}") for part in concept.parts]
+    with steer(model, edits):
+        left = look(model, Logits(plan(model, [Prompt.of(prompt)], [token])), [])[0].item()
+    return Through(model.answer_text(token), logit, passing / logit, (logit - left) / logit)

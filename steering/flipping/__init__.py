@@ -1,0 +1,1 @@
+"""Flips: few edits that change the answer."""

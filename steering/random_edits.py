@@ -1,0 +1,93 @@
+"""What edits do to an answer beside what the same edits do to other neurons: the control of a causal claim."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from icebear.concepts.attribution.random_controls import DRAWS, BesideChance, explained
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Token
+from icebear.concepts.models.prompts import PromptLike
+from icebear.edits import Edit, parse_edits
+from icebear.records import Neuron
+from icebear.steering.apply import Statistic, steer
+from icebear.values import seed_of, whole
+
+TRIES = 20
+"""For each draw, to find one that was not drawn yet."""
+
+
+def beside_chance(
+    model: Model,
+    prompt: PromptLike,
+    edits: Edit | str | Iterable[Edit | str],
+    target: Token | None = None,
+    contrast: Token | None = None,
+    statistic: Statistic | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BesideChance:
+    """The logit of the target (less the contrast's) where the next token is predicted, without edits, with them, and
+    with the same edits of as many neurons drawn from the others of the same layers and sites.
+
+    target: the most probable token without edits, unless told otherwise.
+    """
+    draws, seed = whole(draws, "The number of draws"), seed_of(seed)
+    wanted = [edit.in_raw_units(statistic) if statistic else edit for edit in parse_edits(edits)]
+    ids = [None if token is None else model.answer_id(token, behind=prompt) for token in (target, contrast)]
+    wanted_id = model.predict(prompt, 1)[0].id if ids[0] is None else ids[0]
+
+    def number(some: list[Edit]) -> float:
+        with steer(model, some):
+            logits = model.next_logits(prompt).float()
+        return (logits[wanted_id] - (0.0 if ids[1] is None else logits[ids[1]])).item()
+
+    found = []
+    for done, others in enumerate(elsewhere(model, wanted, draws, seed)):
+        on_progress(done, draws)
+        found.append(number(others))
+    logits = model.next_logits(prompt)
+    names = [None if id is None else model.token_score(logits, id) for id in (wanted_id, ids[1])]
+    count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
+    return BesideChance(
+        f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
+        "the same edits of as many other neurons of the same layers",
+        explained(*names),
+        number([]),
+        number(wanted),
+        tuple(found),
+    )
+
+
+def elsewhere(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
+    """The same edits of other neurons of the same layers and sites, drawn so often, each draw another one; fewer where
+    there are few others (heads), none where there are not enough."""
+    generator = random.Random(seed)
+    found: dict[frozenset[str], list[Edit]] = {}
+    for _ in range(TRIES * draws):
+        drawn = _elsewhere(model, edits, generator)
+        found.setdefault(frozenset(map(str, drawn)), drawn)
+        if len(found) == draws or not drawn:
+            break
+    return [drawn for drawn in found.values() if drawn]
+
+
+def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:
+    """The same edits of other neurons; none where there are not enough."""
+    own = dict.fromkeys(model.check(edit.neuron) for edit in edits)
+    taken: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for neuron in own:
+        taken[neuron.layer, neuron.site].add(neuron.index)
+    moved: dict[Neuron, Neuron] = {}  # one that has several edits moves as a whole
+    for neuron in own:
+        here = taken[neuron.layer, neuron.site]
+        free = [index for index in range(model.width(neuron.site)) if index not in here]
+        if not free:
+            return []
+        moved[neuron] = replace(neuron, index=generator.choice(free))
+        here.add(moved[neuron].index)
+    return [replace(edit, neuron=moved[edit.neuron]) for edit in edits]
