@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def answer(model, prompt: str) -> str:
-    from icebear.concepts.attribution.attribute import counterfactuals as proposals
+    from icebear.concepts.attribution import counterfactuals as proposals
 
     ids = model.token_ids(prompt)
     ((best, probability, log_probability),) = proposals._answers(model, [ids])
@@ -43,7 +43,7 @@ def answer(model, prompt: str) -> str:
 
 def by_chance(model, prompt: str) -> str:
     """A random word of one token in the place of one that is not the first or the last, until the answer changes."""
-    from icebear.concepts.attribution.attribute import counterfactuals as proposals
+    from icebear.concepts.attribution import counterfactuals as proposals
 
     draw = random.Random(0)
     ids = model.token_ids(prompt)

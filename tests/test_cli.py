@@ -7,7 +7,8 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from icebear.app.cli.main import demo, main
+from icebear.app.cli import demo
+from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.usefixtures("smol", "few_held_out")

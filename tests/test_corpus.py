@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icebear.actmax import read_corpus
-from icebear.actmax.index.build import corpus as actmax_corpus
+from icebear.actmax.index import corpus as actmax_corpus
 from icebear.actmax.index.corpus import sentence_id
 from icebear.app.cli import store as store_verbs
 from icebear.app.cli.main import main

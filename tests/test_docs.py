@@ -21,7 +21,7 @@ import icebear
 from icebear.app.cli.main import main
 from icebear.concepts.models import loading
 from icebear.steering import side_effects as pricing
-from icebear.steering.flipping.search import search as flipping
+from icebear.steering.flipping import search as flipping
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

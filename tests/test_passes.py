@@ -7,7 +7,7 @@ from conftest import IDS, LLAMA, Letters, random_model
 from families import mixtures, others
 
 from icebear.concepts import CP_LRP, Model, Neuron, attribute
-from icebear.concepts.attribution.attribute import attribute as attribution
+from icebear.concepts.attribution import attribute as attribution
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons

@@ -55,7 +55,7 @@ def launch(port: int, environment: dict[str, str]) -> None:
 
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     os.environ.update(environment)
-    script = str(Path(__file__).parent / "web" / "script" / "main.py")
+    script = str(Path(__file__).parents[1] / "web" / "script" / "main.py")
     # In this process: a server in one of its own would stay behind when this one is ended.
     try:
         streamlit(["run", script, f"--server.port={port}", *OPTIONS], prog_name="streamlit")
