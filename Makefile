@@ -26,7 +26,6 @@ pictures: install
 
 docs: install
 	$(BIN)/python docs/api.py
-	$(BIN)/python docs/imports.py
 	$(BIN)/python docs/notebooks.py
 	$(BIN)/zensical build --clean --strict
 
@@ -37,7 +36,7 @@ dist: install
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/pytest -m release
 
-# Type checkers find a package in folders only: build/typed has them as links, laid as they are installed.
+# Type checkers and import-linter find a package in folders only: build/typed has links, laid out as they are installed.
 FOLDERS := concepts actmax steering db app
 
 lint: install
@@ -46,6 +45,7 @@ lint: install
 	rm -rf build/typed && mkdir -p build/typed/icebear
 	ln -s $(addprefix $(CURDIR)/,$(FOLDERS) $(wildcard icebear/*)) build/typed/icebear
 	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+	cd build/typed && $(CURDIR)/$(BIN)/lint-imports $(CURDIR)/pyproject.toml --no-cache
 
 # Processes of one thread each do more on the same cores than one process with all threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal

@@ -24,7 +24,7 @@ ROOMS = {
 """The packages that public names come from, as `icebear/__init__.py` has them, with their headings."""
 HEAD = """# API
 
-Every public name, from its docstring, by `python docs/api.py`. All of them are in `icebear`:
+Every public name, from its docstring. All of them are in `icebear`:
 `from icebear import load_model, attribute`. Shapes are in brackets: B prompts, T tokens, L layers, N neurons,
 H heads, V vocabulary.
 """

@@ -1,22 +1,10 @@
 """Every notebook runs from a clean checkout, keeps what it claims, and its page answers to clicks."""
 
-import importlib.util
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import nbformat
 import pytest
+from pages import NOTEBOOKS, build_site, script
 
-ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "docs" / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-
-spec = importlib.util.spec_from_file_location("docs_notebooks", ROOT / "docs" / "notebooks.py")
-notebooks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(notebooks)
-
+notebooks = script("notebooks")
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -50,7 +38,7 @@ def pages(shared):
 @by_name
 def test_a_notebook_runs_and_its_page_is_written(path, pages):
     """The page is what `make docs` includes."""
-    (FOLDER / f"{path.stem}.md").write_text(pages(path).read_text())
+    path.with_suffix(".md").write_text(pages(path).read_text())
 
 
 def test_a_notebook_whose_claim_is_false_fails(tmp_path):
@@ -67,12 +55,7 @@ def test_a_notebook_whose_claim_is_false_fails(tmp_path):
 @pytest.mark.real
 def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     """In a real browser, from the site as it is built; nothing is fetched from elsewhere."""
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("README.md", "zensical.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    for path in NOTEBOOKS:
-        (tmp_path / "docs" / "notebooks" / f"{path.stem}.md").write_text(pages(path).read_text())
-    subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, check=True)
+    build_site(tmp_path, lambda path: pages(path).read_text())
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
     errors, asked = [], []
     page.on("request", lambda request: asked.append(request.url))

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
-import icebear
 from icebear.cache import cache_folder
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
@@ -28,7 +27,7 @@ def examine(
             facts[name] = version(name)
         except PackageNotFoundError:
             facts[name] = "missing"
-    facts["package"] = str(Path(icebear.__file__).parent)
+    facts["package"] = str(files("icebear"))
     facts["cache"] = str(cache_folder())
     try:
         model = load()
