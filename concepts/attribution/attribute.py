@@ -359,15 +359,14 @@ def relevance_of(
         parts = [value[row] for value in values]
         tokens, image = token_relevance(model, plan, row, parts)
         strings = images.names(model) if image else model.pieces(batch.row_ids(row))
-        signed, positive = sinks.relevance[row][..., batch.columns(row)].cpu() if method.positions else (None, None)
-        if signed is not None:
-            kept["positions"] += signed.sum().item()
+        positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
+        if positions is not None:
+            kept["positions"] += positions.sum().item()
         found.append(
             Relevance(
                 **said(model, plan, row, target.targets[row], target.logits, method, strings),
                 tokens=tokens,
-                positions=signed,
-                positive_positions=positive,
+                positions=positions,
                 sites=neurons.row(row),
                 largest=largest.row(row) if largest else None,
                 recorded=recorded[row],

@@ -34,7 +34,7 @@ def of_relevance(found: Relevance) -> Iterator[str]:
         "target, contrast or predictions": all(isfinite(one.logit) for one in _scores(found)),
         "predictions": len(found.predictions) > 0,
         "made_with": _made(found.made_with),
-        "positions": all(x is None or (x.dim() == 2 and x.shape[1] == count) for x in _positions(found)),
+        "positions": found.positions is None or _fits(found.positions, 2, count),
         "sites or recorded": all(_site(found, name, *pair) for name, pair in found.sites.items()),
     }
     yield from (name for name, fits in checks.items() if not fits)
@@ -111,10 +111,6 @@ def _site(found: Relevance, name: str, relevance: Tensor, activation: Tensor) ->
 def _fits(x: Tensor | None, dim: int, count: int) -> bool:
     """Whether it has so many dimensions, of which the second is so long."""
     return x is not None and x.dim() == dim and x.shape[1] == count
-
-
-def _positions(found: Relevance) -> tuple[Tensor | None, Tensor | None]:
-    return found.positions, found.positive_positions
 
 
 def _ends(turn: object) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from icebear.concepts import files
 from icebear.concepts.attribution import misfits
 from icebear.concepts.baselines.methods import Baseline
 from icebear.concepts.lrp.method import AttnLRP, Difference
-from icebear.concepts.lrp.positions import Reading, Summed
+from icebear.concepts.lrp.positions import Reading, over_layers
 from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.images import ImageMap
 from icebear.concepts.models.plan import Number, Plan
@@ -172,8 +172,6 @@ class Relevance(Tabled):
     positions: Tensor | None = None
     """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
     with ``positions=True`` (PA-LRP)."""
-    positive_positions: Tensor | None = None
-    """The same, only what is positive of it added up over the entries of a position's values."""
     image: ImageMap | None = None
     counterfactual: Counterfactual | None = None
     """What it is compared with: relevance is then of differences, `conserved.target` that of the number explained."""
@@ -251,15 +249,11 @@ class Relevance(Tabled):
         return replace(self, sites=sites, recorded=tuple(at), counterfactual=counterfactual, largest=largest)
 
     def combined(self, reading: Reading = "relu") -> Tensor:
-        """(T,) the tokens' relevance and their positions', all layers together; see `summed_positions`."""
-        return self.tokens + self.summed_positions(reading)
-
-    def summed_positions(self, reading: Reading = "relu") -> Tensor:
-        """(T,) PA-LRP's Eq. 11, by one of the readings that its text leaves open
-        (`icebear.concepts.lrp.positions.Summed`)."""
-        if self.positions is None or self.positive_positions is None:
+        """(T,) the tokens' relevance and their positions', all layers together (PA-LRP, Eq. 11): ``relu`` counts a
+        layer's relevance where it is positive, ``signed`` all of it."""
+        if self.positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
-        return Summed(self.positions, self.positive_positions).by(reading)
+        return self.tokens + over_layers(self.positions, reading)
 
     # --- per site -------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from icebear.concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad, TokensAndPositions
+from icebear.concepts.baselines.methods import Gradient, IntegratedGradients, Random, SmoothGrad
 from icebear.concepts.lrp.method import PA_LRP
-from icebear.concepts.lrp.positions import Sinks, Summed
+from icebear.concepts.lrp.positions import Sinks, over_layers
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Change, Inputs
@@ -66,21 +66,19 @@ def smoothgrad(model: Model, plan: Plan, method: SmoothGrad) -> list[Tensor]:
 
 
 def positions(model: Model, plan: Plan, method: object) -> list[Tensor]:
-    return [positions.by("relu") for _, positions in _pa_lrp(model, plan)]
+    return [over_layers(positions) for _, positions in _pa_lrp(model, plan)]
 
 
-def tokens_and_positions(model: Model, plan: Plan, method: TokensAndPositions) -> list[Tensor]:
-    return [tokens + positions.by(method.reading) for tokens, positions in _pa_lrp(model, plan)]
+def tokens_and_positions(model: Model, plan: Plan, method: object) -> list[Tensor]:
+    return [tokens + over_layers(positions, "signed") for tokens, positions in _pa_lrp(model, plan)]
 
 
-def _pa_lrp(model: Model, plan: Plan) -> list[tuple[Tensor, Summed]]:
-    """For each prompt the tokens' relevance (T,), and the positions' by the readings of their sum."""
+def _pa_lrp(model: Model, plan: Plan) -> list[tuple[Tensor, Tensor]]:
+    """For each prompt the tokens' relevance (T,), and the positions' by layer (K, T)."""
     inputs, sinks = Inputs(), Sinks(model, plan.batch)
     run(model, Logits(plan), [inputs, sinks], PA_LRP)
     tokens = _by_row(plan, [relevance.sum(-1) for relevance in inputs.relevance()])
-    return [
-        (found, Summed(*sinks.relevance[row][..., plan.batch.columns(row)].cpu())) for row, found in enumerate(tokens)
-    ]
+    return [(found, sinks.relevance[row][:, plan.batch.columns(row)].cpu()) for row, found in enumerate(tokens)]
 
 
 def _pass(model: Model, plan: Plan, change: Change = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:

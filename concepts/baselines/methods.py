@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from icebear.concepts.lrp.method import METHODS, PAIRED, AttnLRP, Difference, read
-from icebear.concepts.lrp.positions import Reading
 from icebear.errors import UnknownName
 from icebear.values import shown
 
@@ -92,15 +91,13 @@ class Alti:
 
 @dataclass(frozen=True)
 class Positions:
-    """What PA-LRP gives the positions, all layers together, without the tokens (Bakish et al. 2025)."""
+    """PA-LRP's positions without the tokens: what is positive in each layer, summed over layers."""
 
 
 @dataclass(frozen=True)
 class TokensAndPositions:
-    """PA-LRP's tokens and positions as one number a token, by a reading of its Eq. 11, which the text leaves open;
-    ``pa-lrp`` is ranked by ``relu``."""
-
-    reading: Reading = "signed"
+    """PA-LRP's tokens and the signed sum of their positions over the layers, which is conserved; ``pa-lrp`` adds what
+    is positive in each layer instead (Eq. 11)."""
 
 
 Baseline = (
@@ -135,9 +132,7 @@ BASELINES: dict[str, Baseline] = {
     "alti-logit": AltiLogit(),
     "alti": Alti(),
     "pa-positions": Positions(),
-    "pa-lrp-signed": TokensAndPositions("signed"),
-    "pa-lrp-relu-d": TokensAndPositions("relu-d"),
-    "pa-lrp-magnitude": TokensAndPositions("magnitude"),
+    "pa-lrp-signed": TokensAndPositions(),
 }
 
 ALL: dict[str, AttnLRP | Baseline] = {**BASELINES, **METHODS}

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,31 +39,17 @@ class Sink:
     """Of all tokens in one row, those that the axis is."""
 
 
-Reading = Literal["relu", "relu-d", "signed", "magnitude"]
+Reading = Literal["relu", "signed"]
 
 
-@dataclass(frozen=True, eq=False)
-class Summed:
-    """What one prompt's positions got in each layer, (K, T): signed, and only the positive entries added up."""
+def over_layers(positions: Tensor, reading: Reading = "relu") -> Tensor:
+    """(T,) PA-LRP's Eq. 11, a sum over layers of "only the positive contributions"; positions (K, T).
 
-    signed: Tensor
-    positive: Tensor
-
-    def by(self, reading: Reading) -> Tensor:
-        """(T,) PA-LRP's Eq. 11: a sum "across K layers and across feature dimension D, summing only the positive
-        contributions". The text leaves open what is a contribution:
-
-        ``relu``: positive is what a layer gives a token, after the sum over D.
-        ``relu-d``: positive is each entry of D, before that sum.
-        ``signed``: all counts, as in conservation. ``magnitude``: the magnitude of what a layer gives a token.
-        """
-        readings = {
-            "relu": self.signed.clamp(min=0),
-            "relu-d": self.positive,
-            "signed": self.signed,
-            "magnitude": self.signed.abs(),
-        }
-        return readings[one_of(reading, "reading", readings)].sum(0)
+    ``relu`` takes a layer's relevance of a token's position where it is positive; ``signed`` takes all of it, so that
+    the sum is conserved.
+    """
+    one_of(reading, "reading", get_args(Reading))
+    return (positions.clamp(min=0) if reading == "relu" else positions).sum(0)
 
 
 class Sinks:
@@ -73,8 +59,7 @@ class Sinks:
         self.model, self.batch = model, batch
         self.found: list[Sink] = []
         self.relevance = torch.empty(0)
-        """(B, 2, K, T) by layer (K is 1 for an embedding at the input): what the entries of a position (of cos and sin,
-        of an embedding, of a column of scores) got together, and what the positive ones of them got."""
+        """(B, K, T), layer by layer; K is 1 for an embedding at the input."""
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
@@ -106,16 +91,15 @@ class Sinks:
         count, length = len(self.batch.ids), self.batch.spans[1].stop
         layers = self.model.layers if not self.model.family.position_embedding else 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        found = torch.zeros(count, 2, layers, length, dtype=dtype, device=self.model.device)
+        relevance = torch.zeros(count, layers, length, dtype=dtype, device=self.model.device)
         for sink, gradient in zip(self.found, gradients, strict=True):
             if gradient is None:
                 continue
             share = product(sink.leaf.detach().to(dtype), gradient.to(dtype), "positions")
             share = share.transpose(sink.axis, -1).reshape(count, -1, share.shape[sink.axis])  # (B, entries, positions)
-            both = torch.stack((share.sum(1), share.clamp(min=0).sum(1)), 1)
             width = sink.columns.stop - sink.columns.start
-            found[:, :, sink.layer, sink.columns] += both[..., :width].to(found.device)
-        self.relevance = found
+            relevance[:, sink.layer, sink.columns] += share.sum(1)[:, :width].to(relevance.device)
+        self.relevance = relevance
 
 
 def _maker(sinks: Sinks, layer: int, columns: slice) -> Callable[[Any, int], Any]:
