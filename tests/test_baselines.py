@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import IDS, LLAMA, random_model
 from families import dense, others
-from test_others import make
+from test_tasks import make
 
 from icebear.concepts import Model, attribute
 from icebear.concepts.baselines.methods import (

@@ -22,7 +22,7 @@ from reference import differences as pair_twin
 from reference import models as twin_models
 from test_cli import RUN, main, run
 from test_differences import OTHER, pair_of
-from test_others import make
+from test_tasks import make
 from torch.autograd.functional import jacobian
 
 from icebear.concepts import attribute

@@ -33,7 +33,7 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     examples = commands(main.commands[verb].help)
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
-    if verb not in ("app", "mcp", "demo"):  # test_browser.py and test_agents.py start these, and the demo is below
+    if verb not in ("app", "mcp", "demo"):  # test_browser.py and test_mcp.py start these, and the demo is below
         for example in examples:
             run(*shlex.split(example.replace("--samples 5", "--samples 2"))[1:])
     if verb == "story":  # a page to mail

@@ -10,8 +10,8 @@ from conftest import IDS, LLAMA, Double, random_model
 from families import dense, mixtures, others
 from reference import differences as pair_twin
 from reference import models as twin_models
-from test_others import make, prompt
-from test_twin import NO_SDPA, ONLY_SDPA
+from test_reference import NO_SDPA, ONLY_SDPA
+from test_tasks import make, prompt
 
 from icebear.concepts import ATTNLRP, DIFFERENCE, attribute, circuit
 from icebear.concepts.baselines.methods import GradientTimesInput

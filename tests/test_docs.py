@@ -121,7 +121,7 @@ def command(words, folder, unrun):
         assert name == "python3" or name.endswith("/pip"), f"{name} is nothing that pages should run"
     elif unrun:
         read(main, rest)
-    elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_agents.py start them
+    elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_mcp.py start them
         if rest[0] == "index":
             for path in (folder / "wiki.db", *folder.glob("wiki.db.*.faiss")):
                 Path(path.name.replace("wiki", "icebear", 1)).symlink_to(path)

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense, mixtures
-from test_others import make
+from test_tasks import make
 
 from icebear.app.cli.main import main
 from icebear.concepts import ATTNLRP, Chat, Model, Neuron, attribute

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import Letters, random_model
 from families import dense, mixtures
-from test_others import make as other_model
+from test_tasks import make as other_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D

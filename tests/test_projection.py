@@ -144,7 +144,7 @@ def test_calibration_is_kept_in_the_cache_but_not_under_edits(model, tmp_path, m
 
 
 def test_where_the_unembedding_gives_no_answers_there_are_words_without_logits():
-    from test_others import make
+    from test_tasks import make
 
     found = project(make("bert"), Neuron(1, "ffn", 3), 2)
     assert (found.typical, found.promoted[0].logit) == (None, None)

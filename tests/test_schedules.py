@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import ICE_BEAR, IDS, LLAMA, random_model
 from test_chat import ASKED, MODELS, TALK
-from test_others import make
+from test_tasks import make
 
 from icebear.concepts import Chat
 from icebear.concepts.passes.sites import visiting

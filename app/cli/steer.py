@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,9 +23,6 @@ from icebear.app.cli.options import (
     told_of,
 )
 from icebear.app.cli.progress import bar
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()

@@ -48,8 +48,9 @@ def norm(tape, v, module):
 BEHIND = {"olmo2", "olmo3", "exaone4"}
 """Their norms are behind attention and FFN only."""
 PAIRS = {"cohere", "cohere2", "helium", "glm", "glm4", "ernie4_5", "deepseek_v3"}
-WITH_DENSE = {"glm4_moe", "deepseek_v3"}
 """Their rotary embedding turns neighbours."""
+WITH_DENSE = {"glm4_moe", "deepseek_v3"}
+"""Their first layers have an FFN in place of the experts."""
 ONLY_SLIDING = {"cohere2", "exaone4"}
 """Only their sliding layers are rotated."""
 F_OF = {"starcoder2": gelu_tanh, "arcee": squared_relu, "nemotron": squared_relu}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client, StdioServerParameters
-from test_others import make
+from test_tasks import make
 
 from icebear.actmax import build_index
 from icebear.app.mcp import answers, tools

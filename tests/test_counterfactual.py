@@ -6,7 +6,7 @@ from conftest import ICE_BEAR, IDS, LLAMA, Double, random_model
 from families import dense, mixtures
 from test_cli import RUN, run
 from test_differences import OTHER, pair_of
-from test_others import make
+from test_tasks import make
 
 from icebear.app.cli.main import main
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute
