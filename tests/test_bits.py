@@ -83,7 +83,7 @@ def test_it_is_steered_projected_and_undone(folder, bits):
 
 def test_a_patch_needs_plain_weights(folder):
     recipe = Recipe.for_model(load_model(folder, bits=8), "x", [Edit(Neuron(1, "ffn", 3), "scale", 0.0)])
-    with pytest.raises(RecipeError, match="packed or offloaded weights"):
+    with pytest.raises(RecipeError, match="weights"):
         patch(load_model(folder, bits=8), recipe)
 
 
@@ -93,10 +93,10 @@ def test_it_is_another_model(folder):
 
 
 def test_what_it_cannot_do_is_told(folder, tmp_path):
-    with pytest.raises(InputError, match="8 or 4 bits, not 3"):
+    with pytest.raises(InputError, match="not 3"):
         load_model(folder, bits=3)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(InputError, match="is a LoRA adapter, which is neither"):
+    with pytest.raises(InputError, match="LoRA"):
         load_model(str(tmp_path), bits=4)
 
 
@@ -109,5 +109,5 @@ def test_an_unknown_kind_refuses_with_its_name(llama):
     other = OtherLinear(old.in_features, old.out_features, bias=False)
     other.weight = torch.nn.Parameter(old.weight.to(torch.float8_e4m3fn), requires_grad=False)
     net.model.layers[1].mlp.down_proj = other
-    with pytest.raises(ModelError, match="weights of OtherLinear"):
+    with pytest.raises(ModelError, match="OtherLinear"):
         project(Model(net, llama.tokenizer), Neuron(1, "ffn", 3))

@@ -83,10 +83,10 @@ def test_a_model_is_loaded_by_a_device_map(device_map, tiny_folder):
 
 
 def test_bad_device_maps_are_told(tiny_folder, tmp_path):
-    with pytest.raises(InputError, match="either a device or a device map"):
+    with pytest.raises(InputError):
         load_model(tiny_folder, device="cpu", device_map="auto")
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(InputError, match="is a LoRA adapter, which is neither"):
+    with pytest.raises(InputError, match="LoRA"):
         load_model(str(tmp_path), device_map="auto")
     told = CliRunner().invoke(main, ["attribute", "Rome", "--model", tiny_folder, "--device-map", "nowhere"])
     assert told.exit_code == 1

@@ -166,9 +166,9 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     assert "data:image/png;base64," in page
     assert "<b>cannot" not in page
     assert len(json.loads((tmp_path / "b" / "results.json").read_text())["samples"]) == 4
-    with pytest.raises(InputError, match="other settings"):
+    with pytest.raises(InputError):
         runner.run(tmp_path / "b", {**facts, "seed": 1}, prompts, measure)
-    with pytest.raises(NumericalError, match="NaN or infinite"):
+    with pytest.raises(NumericalError):
         runner.run(tmp_path / "c", facts, prompts, lambda prompt: {"x": float("nan")})
 
 
@@ -196,7 +196,7 @@ def test_beginnings_of_texts(smol):
     assert found == next_words(smol, texts, 5, seed=1, longest=32)
     assert len(found) == 5
     assert all(16 <= len(question.prompt) <= 32 and question.choice(smol) is None for question in found)
-    with pytest.raises(InputError, match="no text of more than 16 tokens"):
+    with pytest.raises(InputError, match="16"):
         next_words(smol, ["Too short."], 5)
 
 
@@ -213,9 +213,9 @@ def test_reviews_are_cut_and_asked_about(smol):
     pair = [logits[smol.token_id(answer, "answer")] for answer in (" positive", " negative")]
     assert asked[0].choice(smol) == asked[0].answers[int(pair[1] > pair[0])]
     for rows, longest in (([], 60), (documents, 10)):
-        with pytest.raises(InputError, match="no room for them"):
+        with pytest.raises(InputError, match="room"):
             reviews(smol, rows, 1, longest=longest)
-    with pytest.raises(InputError, match="use --corpus imdb-reviews"):
+    with pytest.raises(InputError, match="--corpus"):
         reviews(smol, [("Title", "text")], 1)
 
 
@@ -242,7 +242,7 @@ def test_parameters_are_chosen_on_other_samples(model):
         for method in SEARCH[name]
     }
     assert repr(tuned[name]) == max(areas, key=areas.get)
-    with pytest.raises(InputError, match="ask for fewer --samples"):
+    with pytest.raises(InputError, match="--samples"):
         faithfulness.tuned(model, [], {})
 
 
@@ -301,7 +301,7 @@ def test_only_what_the_model_predicts_counts(smol):
     (bare,) = groundtruth.counted(lines, "inner")
     assert bare["evidence"] == [0]  # without the first token
     assert bare["methods"]["attnlrp"]["scores"] == found["methods"]["attnlrp"]["scores"][1:]
-    with pytest.raises(InputError, match="have a context"):
+    with pytest.raises(InputError, match="context"):
         groundtruth.counted(lines, "context")
 
 
@@ -374,7 +374,7 @@ def test_latent_rankings(model):
     found = {name: pruning.curves(model, [IDS], [IDS[::-1]], method, "ffn") for name, method in methods.items()}
     (line,) = pruning.samples([IDS], found)
     assert line["methods"]["attnlrp"]["curve_least"][0] == line["methods"]["random"]["curve_most"][0]
-    with pytest.raises(UnknownName, match="Did you mean 'random'"):
+    with pytest.raises(UnknownName, match="'random'"):
         listed("randon", pruning.METHODS)
 
 

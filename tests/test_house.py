@@ -42,7 +42,7 @@ def test_every_public_name_is_there_and_typed():
     assert set(icebear.__all__) <= typed
     for name in icebear.__all__:
         assert getattr(icebear, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="'nonsense'"):
         _ = icebear.nonsense
 
 

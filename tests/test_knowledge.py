@@ -42,7 +42,7 @@ def test_a_flip_does_it_for_all_paraphrases(smol):
 
 def test_paraphrases_are_for_one_token(smol):
     for options in ({"to": " a cold desert"}, {"away": True}):
-        with pytest.raises(InputError, match="Paraphrases are for a single token"):
+        with pytest.raises(InputError, match="Paraphrases"):
             flip(smol, PROMPTS[0], paraphrases=PROMPTS[1:], **options)
 
 

@@ -85,7 +85,7 @@ def test_what_is_recorded_is_a_part_of_all(name, record):
             torch.testing.assert_close(some.activation(site), every.activation(site)[:, wanted])
         ranks = [[(r.neuron, r.position) for r in found.top(5, position=wanted[0])] for found in (every, some)]
         assert ranks[0] == ranks[1]
-        with pytest.raises(InputError, match="were recorded; pass record='all'"):
+        with pytest.raises(InputError, match="'all'"):
             some.top(5, position="all")
 
 
@@ -172,10 +172,10 @@ def test_keeping_the_top_changes_nothing_that_is_told(llama, asked, checkpoint):
 
 def test_what_was_not_kept_is_refused(llama):
     found = attribute(llama, IDS, keep="top", k=3)
-    with pytest.raises(InputError, match=r"The 3 largest of each site were kept; pass attribute\(k=4\)"):
+    with pytest.raises(InputError, match="k=4"):
         found.top(4, position="all")
     for choice in ({"polarity": "+"}, {"include_sinks": True}, {"layers": range(1)}):
-        with pytest.raises(InputError, match="to choose among all pass keep='all'"):
+        with pytest.raises(InputError, match="'all'"):
             found.top(3, position="all", **choice)
     for wrong, value in (({"keep": "some"}, "'some'"), ({"keep": "top", "k": 0}, "not 0")):
         with pytest.raises(InputError, match=value):

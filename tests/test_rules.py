@@ -143,9 +143,9 @@ def test_lemma_3_3_relevance_that_is_only_in_positions():
     assert pa.positions[0, -1].item() == pytest.approx(pa.conservation().target, rel=1e-10)
     assert pa.positions[0, :-1].abs().max() < 1e-12
     assert torch.equal(pa.combined("signed"), pa.positions[0] + pa.tokens)
-    with pytest.raises(InputError, match="no positions; pass method=PA_LRP"):
+    with pytest.raises(InputError, match="method=PA_LRP"):
         attn.combined()
-    with pytest.raises(UnknownName, match="Did you mean 'relu'"):
+    with pytest.raises(UnknownName, match="'relu'"):
         pa.combined("rely")
 
 
@@ -176,13 +176,13 @@ def test_what_is_written_is_read_back(method):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("attnlpr", UnknownName, "Did you mean 'attnlrp'"),
+        ("attnlpr", UnknownName, "'attnlrp'"),
         ("AttnLRP(", InputError, "is not a method"),
         ("AttnLRP(softmax=__import__('os'))", InputError, "is not a method"),
         ("AttnLRP(colour='red')", InputError, "is not a method"),
         ("AttnLRP(softmax='none')", InputError, "taylor, zplus, constant"),
-        ("AttnLRP(linear=Gamma(-1))", InputError, "gamma must be .* not -1"),
-        ("AttnLRP(linear=AlphaBeta(0.5))", InputError, "alpha must be .* not 0.5"),
+        ("AttnLRP(linear=Gamma(-1))", InputError, "not -1"),
+        ("AttnLRP(linear=AlphaBeta(0.5))", InputError, "not 0.5"),
     ],
 )
 def test_a_wrong_method_is_refused(text, error, message):

