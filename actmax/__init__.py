@@ -9,6 +9,8 @@ from icebear.public import public
 if TYPE_CHECKING:
     from icebear.actmax.card import Card as Card
     from icebear.actmax.card import describe as describe
+    from icebear.actmax.explanation import Explanation as Explanation
+    from icebear.actmax.explanation import explain as explain
     from icebear.actmax.index.annotation import annotate as annotate
     from icebear.actmax.index.build import build_index as build_index
     from icebear.actmax.index.corpus import read_corpus as read_corpus
@@ -19,6 +21,7 @@ __all__, __getattr__, __dir__ = public(
     {
         "icebear.actmax.index.annotation": "annotate",
         "icebear.actmax.card": "Card describe",
+        "icebear.actmax.explanation": "Explanation explain",
         "icebear.actmax.index.corpus": "read_corpus",
         "icebear.actmax.index.engines": "on_ray",
         "icebear.actmax.index.build": "build_index",

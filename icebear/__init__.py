@@ -11,9 +11,11 @@ from icebear.public import public
 
 if TYPE_CHECKING:
     from icebear.actmax import Card as Card
+    from icebear.actmax import Explanation as Explanation
     from icebear.actmax import annotate as annotate
     from icebear.actmax import build_index as build_index
     from icebear.actmax import describe as describe
+    from icebear.actmax import explain as explain
     from icebear.actmax import read_corpus as read_corpus
     from icebear.concepts import ATTNLRP as ATTNLRP
     from icebear.concepts import CP_LRP as CP_LRP
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
-        "icebear.actmax": "Card annotate build_index describe read_corpus",
+        "icebear.actmax": "Card Explanation annotate build_index describe explain read_corpus",
         "icebear.concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta Answer AttnLRP Chat Difference Epsilon "
         "Gamma Graph Model Neuron Relevance ZPlus ablation attribute circuit load_model matrix origins project units",
         "icebear.db": "IcebearError Ranked Store open_store",

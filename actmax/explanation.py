@@ -1,0 +1,322 @@
+"""`explain`: one investigation of a prediction, which every face renders and none computes again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from icebear.actmax.card import Card, describe
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.controls import Ablation, ablation
+from icebear.concepts.attribution.random_controls import BesideChance, removing
+from icebear.concepts.attribution.result import Position, Relevance, ranked_dict
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.records import Faithfulness, Without
+from icebear.concepts.vocabulary import projections
+from icebear.errors import InputError
+from icebear.records import Meaning, Projection, Ranked
+from icebear.tables import Tabled
+
+if TYPE_CHECKING:
+    import pandas
+
+    from icebear.concepts.baselines.methods import Baseline
+    from icebear.concepts.lrp.method import AttnLRP, Difference
+    from icebear.concepts.models.answer import Span
+    from icebear.concepts.models.model import Model
+    from icebear.concepts.models.plan import Token
+    from icebear.concepts.models.prompts import PromptLike, Prompts
+    from icebear.db.store import Store
+
+SIZES = (10, 100, 1000)
+"""Lengths of the lists of nodes whose sufficiency and necessity are measured."""
+WORDS, CARDS, CARD_EXAMPLES, GROUPS = 8, 4, 4, 6
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Which nodes an explanation lists, and in which order: the arguments of `Relevance.top`."""
+
+    k: int = 10
+    site: str | None = "ffn"
+    """None for every site that was recorded."""
+    position: Position | None = None
+    """None: ``all`` where something is compared, otherwise ``last``."""
+    polarity: Literal["+", "-"] | None = None
+    sign: Literal["+", "-"] = "+"
+    include_sinks: bool = False
+    include_template: bool = False
+    layers: Sequence[int] | None = None
+
+    def position_in(self, relevance: Relevance) -> Position:
+        return self.position if self.position is not None else "all" if relevance.counterfactual else "last"
+
+    def rows(self, relevance: Relevance) -> list[Ranked]:
+        """The nodes, largest relevance first; none where the model's family has no known neurons."""
+        if not relevance.sites:
+            return []
+        return relevance.top(
+            self.k,
+            self.site,
+            self.polarity,
+            self.position_in(relevance),
+            self.include_sinks,
+            self.sign,
+            self.layers,
+            self.include_template,
+        )
+
+
+@dataclass(frozen=True)
+class ExplainedNode:
+    """A ranked neuron (or head) at a token, with what it writes and what its label says."""
+
+    ranked: Ranked
+    token: str
+    projection: Projection | None
+    """None for a site that does not write to the residual stream, and for heads."""
+    label: str | None = None
+    """What somebody called it, or its automatic label with the score if that is significant."""
+    meaning: Meaning | None = None
+    """The automatic label, if it is significant."""
+
+    @property
+    def words(self) -> str:
+        """The tokens that it promotes at the sign of its activation."""
+        return self.projection.words(self.ranked.polarity) if self.projection else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**ranked_dict(self.ranked), "token": self.token, "promotes": self.words or None, "label": self.label}
+
+
+@dataclass(frozen=True)
+class CheckedCircuit:
+    """The circuit behind the answer, and what interventions say of it."""
+
+    graph: Graph
+    faithfulness: Faithfulness
+    without: tuple[Without, ...]
+    """The answer without each of the graph's first groups."""
+
+    @classmethod
+    def of(cls, graph: Graph, groups: int = GROUPS) -> CheckedCircuit:
+        """groups: how many of the graph's groups are switched off, one at a time."""
+        return cls(graph, graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
+
+    def to_dict(self) -> dict[str, Any]:
+        groups = [
+            {"group": group.name, **vars(row), "predictions": [vars(token) for token in row.predictions]}
+            for group, row in zip(self.graph.groups, self.without, strict=False)
+        ]
+        return {"circuit": self.graph.to_dict(), "faithfulness": vars(self.faithfulness), "without": groups}
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(Tabled):
+    """Why a model predicts what it predicts: the tokens, the nodes, and what controls say of both."""
+
+    relevance: Relevance
+    """The prediction, the tokens' relevance, what is compared, and provenance."""
+    ranking: Ranking
+    nodes: tuple[ExplainedNode, ...]
+    ablations: tuple[Ablation, ...] = ()
+    """Sufficiency and necessity of the largest nodes, with controls; only of a comparison of two prompts."""
+    removed: BesideChance | None = None
+    """The two tokens that contribute most removed, or as many others."""
+    alone: Relevance | None = None
+    """Of a comparison: the tokens' relevance without it."""
+    circuit: CheckedCircuit | None = None
+    cards: tuple[Card, ...] = ()
+    """Of the first neurons, where there is a store."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        relevance: Relevance,
+        ranking: Ranking | None = None,
+        *,
+        store: Store | None = None,
+        sizes: Sequence[int] = (),
+        removed: BesideChance | None = None,
+        alone: Relevance | None = None,
+        graph: Graph | None = None,
+        cards: int = 0,
+    ) -> Explanation:
+        """The investigation of a relevance that is there already.
+
+        Parameters: sizes are lengths of node lists to measure; graph is the circuit of the same comparison; cards is
+        how many neurons get a card from the store. Raises `InputError` as `Relevance.top` and `ablation` do.
+        """
+        ranking = ranking or Ranking()
+        nodes = explained_nodes(model, relevance, ranking.rows(relevance), store)
+        neurons = list(dict.fromkeys(node.ranked.neuron for node in nodes))[:cards]
+        return cls(
+            relevance,
+            ranking,
+            nodes,
+            tuple(ablation(model, relevance, size, ranking.site or "ffn") for size in sizes),
+            removed,
+            alone,
+            CheckedCircuit.of(graph) if graph else None,
+            tuple(describe(store, neuron, model, CARD_EXAMPLES) for neuron in neurons) if store else (),
+        )
+
+    @property
+    def meanings(self) -> list[Meaning]:
+        """The significant automatic labels of the nodes, each once."""
+        return list({(m.neuron, m.polarity): m for m in (node.meaning for node in self.nodes) if m}.values())
+
+    @property
+    def projections(self) -> list[Projection]:
+        """What the nodes' neurons write, each once."""
+        return list({p.neuron: p for p in (node.projection for node in self.nodes) if p}.values())
+
+    @property
+    def position(self) -> Position:
+        """Where the nodes are ranked."""
+        return self.ranking.position_in(self.relevance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready. What was not measured is left out."""
+        optional = {
+            "meanings": [meaning.to_dict() for meaning in self.meanings],
+            "ablation": [vars(row) for row in self.ablations],
+            "removed": self.removed and {**vars(self.removed), "verdict": str(self.removed)},
+            "alone": self.alone and self.alone.to_dict(0),
+            **(self.circuit.to_dict() if self.circuit else {}),
+            "cards": [card.to_dict() for card in self.cards],
+        }
+        return {
+            **self.relevance.to_dict(0),
+            "position": self.position,
+            "ranking": [node.to_dict() for node in self.nodes],
+            **{name: value for name, value in optional.items() if value},
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The nodes as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
+        import pandas
+
+        columns = ["neuron", "position", "polarity", "activation", "relevance", "token", "promotes", "label"]
+        there = ["counterfactual"] if self.relevance.counterfactual else []
+        return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])
+
+
+def explain(
+    model: Model,
+    prompt: PromptLike,
+    *,
+    target: Token | None = None,
+    contrast: Token | None = None,
+    counterfactual: PromptLike | Prompts | None = None,
+    base_model: Model | None = None,
+    method: AttnLRP | Difference | Baseline | str | None = None,
+    span: Span | None = None,
+    top: int = 10,
+    site: str | None = "ffn",
+    circuit_nodes: int | None = None,
+    store: Store | None = None,
+) -> Explanation:
+    """Why the model predicts what it predicts after `prompt`: the tokens, the nodes, and controls.
+
+    Parameters
+    ----------
+    prompt, target, contrast, counterfactual, base_model, method, span
+        As of `attribute`.
+    top, site
+        How many nodes are listed, and of which site (None: every site).
+    circuit_nodes
+        Also the circuit of so many nodes; only with `counterfactual`. It takes seconds.
+    store
+        An index of the model, for labels and cards.
+
+    Returns
+    -------
+    Explanation
+        With `counterfactual` also sufficiency and necessity of the largest nodes, with controls.
+
+    Raises
+    ------
+    InputError
+        For what `attribute` or `circuit` refuse.
+    """
+    graph, ranking = None, Ranking(top, site)
+    if circuit_nodes is not None:
+        if counterfactual is None:
+            raise InputError("A circuit is of a difference between two prompts; give a counterfactual.")
+        graph = circuit(model, prompt, target, contrast, counterfactual=counterfactual, span=span, nodes=circuit_nodes)
+        relevance = graph.relevances[0]
+    else:
+        relevance = attribute(
+            model,
+            prompt,
+            target,
+            contrast,
+            counterfactual=counterfactual,
+            base_model=base_model,
+            method=method,
+            span=span,
+        )
+    return controlled(model, prompt, relevance, ranking, store=store, graph=graph)
+
+
+def controlled(
+    model: Model,
+    prompt: PromptLike,
+    relevance: Relevance,
+    ranking: Ranking | None = None,
+    *,
+    store: Store | None = None,
+    graph: Graph | None = None,
+    cards: int = CARDS,
+) -> Explanation:
+    """The explanation of a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
+    compared = relevance.counterfactual
+    next_token = relevance.target is not None and relevance.answer_from is None and not relevance.image
+    ids = [token.id if token else None for token in (relevance.target, relevance.contrast)]
+    return Explanation.of(
+        model,
+        relevance,
+        ranking,
+        store=store,
+        sizes=SIZES if _exchangeable(model, relevance) else (),
+        removed=removing(model, prompt, relevance) if next_token else None,
+        alone=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
+        graph=graph,
+        cards=cards,
+    )
+
+
+def _exchangeable(model: Model, relevance: Relevance) -> bool:
+    """Whether nodes can be set to the other prompt's activations."""
+    compared = relevance.counterfactual
+    if compared is None or not compared.pairs or relevance.rather or not model.task.looks_back:
+        return False
+    return "ffn" in relevance.sites and len(relevance.recorded) == len(relevance.tokens)
+
+
+def explained_nodes(
+    model: Model, relevance: Relevance, rows: Iterable[Ranked], store: Store | None
+) -> tuple[ExplainedNode, ...]:
+    """Ranked rows with their words, and the labels that a store has for them."""
+    rows = list(rows)
+    words = projections(model, (row.neuron for row in rows), WORDS)
+    known = store.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
+    significant = {pair: meaning for pair, meaning in known.items() if meaning.clear}
+    return tuple(
+        ExplainedNode(
+            row,
+            relevance.token_strings[row.position],
+            words.get(row.neuron),
+            store.named(row.neuron, row.polarity) if store else None,
+            significant.get((row.neuron, row.polarity)),
+        )
+        for row in rows
+    )
