@@ -5,18 +5,15 @@ import random
 import time
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 from conftest import started_alone
 
 from icebear.app.cli.main import main
 from icebear.concepts import selftest
-from icebear.concepts.baselines.methods import Random
-from icebear.concepts.evaluation import cost, pruning, report, runner
+from icebear.concepts.evaluation import pruning, report, runner
 from icebear.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -38,14 +35,6 @@ def evaluate(tiny_folder, tmp_path, monkeypatch):
     texts = [f"The {word} lives near the cold river and eats what it finds there." for word in ("bear", "fox", "owl")]
     Path("texts.txt").write_text("\n".join(texts))
     Path("pairs.json").write_text(json.dumps([{"prompt": "The ice bear lives in", "to": " Rome"}]))
-    Path("facts.json").write_text(
-        json.dumps(
-            {
-                name: {"answer": f" {name}", "prompts": ["The city of", f"{name} is the city"]}
-                for name in ("Paris", "Rome")
-            }
-        )
-    )
 
     def run(*words):
         result = CliRunner().invoke(main, ["evaluate", *words, "--model", tiny_folder, "--device", "cpu"])
@@ -79,8 +68,6 @@ VERBS = {
     "groundtruth": ("--samples", "6", *SETTINGS),
     "pruning": ("--corpus", "texts.txt", "--samples", "1", "--methods", "random,gxi", "--out", "found"),
     "flips": ("--data", "pairs.json", "--max-neurons", "3", "--out", "found"),
-    "knowledge": ("--data", "facts.json", "--top", "3"),
-    "cost": ("--methods", "gxi,alti", "--lengths", "8"),
 }
 
 
@@ -207,57 +194,6 @@ def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
     said = " ".join(report.legend(samples, {"x": ""}, [], {}))
     assert "Holm" in said
     assert "chosen on the same samples" in said
-
-
-# --- times ---
-
-
-class Accelerator:
-    """A GPU that works after it was told to, and a clock that both share."""
-
-    def __init__(self, monkeypatch):
-        self.clock, self.pending, self.held = 0.0, 0.0, 5_000_000
-        monkeypatch.setattr(time, "perf_counter", self.now)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        for home in (torch.cuda, torch.accelerator):
-            monkeypatch.setattr(home, "synchronize", self.wait)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *device: None)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *device: self.held)
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *device: self.held + 7_000_000)
-
-    def now(self):
-        self.clock += 1e-6
-        return self.clock
-
-    def launches(self, seconds):
-        def work(*_):
-            self.pending += seconds
-
-        return work
-
-    def wait(self, *_):
-        self.clock += self.pending
-        self.pending = 0.0
-
-
-def test_cost_on_a_gpu_is_of_the_whole_work_and_of_memory_above_before(monkeypatch):
-    """Faked."""
-    gpu = Accelerator(monkeypatch)
-    monkeypatch.setattr(cost, "plan", lambda *_: SimpleNamespace(resolved=lambda _: None))
-    monkeypatch.setattr(cost, "_forward", gpu.launches(2))
-    monkeypatch.setattr(cost, "token_scores", gpu.launches(6))
-    model = SimpleNamespace(config=SimpleNamespace(vocab_size=50), device=torch.device("cuda"))
-    (row,) = cost.table(model, {"m": None}, [8], rounds=2)
-    assert row["seconds"] == pytest.approx(6, rel=1e-4)
-    assert row["forward passes"] == pytest.approx(3, rel=1e-4)
-    assert row["peak MB"] == pytest.approx(7)
-
-
-def test_memory_of_a_model_on_the_cpu_is_not_the_gpus(monkeypatch, llama):
-    """Faked."""
-    Accelerator(monkeypatch).held = 10**15
-    (row,) = cost.table(llama, {"random": Random()}, [8], rounds=1)
-    assert row["peak MB"] < 10**6
 
 
 def test_the_self_test_waits_for_its_device(monkeypatch, llama):

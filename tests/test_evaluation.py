@@ -15,7 +15,7 @@ from icebear.actmax import read_corpus
 from icebear.app.cli.main import main
 from icebear.concepts import Model
 from icebear.concepts.baselines.methods import ALL, SEARCH, listed
-from icebear.concepts.evaluation import cost, faithfulness, groundtruth, metrics, pruning, report, runner
+from icebear.concepts.evaluation import faithfulness, groundtruth, metrics, pruning, report, runner
 from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError, NumericalError, UnknownName
@@ -378,17 +378,6 @@ def test_latent_rankings(model):
         listed("randon", pruning.METHODS)
 
 
-def test_cost_has_a_row_for_each_method_and_length(model):
-    rows = cost.table(model, listed("gxi,attnlrp"), [8, 16], rounds=1)
-    assert [(row["method"], row["tokens"]) for row in rows] == [
-        ("gxi", 8),
-        ("attnlrp", 8),
-        ("gxi", 16),
-        ("attnlrp", 16),
-    ]
-    assert all(row["seconds"] > 0 and row["joules (estimate)"] == pytest.approx(65 * row["seconds"]) for row in rows)
-
-
 # --- the command ---
 
 
@@ -411,10 +400,6 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     )
     assert pruned.exit_code == 0, pruned.stderr
     assert (tmp_path / "p" / "curves.png").is_file()
-    assert json.loads(RUN.invoke(main, ["evaluate", "cost", "--methods", "gxi", "--lengths", "8", "--json"]).stdout)[
-        "rows"
-    ]
-    assert RUN.invoke(main, ["evaluate", "cost", "--lengths", "many"]).exit_code == 2
     for task in ("reviews", "choice"):
         options = ["--task", task, "--samples", "2", "--max-tokens", "40", "--methods", "random,gxi", "--out", task]
         asked = RUN.invoke(main, ["evaluate", "faithfulness", *options])

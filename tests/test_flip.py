@@ -1,4 +1,4 @@
-"""Flips: found, verified, priced; evaluated; knowledge neurons; the commands."""
+"""Flips: found, verified, priced; evaluated; the commands."""
 
 import json
 import re
@@ -33,7 +33,6 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
-from icebear.steering.knowledge import effects, refine, report
 from icebear.steering.side_effects import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
 
 RUN = CliRunner()
@@ -395,7 +394,7 @@ def test_a_phrase_in_a_chat(smol):
     assert first_tokens(smol, again)["holds"]
 
 
-# --- many flips, and knowledge neurons ---
+# --- many flips ---
 
 
 def test_evaluating_flips(smol, tmp_path):
@@ -459,53 +458,6 @@ def test_flips_are_judged_by_ids(letters):
     assert flips(letters, Pair("the ice bear", spelt), [])
 
 
-def test_knowledge_neurons_are_those_of_most_paraphrases(smol):
-    same = ["The capital of France is", "France has a capital, the city of", "The capital city of France is called"]
-    neurons = refine(smol, same, " Paris", top=30)
-    assert neurons
-    assert set(neurons) <= set(refine(smol, same, " Paris", top=30, share=0.3))
-    relations = {
-        "capital of France": [(prompt, " Paris") for prompt in same],
-        "animals": [("A baby dog is called a", " puppy")],
-    }
-    own, other = effects(smol, neurons, relations)
-    assert own.suppressed < own.plain
-    assert abs(own.suppressed / own.plain - 1) > abs(other.suppressed / other.plain - 1)
-    for name, facts in relations.items():  # one by one
-        (effect,) = effects(smol, neurons, {name: facts})
-        for factor, mean in ((1, effect.plain), (0, effect.suppressed), (2, effect.amplified)):
-            with steer(smol, [Edit(neuron, "scale", factor) for neuron in neurons]):
-                assert mean == pytest.approx(sum(smol.probability(*fact) for fact in facts) / len(facts), rel=1e-3)
-    with pytest.raises(InputError, match="prompt"):
-        refine(smol, [], " Paris")
-    rows = report(smol, relations, top=30)
-    assert [row["fact"] for row in rows] == list(relations)
-    assert rows[0]["neurons"] == [str(neuron) for neuron in neurons]
-    assert rows[0]["own suppressed"] == pytest.approx(own.changes[0], abs=1e-4)
-    assert rows[0]["others amplified"] == pytest.approx(other.changes[1], abs=1e-4)
-    assert rows[0]["own suppressed"] < rows[0]["random suppressed"]
-
-
-def test_facts_go_through_the_model_in_parts(letters, monkeypatch):
-    prompts = ["the ice bear", "the ice", "a bear", "ice bears", "the camel"]
-    facts = {"bears": [(prompt, "a") for prompt in prompts], "water": [("the sea", "b"), ("the river", "c")]}
-
-    def found():
-        neurons = refine(letters, prompts, "a", top=6, share=0.4)
-        return neurons, [(row.relation, *row.changes) for row in effects(letters, neurons, facts)]
-
-    neurons, whole = found()
-    sizes = []
-    hook = letters.embeddings[0].register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    monkeypatch.setattr("icebear.steering.knowledge.ROWS", 2)
-    again, parts = found()
-    hook.remove()
-    assert (max(sizes), again) == (2, neurons)
-    for one, other in zip(whole, parts, strict=True):
-        assert one[0] == other[0]
-        assert one[1:] == pytest.approx(other[1:], rel=1e-3, abs=1e-5)
-
-
 # --- the commands ---
 
 
@@ -565,13 +517,6 @@ def test_the_commands(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("smol")
 def test_the_commands_of_evaluations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    facts = {
-        name: {"answer": f" {city}", "prompts": [f"The capital of {name} is", f"{name} has a capital, the city of"]}
-        for name, city in (("France", "Paris"), ("Italy", "Rome"))
-    }
-    (tmp_path / "facts.json").write_text(json.dumps(facts))
-    known = RUN.invoke(main, ["evaluate", "knowledge", "--data", "facts.json"])
-    assert "median" in known.stdout, known.stderr
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
     flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", "--no-controls"])
     assert "candidates by" in flips.stdout, flips.stderr
@@ -580,5 +525,3 @@ def test_the_commands_of_evaluations(tmp_path, monkeypatch):
         (tmp_path / "x.json").write_text(text)
         wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f"])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
-        wrong = RUN.invoke(main, ["evaluate", "knowledge", "--data", "x.json"])
-        assert (wrong.exit_code, "facts" in wrong.stderr) == (1, True)

@@ -220,7 +220,6 @@ evaluate ablation --model tiny --tasks nothing --out out
 evaluate ablation --model tiny --data deep.jsonl --samples 1 --out out
 evaluate groundtruth --model tiny --data bytes.jsonl --samples 1 --out out
 evaluate flips --model tiny --data roles.json --out text.txt
-evaluate knowledge --model tiny --data deep.json
 evaluate faithfulness --model tiny --samples 0 --out out
 doctor --model none/such/model
 doctor --model text.txt

@@ -11,7 +11,6 @@ import click
 
 from icebear.app.cli.options import AT_LEAST_1, MODEL, load, options, print_json, stdout
 from icebear.app.cli.progress import bar
-from icebear.errors import InputError
 from icebear.extras import need
 from icebear.paths import write_file
 
@@ -177,66 +176,6 @@ def _accuracy(lines: list[dict[str, Any]]) -> list[str]:
     left = len(lines) - sum(line.get("counts", True) for line in lines)
     rest = f"; left out, as not predicted or unusable: {left}" if left else ""
     return [f"accuracy of the model: {sum(judged)} of {len(judged)}{rest}"] if judged else []
-
-
-@evaluate.command()
-@options(*MEASURED)
-@options("--task", type=click.Choice(["facts", "needle", "two-hop", "documents"]), default="needle")
-@click.option("--sizes", help="Facts, tokens, pairs of facts or documents, with commas.  [default: the task's own]")
-@options("--json", *MODEL)
-def spans(
-    methods: str, samples: int, out: str, seed: int, task: str, sizes: str | None, as_json: bool, **given: Any
-) -> None:
-    """Whether the relevance of a phrase of an answer lies where its evidence is, in contexts of growing length.
-
-    Methods that hop are measured after 0, 1 and 2 hops, of centred logits, and against another phrase. Only what the
-    model answers rightly counts. Each size has a folder of its own in --out.
-
-    \b
-    Example:
-      icebear evaluate spans --task needle --sizes 10,50 --samples 4 --methods attnlrp,gxi,random --out needle
-    """
-    from icebear.app.cli.terminal import evaluation_table
-    from icebear.concepts.baselines.methods import listed
-    from icebear.concepts.evaluation import contexts, report, runner
-    from icebear.concepts.evaluation import spans as evaluation
-
-    need("evaluate")
-    wanted, columns = listed(methods), evaluation.columns(task)
-    made = {size: contexts.items(task, size, seed) for size in _sizes(sizes) or contexts.TASKS[task].sizes}
-    model = load(**given)
-    told: dict[int, Any] = {}
-    for size, items in made.items():
-        with bar(f"{task} {size}: what the model answers", samples) as advance:
-            usable, tried = evaluation.usable(model, items, samples, advance)
-        note = f"{task} {size}: the model is right on {len(usable)} of {tried}"
-        if not usable:
-            click.echo(note, err=True)
-            continue
-        able, unable = evaluation.able(model, usable[0], wanted)
-        facts = runner.facts(model, "spans", wanted, task=task, size=size, samples=samples, seed=seed)
-        measure = partial(evaluation.sample, model, methods=able, seed=seed)
-        with bar(f"{task} {size}", len(usable)) as advance:
-            lines = runner.run(f"{out}/{size}", facts, usable, measure, advance)
-        of = {**facts, "methods": {name: name for name in (*lines[0]["methods"], *unable)}}
-        notes = [f"{note}; {evaluation.length(lines)}"]
-        found = report.write(f"{out}/{size}", lines, columns, of, unable, notes)
-        told[size] = {"notes": notes, "unable": unable, "table": report.rows(found)}
-        if not as_json:
-            shown = [name for name in columns if not name.endswith("_random")]
-            stdout().print(evaluation_table(evaluation.told(found, task), shown, f"{task} {size}"))
-            stdout().print(f"{note}; in brackets with random evidence", style="dim", markup=False)
-    if as_json:
-        print_json({**runner.facts(model, "spans", wanted, task=task, samples=samples, seed=seed), "sizes": told})
-    elif told:
-        click.echo(f"Wrote {', '.join(f'{out}/{size}/index.html' for size in told)}", err=True)
-
-
-def _sizes(text: str | None) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise click.UsageError(f"{text!r} is not a list of numbers, as 32,128.") from None
 
 
 @evaluate.command()
@@ -463,40 +402,6 @@ def flips(data: str, out: str, max_neurons: int, no_like: bool, controls: bool, 
 
 
 @evaluate.command()
-@options("--data", required=True)
-@options("--top")
-@click.option(
-    "--quorum",
-    default=0.7,
-    show_default=True,
-    type=click.FloatRange(0, 1),
-    help="The share of a fact's prompts whose top a neuron must be in to be the fact's.",
-)
-@options("--json", *MODEL)
-def knowledge(data: str, top: int, quorum: float, as_json: bool, **given: Any) -> None:
-    """Knowledge neurons of facts: what suppressing and amplifying them does to those facts, and to others.
-
-    --data is a JSON object: a fact's name -> its answer and prompts that say the same.
-
-    \b
-    Example:
-      icebear evaluate knowledge --data facts.json
-    """
-    from icebear.app.cli.terminal import knowledge_table
-    from icebear.concepts.models.provenance import provenance
-    from icebear.steering import knowledge as evaluation
-
-    facts = evaluation.read(data)
-    model = load(**given)
-    with bar("knowledge", len(facts)) as advance:
-        rows = evaluation.report(model, facts, top, quorum, advance)
-    if as_json:
-        print_json({**provenance(model, top=top, share=quorum, seed=0), "facts": rows})
-    else:
-        stdout().print(knowledge_table(rows))
-
-
-@evaluate.command()
 @click.option("--neurons", default=200, show_default=True, type=AT_LEAST_1, help="Of each third of the layers.")
 @options("--out", "--seed", "--store", "--json", *MODEL)
 def labels(neurons: int, out: str, seed: int, store_path: str, as_json: bool, **given: Any) -> None:
@@ -530,38 +435,6 @@ def labels(neurons: int, out: str, seed: int, store_path: str, as_json: bool, **
             told[third] = _tell_part(out, third, rows, columns, facts, notes, as_json)
     if as_json:
         print_json({**runner.facts(model, "labels", dict.fromkeys(evaluation.METHODS), **asked), "thirds": told})
-
-
-@evaluate.command()
-@click.option("--cases", default=0, show_default="all", help="How many facts, of those that the model knows.")
-@options("--out", "--seed", "--max-neurons", "--json", *MODEL)
-def edits(cases: int, out: str, seed: int, max_neurons: int, as_json: bool, **given: Any) -> None:
-    """Flips and concepts as edits of knowledge: what they do to paraphrases and to neighbouring facts, at what price.
-
-    Facts are our own, in CounterFact's form; those count that the model says by itself. About a minute a fact.
-
-    \b
-    Example:
-      icebear evaluate edits --cases 2 --out edits
-    """
-    from icebear.concepts.evaluation import runner
-    from icebear.steering import counterfacts as evaluation
-    from icebear.steering.side_effects import Neutral
-
-    need("evaluate")
-    model = load(**given)
-    asked, tried = evaluation.cases(model, seed)
-    if not asked:
-        raise InputError(f"{model.name} says none of {tried} facts by itself, so there is nothing to edit.")
-    count = min(cases or len(asked), len(asked))
-    asked = [asked[place * len(asked) // count] for place in range(count)]  # of all relations
-    facts = runner.facts(
-        model, "edits", dict.fromkeys(evaluation.METHODS), cases=len(asked), seed=seed, max_neurons=max_neurons
-    )
-    measure = partial(evaluation.sample, model, Neutral(model), max_neurons=max_neurons)
-    with bar("facts", len(asked)) as advance:
-        lines = runner.run(out, facts, asked, measure, advance)
-    _tell(out, lines, evaluation.COLUMNS, facts, {}, evaluation.notes(lines, tried), as_json)
 
 
 @evaluate.command()
@@ -607,37 +480,6 @@ def steering(concepts: str, out: str, seed: int, corpus: str | None, as_json: bo
         print_json({**facts, "tables": told})
     else:
         click.echo(f"Wrote {out}/frontier.png", err=True)
-
-
-@evaluate.command()
-@options("--methods")
-@click.option("--lengths", default="32,128", show_default=True, help="Of prompts, in tokens.")
-@click.option("--watts", default=65.0, show_default=True, help="Of the machine while busy, for the energy.")
-@options("--json", *MODEL)
-def cost(methods: str, lengths: str, watts: float, as_json: bool, **given: Any) -> None:
-    """Time, memory and an estimate of energy of each method, by the length of the prompt.
-
-    \b
-    Example:
-      icebear evaluate cost --methods attnlrp,gxi --lengths 16,32
-    """
-    from icebear.app.cli.terminal import cost_table
-    from icebear.concepts.baselines.methods import listed
-    from icebear.concepts.evaluation import cost as evaluation
-    from icebear.concepts.models.provenance import provenance
-
-    wanted = listed(methods)
-    sizes = _sizes(lengths)
-    model = load(**given)
-    able, unable = _able(model, list(range(10, 20)), wanted)
-    with bar("cost", len(sizes) * len(able)) as advance:
-        rows = evaluation.table(model, able, sizes, watts=watts, on_progress=advance)
-    if as_json:
-        print_json({**provenance(model, watts=watts), "rows": rows, "unable": unable})
-        return
-    stdout().print(cost_table(rows))
-    for name, why in unable.items():
-        click.echo(f"{name} cannot run: {why}")
 
 
 def _able(model: Model, prompt: Any, methods: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

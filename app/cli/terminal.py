@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -425,24 +424,6 @@ def flips_summary(found: dict[str, Any]) -> Group:
     return Group(table, *(Text(line, "dim") for line in left))
 
 
-def knowledge_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Changes of probability by suppressing and by amplifying, and their medians."""
-    whose = ("own", "others", "random")
-    columns = ((name, "right") for name in ("neurons", "plain", *whose))
-    table = grid(("fact", "left"), *columns, title="Change of probability, neurons at 0 / at twice their activation")
-
-    def changes(chosen: Sequence[dict[str, Any]]) -> list[str]:
-        """Medians."""
-        of = {part: f"{median(row[part] for row in chosen):+.0%}" for part in rows[0] if " " in part}
-        return [f"{of[f'{name} suppressed']} / {of[f'{name} amplified']}" for name in whose]
-
-    for row in rows:
-        table.add_row(Text(row["fact"]), str(len(row["neurons"])), f"{row['plain']:.3f}", *changes([row]))
-    table.add_section()
-    table.add_row("median", "", "", *changes(rows))
-    return table
-
-
 def predictions(tokens: Sequence[TokenScore]) -> str:
     return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
 
@@ -520,14 +501,6 @@ def evaluation_table(found: dict[str, list[str]], columns: Iterable[str], title:
     table = grid(("method", "left"), *((name, "right") for name in columns), title=title)
     for name, cells in found.items():
         table.add_row(name, *(Text(cell) for cell in cells))
-    return table
-
-
-def cost_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = grid(("method", "left"), *((name, "right") for name in list(rows[0])[1:]))
-    for row in rows:
-        name, tokens, *rest = row.values()
-        table.add_row(name, str(tokens), *(f"{value:.3f}" for value in rest))
     return table
 
 

@@ -3,17 +3,13 @@
 import json
 import random
 from itertools import accumulate, islice
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from click.testing import CliRunner
 
-from icebear.app.cli.main import main
+from benchmarks import spans
 from icebear.concepts import attribute, load_model
 from icebear.concepts.baselines.methods import listed
-from icebear.concepts.evaluation import contexts, spans
 from icebear.errors import InputError
 
 METHODS = "attnlrp,gxi,random"
@@ -25,15 +21,15 @@ def model(tiny_folder):
 
 
 def some(task, size, count=3, seed=0):
-    return list(islice(contexts.items(task, size, seed), count))
+    return list(islice(spans.items(task, size, seed), count))
 
 
 # --- templates ---
 
 
-@pytest.mark.parametrize("task", contexts.TASKS)
+@pytest.mark.parametrize("task", spans.TASKS)
 def test_the_evidence_is_where_it_says_and_nowhere_else(task):
-    own = contexts.TASKS[task]
+    own = spans.TASKS[task]
     for size in {*own.sizes, own.least, own.most}:
         for item in some(task, size):
             texts = [item.prompt[start:end] for start, end in item.places]
@@ -72,7 +68,7 @@ def test_a_seed_gives_the_same_items_and_another_one_others():
     assert some("facts", 4) == some("facts", 4)
     assert some("facts", 4) != some("facts", 4, seed=1)
     with pytest.raises(InputError, match="not 9"):
-        contexts.items("two-hop", 9)
+        spans.items("two-hop", 9)
 
 
 # --- measures ---
@@ -153,7 +149,7 @@ def test_what_counts_is_what_greedy_decoding_writes(model):
     (item,) = some("facts", 2, 1)
     assert not spans.asked(model, item).right
     said = model.generate(item.prompt, max_new_tokens=3)
-    one = spans.asked(model, contexts.Item(item.parts, item.evidence, item.question, ("", said), item.contrast))
+    one = spans.asked(model, spans.Item(item.parts, item.evidence, item.question, ("", said), item.contrast))
     answer = model.answer(item.prompt, max_new_tokens=3)
     if one.answer.ids == answer.ids:  # a text may have other tokens than those that it was written in
         assert one.right
@@ -169,53 +165,3 @@ def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
     monkeypatch.setattr(spans, "LONG", 10)
     able, unable = spans.able(model, one, wanted)
     assert (list(able), list(unable)) == (["attnlrp"], ["occlusion", "alti"])
-
-
-# --- the command ---
-
-
-@pytest.fixture
-def evaluate(tiny_folder, tmp_path, monkeypatch):
-    """`icebear evaluate spans ...` of a tiny model that is said to be right."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words, right=True):
-        if right:
-            monkeypatch.setattr(spans, "_predicted", lambda logits, token: True)
-        given = ("--methods", METHODS, "--samples", "3", "--model", tiny_folder, "--device", "cpu")
-        return CliRunner().invoke(main, ["evaluate", "spans", "--task", "facts", "--sizes", "2,3", *given, *words])
-
-    return run
-
-
-def test_an_evaluation_goes_on_and_has_a_folder_for_each_size(evaluate, monkeypatch):
-    sample, measured = spans.sample, []
-
-    def counting(model, one, methods, seed=0):
-        measured.append(one.item)
-        if len(measured) == 5:
-            raise KeyboardInterrupt
-        return sample(model, one, methods, seed)
-
-    monkeypatch.setattr(spans, "sample", counting)
-    assert evaluate("--out", "broken").exit_code == 1
-    done = evaluate("--out", "broken")
-    assert (done.exit_code, len(measured)) == (0, 7)  # the fifth again
-    found = json.loads(evaluate("--out", "whole", "--json").stdout)
-    for size in ("2", "3"):
-        assert Path(f"broken/{size}/table.csv").read_text() == Path(f"whole/{size}/table.csv").read_text()
-        assert found["sizes"][size]["notes"][0].startswith(f"facts {size}: the model is right on 3 of 3; ")
-        rows = {row["method"]: row for row in found["sizes"][size]["table"]}
-        assert {"attnlrp", "attnlrp, 2 hops", "attnlrp, centred", "attnlrp, against, 1 hop", "gxi"} < set(rows)
-    assert "facts 3: the model is right on 3 of 3; in brackets with random evidence" in done.stdout
-    other = evaluate("--out", "whole", "--seed", "1")
-    assert "holds an evaluation with other settings" in other.output
-
-
-def test_a_model_that_answers_nothing_is_told(evaluate):
-    done = evaluate("--out", "none", "--json", right=False)
-    assert done.exit_code == 0
-    assert "facts 2: the model is right on 0 of 30" in done.stderr
-    assert json.loads(done.stdout)["sizes"] == {}
-    assert not Path("none").exists()
-    assert torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""`icebear evaluate edits`: flips and concepts as edits of knowledge, in the form of CounterFact (Meng et al. 2022)."""
+"""Flips and concepts as edits of knowledge, in the form of CounterFact (Meng et al. 2022)."""
 
 from __future__ import annotations
 
