@@ -1,17 +1,15 @@
 """How long a flip takes.
 
 python benchmarks/flip.py FLIPS.json [--pairs 6]     in forward and backward passes of its prompt: medians over pairs
-python benchmarks/flip.py --before FOLDER            a flip behind 145 tokens, here and in an older checkout
+python benchmarks/flip.py --long                     a flip behind 145 tokens
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -20,17 +18,6 @@ TEXT = (
     "year 1204. A market was held there every week, and later a bridge, a mill and a school were built. "
 )
 TOKENS = 145
-CHILD = f"""
-import sys, time
-from icebear.concepts import load_model
-from icebear.steering import flip
-model = load_model("smollm2-135m", dtype="float32")
-start = model.token_ids({TEXT!r} * 4)[: {TOKENS} - len(model.token_ids(sys.argv[1]))]
-prompt = model.tokenizer.decode(start) + sys.argv[1]
-begun = time.process_time()
-recipe = flip(model, prompt, to=sys.argv[2])
-print(len(model.token_ids(prompt)), len(recipe), time.process_time() - begun)
-"""
 
 
 def over_pairs(data: str, pairs: int) -> None:
@@ -57,24 +44,27 @@ def over_pairs(data: str, pairs: int) -> None:
     print(f"median {statistics.median(ratios):.0f}, most {max(ratios):.0f} forward and backward passes")
 
 
-def beside(before: str) -> None:
-    """Processor seconds of one thread, which other work on the machine changes least."""
-    here = str(Path(__file__).parent.parent)
-    for name, folder in (("here", here), ("before", before)):
-        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", CHILD, " The ice bear lives in the", " desert"]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
-        tokens, neurons, taken = done.stdout.split()
-        print(f"{name}: {tokens} tokens, {neurons} neurons, {float(taken):.1f} s of one core", flush=True)
+def behind_a_long_text() -> None:
+    """Processor seconds, which other work on the machine changes least; run it with OMP_NUM_THREADS=1."""
+    from icebear.concepts import load_model
+    from icebear.steering import flip
+
+    model, end = load_model("smollm2-135m", dtype="float32"), " The ice bear lives in the"
+    begin = model.token_ids(TEXT * 4)[: TOKENS - len(model.token_ids(end))]
+    prompt = model.tokenizer.decode(begin) + end
+    start = time.process_time()
+    recipe = flip(model, prompt, to=" desert")
+    taken = time.process_time() - start
+    print(f"{len(model.token_ids(prompt))} tokens, {len(recipe)} neurons, {taken:.1f} s of the processor")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?")
     parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--before", help="a checkout to compare with")
+    parser.add_argument("--long", action="store_true")
     options = parser.parse_args()
-    if options.before:
-        beside(options.before)
+    if options.long:
+        behind_a_long_text()
     else:
         over_pairs(options.data, options.pairs)

@@ -1,21 +1,12 @@
 """What it takes to learn a shape, one neuron's W2 row, and its words, in a made bfloat16 model.
 
-    python benchmarks/weights.py [--rounds 5] [--before FOLDER]
-
-before: another checkout of icebear (`git worktree add FOLDER COMMIT`), timed in turn with this one, each round in a
-process of its own; read the ratios, not the milliseconds.
+python benchmarks/weights.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -71,29 +62,6 @@ def seconds() -> dict[str, float]:
     return found
 
 
-def measured(folder: Path) -> dict[str, float]:
-    """`seconds` of a checkout, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, __file__, "--once"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--before", type=Path)
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.once:
-        print(json.dumps(seconds()))
-        sys.exit()
-    checkouts = {"before": options.before, "now": Path(__file__).parent.parent}
-    rounds = [{which: measured(at) for which, at in checkouts.items() if at} for _ in range(options.rounds)]
-    for name in CASES:
-        now = statistics.median(row["now"][name] for row in rounds)
-        line = f"{name:8s} {1000 * now:9.3f} ms"
-        if options.before:
-            before = statistics.median(row["before"][name] for row in rounds)
-            ratio = statistics.median(row["before"][name] / row["now"][name] for row in rounds)
-            line += f"  before {1000 * before:9.3f} ms, {ratio:.1f} x"
-        print(line)
+    for name, taken in seconds().items():
+        print(f"{name:8s} {1000 * taken:9.3f} ms")

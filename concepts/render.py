@@ -149,13 +149,12 @@ def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) 
 
 
 def said(told: dict[str, Any]) -> str:
-    """`icebear.concepts.models.provenance` in a line, for the foot of a page; a store of version 250f754 knows less."""
+    """`icebear.concepts.models.provenance` in a line, for the foot of a page."""
     model = told["model"]
     index = [f"{key} {told['index'][key]}" for key in ("corpus", "limit", "k", "by") if key in told.get("index", {})]
-    weights = f", {model['weights']}" if "weights" in model else ""
     parts = [
-        f"{model['name']} ({model['fingerprint']}), {model['dtype']}{weights}",
+        f"{model['name']} ({model['fingerprint']}), {model['dtype']}, {model['weights']}",
         ", ".join(index),
-        ", ".join(f"{name} {number}" for name, number in told.get("versions", {}).items()),
+        ", ".join(f"{name} {number}" for name, number in told["versions"].items()),
     ]
     return "; ".join(part for part in parts if part)

@@ -29,12 +29,6 @@ class ConceptsFile(MeaningsFile):
             self.database.execute("INSERT INTO concepts VALUES (?, ?)", (record["name"], told_as))
             self.database.conn.executemany("INSERT INTO concept_parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def forget_concept(self, name: str) -> None:
-        """Raises `StoreError` for a name that it does not have."""
-        self.concept(name)
-        with self.writing():
-            self._remove(name)
-
     def _remove(self, name: str) -> None:
         self.database.execute("DELETE FROM concept_parts WHERE concept = ?", (name,))
         self.database.execute("DELETE FROM concepts WHERE name = ?", (name,))

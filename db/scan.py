@@ -17,7 +17,6 @@ from icebear.db.schema import EXAMPLES_BY_SENTENCE
 from icebear.db.sqlite import SqliteFile
 from icebear.db.vectors import NAMES
 from icebear.errors import StoreError
-from icebear.fingerprints import fits
 from icebear.records import Sentence
 
 SPELLED = ("model", "corpus", "claimed_limit")
@@ -58,7 +57,7 @@ class ScanFile(SqliteFile):
                     f"{self.path} was built when {have['corpus']} had another content; use another --store."
                 )
             if key == "fingerprint":
-                if not fits(have[key], value, f"The store {self.path}"):
+                if have[key] != value:
                     raise StoreError(
                         f"{self.path} was built with another model ({have['model']}, {have[key]}), not with "
                         f"{facts['model']} ({value}); load that with --model, or use another --store."

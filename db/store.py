@@ -13,7 +13,6 @@ import numpy as np
 
 from icebear.db.kept import ConceptsFile
 from icebear.errors import StoreError
-from icebear.fingerprints import fits
 from icebear.records import (
     POLARITIES,
     Example,
@@ -59,7 +58,7 @@ class Store(ConceptsFile):
         if facts and dtype is not None and facts["dtype"] != dtype:
             own = facts["dtype"]
             raise StoreError(f"{self.path} is an index in {own}, not in {dtype}; use --dtype {own}.")
-        if facts and not fits(facts["fingerprint"], fingerprint, f"The store {self.path}"):
+        if facts and facts["fingerprint"] != fingerprint:
             raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
 
     @property

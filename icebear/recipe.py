@@ -10,7 +10,6 @@ from typing import Any
 
 from icebear.edits import Edit, parse_edits
 from icebear.errors import InputError, RecipeError
-from icebear.fingerprints import fits
 from icebear.paths import read_text, write_file
 from icebear.values import real
 
@@ -73,7 +72,7 @@ class Recipe:
 
     def check(self, model: Any) -> None:
         """Raise `RecipeError` if this recipe was made for another model."""
-        if not fits(self.model_fingerprint, model.fingerprint, f"The recipe {self.name!r}"):
+        if self.model_fingerprint != model.fingerprint:
             raise RecipeError(
                 f"The recipe {self.name!r} was made for {self.model_name} ({self.model_fingerprint}), not for "
                 f"{model.name} ({model.fingerprint}); load that model with --model."

@@ -213,7 +213,6 @@ def used(found):
     found.to_json(3)
     found.to_html()
     found.to_arrow(3)
-    found.tokens_frame()
     units(found)
     return repr(found), found.account(), found.meaning(), found.template, hash(found), found == found
 
@@ -321,10 +320,6 @@ def test_tables_of_a_relevance_are_its_rankings(model):
     assert [tuple(row) for row in frame[["neuron", "position", "relevance"]].itertuples(index=False)] == [
         (str(row.neuron), row.position, row.relevance) for row in found.top(7, position="all")
     ]
-    tokens = found.tokens_frame()
-    assert tokens.relevance.tolist() == found.tokens.tolist()
-    assert tuple(tokens.token) == found.token_strings
-    assert tuple(tokens.position[tokens.sink]) == found.sinks
 
 
 def test_arrow_is_the_frame_with_where_it_came_from(model, store, tmp_path):

@@ -1,18 +1,13 @@
-"""A fingerprint sees what a model is, its magnitudes too (FINDINGS A6); what earlier versions wrote is opened."""
-
-import logging
-from pathlib import Path
+"""A fingerprint sees what a model is, its magnitudes too."""
 
 import pytest
 import torch
-from conftest import ICE_BEAR, LLAMA, random_model
+from conftest import LLAMA, random_model
 
 from icebear.concepts import Model
-from icebear.db import open_store
-from icebear.errors import RecipeError, StoreError
-from icebear.steering import Recipe, steer
-
-OLD = Path(__file__).parent / "data" / "250f754"
+from icebear.edits import Edit
+from icebear.errors import RecipeError
+from icebear.steering import Recipe
 
 
 def another(model: Model) -> Model:
@@ -38,21 +33,10 @@ def test_the_same_in_both_precisions_and_another_one_for_changed_sizes(seed):
     assert another(model).fingerprint != plain
 
 
-def test_a_recipe_of_version_250f754_runs_with_a_warning(smol, caplog):
-    recipe = Recipe.load(OLD / "ice-bear-to-desert.json")
-    assert "-" not in recipe.model_fingerprint
-    with caplog.at_level(logging.WARNING, "icebear"), steer(smol, recipe):
-        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
-    assert "an earlier icebear" in caplog.text
-    with pytest.raises(RecipeError):
-        Recipe.from_json(recipe.to_json().replace(recipe.model_fingerprint, "0" * 16)).check(smol)
-
-
-def test_a_store_of_another_version_is_refused_and_left_as_it_is():
-    before = (OLD / "letters.db").read_bytes()
-    with (
-        pytest.raises(StoreError, match=r"letters\.db"),
-        open_store(OLD / "letters.db"),
-    ):
-        pass
-    assert (OLD / "letters.db").read_bytes() == before
+def test_a_recipe_fits_the_whole_fingerprint_or_not():
+    model = random_model(LLAMA)
+    recipe = Recipe("still", (Edit("L0.ffn.3", "scale", 0),), model.name, model.fingerprint)
+    recipe.check(model)
+    for other in (model.fingerprint.partition("-")[0], "0" * 16, ""):
+        with pytest.raises(RecipeError, match=model.fingerprint):
+            Recipe("still", recipe.edits, model.name, other).check(model)

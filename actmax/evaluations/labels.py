@@ -27,7 +27,6 @@ from icebear.actmax.labels.choice import (
 from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import Fires
-from icebear.actmax.labels.writes import Row, tested
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 from icebear.records import Neuron
@@ -72,7 +71,6 @@ def measure(
     """A line a neuron: its pairs, of those polarities that it goes to."""
     read_of, known = activations(model, store, parts, group, seed, advance)
     lines: list[dict[str, Any]] = []
-    driven: list[tuple[dict[str, Any], Row]] = []
     for row, neuron in enumerate(group):
         promoted, classes = writes(store, neuron), store.classes(neuron)
         pairs = []
@@ -81,12 +79,7 @@ def measure(
             if fired is not None:
                 found = _pair(store, parts, pair, values, fired, promoted[polarity], known)
                 pairs.append({"pair": f"{neuron} {polarity}", "class": classes[polarity], **found})
-                labels = {name: Label.from_dict(one) for name, one in found["labels"].items()}
-                if found["methods"]["label"]["clear"]:
-                    driven.append((pairs[-1], (neuron, polarity, labels, promoted[polarity])))
         lines.append({"neuron": str(neuron), "pairs": pairs})
-    for (found, _), ranks in zip(driven, tested(model, [row for _, row in driven]), strict=True):
-        found["writes"] = ranks
     return lines
 
 
@@ -163,7 +156,6 @@ def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
         f"clear, and accepted of all {len(rows)} together (Benjamini-Hochberg at 5 %): {holding / len(rows):.0%}",
         f"clear by class: {_shares(rows, clear, 'class')}",
         f"clear by the kind that was chosen: {_shares(rows, clear, 'kind')}",
-        *_writing(rows),
         f"labels score {_flattery(rows, 'made')} higher on the documents that they were made from, "
         f"{_flattery(rows, 'chosen')} on those that they were chosen on",
     ]
@@ -173,33 +165,6 @@ def _shares(rows: Sequence[dict[str, Any]], clear: np.ndarray, by: str) -> str:
     names = sorted({row[by] for row in rows})
     found = {name: clear[[row[by] == name for row in rows]] for name in names}
     return ", ".join(f"{name} {inside.mean():.0%} of {len(inside)}" for name, inside in found.items())
-
-
-def _writing(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """How often a neuron whose label holds writes that label's words most of eleven of its layer."""
-    found = []
-    for name, said in WRITTEN.items():
-        ranks = [row["writes"][name] for row in rows if row.get("writes") and row["writes"].get(name)]
-        if ranks:
-            first = {by: np.mean([rank[by] == 1 for rank in ranks]) for by in ("rank x1", "rank x3")}
-            text = np.mean([rank["rank of text"] for rank in ranks])
-            found.append(
-                f"driven neurons raise {said} most of 11 of their layer in {first['rank x1']:.0%} (at 3 x the furthest "
-                f"seen {first['rank x3']:.0%}) of {len(ranks)} (chance 9 %); mean rank by the text they write "
-                f"{text:.1f} (chance 6)"
-            )
-    prices = [row["writes"]["price"] for row in rows if row.get("writes")]
-    if prices:
-        at = {name: np.median([price[name] for price in prices]) for name in prices[0]}
-        found.append("median price of that, nats: " + ", ".join(f"{name} {nats:.4f}" for name, nats in at.items()))
-    return found
-
-
-WRITTEN = {
-    "label": "the words of their label",
-    "other": "the words of another neuron's label",
-    "promoted": "what their own W2 row promotes (a check of the arithmetic)",
-}
 
 
 def _flattery(rows: Sequence[dict[str, Any]], part: str) -> str:

@@ -18,7 +18,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import run
 from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
-from icebear.fingerprints import hashed
+from icebear.hashing import stable_hash
 from icebear.records import SITES, Sentence
 from icebear.values import one_of, seed_of, whole
 
@@ -301,7 +301,7 @@ def _place(x: Tensor, batch: Batch, row: Tensor, neuron: Tensor, sign: int) -> T
 
 
 def _hash(seed: int, purpose: str, identity: int) -> int:
-    return hashed(f"{seed} {purpose} {identity}") >> 2
+    return stable_hash(f"{seed} {purpose} {identity}") >> 2
 
 
 def sums_up(number: int, seed: int) -> bool:

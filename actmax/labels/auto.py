@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from icebear.actmax.labels.reading import read
 from icebear.actmax.labels.sample import Sample, samples
 from icebear.actmax.labels.scores import Fires
 from icebear.actmax.labels.topics import topics
-from icebear.actmax.labels.writes import Row, tested
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 from icebear.errors import InputError, StoreError
@@ -62,19 +60,13 @@ def label_neurons(
     advance = _counting(total, on_progress)
     for group in groups:
         read_of, known = activations(model, store, parts, group, seed, advance)
-        found: list[Meaning] = []
-        driven: list[Row] = []
+        meanings: list[Meaning] = []
         for row, neuron in enumerate(group):
             promoted = writes(store, neuron)
             for polarity, values in both_signs(read_of, row):
-                meaning = _meaning(store, parts, (neuron, polarity), values, promoted[polarity], known)
-                found.append(meaning)
-                if meaning.clear:
-                    label = Label.from_dict(meaning.record["label"])
-                    driven.append((neuron, polarity, {"label": label}, promoted[polarity]))
+                meanings.append(_meaning(store, parts, (neuron, polarity), values, promoted[polarity], known))
             advance(1)
-        ranks = iter(tested(model, driven))
-        store.set_meanings([replace(m, record={**m.record, "writes": next(ranks)}) if m.clear else m for m in found])
+        store.set_meanings(meanings)
 
 
 def check(model: Model, store: Store) -> None:

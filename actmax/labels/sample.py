@@ -15,7 +15,7 @@ from icebear.actmax.index.scan import counted_length
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 from icebear.errors import StoreError
-from icebear.fingerprints import hashed
+from icebear.hashing import stable_hash
 from icebear.records import Sentence
 
 PARTS = ("make", "choose", "report")
@@ -29,7 +29,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 
 def part_of(title: str) -> str:
     """The part that a document belongs to, always."""
-    return PARTS[hashed(f"part {title}") % 3]
+    return PARTS[stable_hash(f"part {title}") % 3]
 
 
 @dataclass
@@ -147,7 +147,7 @@ def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
     """
     limit, special = store.fact("max_tokens"), model.special_ids()
     rows: dict[str, list[Row]] = {part: [] for part in SENTENCES}
-    for sentence in store.sentences_from(hashed(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
+    for sentence in store.sentences_from(stable_hash(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
         part = part_of(sentence.title)
         if len(rows[part]) < SENTENCES[part]:
             ids = model.token_ids(sentence.text, limit)

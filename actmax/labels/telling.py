@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from icebear.actmax.labels.scores import BARS
 from icebear.records import Meaning
 
@@ -50,19 +48,6 @@ def measured(meaning: Meaning) -> list[str]:
         f"kind {_number(record['other'])}; on the documents it was made from {_number(record['made'])}. By token the "
         f"label tells {record['detection']['token']:.2f}, and a table of the neuron's mean at every token "
         f"{record['table']:.2f}.",
-        *_writes(record.get("writes") or {}),
-    ]
-
-
-def _writes(found: dict[str, Any]) -> list[str]:
-    """Whether it writes what it reads."""
-    ranks = found.get("label")
-    if not ranks:
-        return []
-    return [
-        f"Driven at neutral places to the furthest it was seen to go, it is number {ranks['rank x1']} of {found['of']} "
-        f"of its layer by what it adds to the label's words (three times as far number {ranks['rank x3']}), number "
-        f"{ranks['rank of text']:.0f} by the text it writes; the price is {found['price']['x1']:.4f} nats."
     ]
 
 

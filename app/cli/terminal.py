@@ -365,10 +365,6 @@ def _cost(told: dict[str, Any]) -> list[Table | Text]:
             f"{token['after']:.3f}",
             str(token["rank_after"]),
         )
-    if "where" not in told:
-        return [
-            Text("Its price is an earlier icebear's, which measured where no edit acts; flip again for one.", "dim")
-        ]
     lines = [
         f"Price: {told['kl']:.4f} nats of KL {told['where']}",
         f"Perplexity of held-out sentences: {told['perplexity']:.1f}, with edits at each token "

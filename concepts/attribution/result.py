@@ -557,20 +557,6 @@ class Relevance(Tabled):
         ]
         return pandas.DataFrame(rows).astype(types if rows else {})
 
-    def tokens_frame(self) -> pandas.DataFrame:
-        """The tokens as a pandas table, a row each."""
-        import pandas
-
-        apart, template = set(self.sinks), set(self.template)
-        rows = [
-            {"position": place, "id": id, "token": text, "relevance": value, "sink": place in apart}
-            | ({"template": place in template} if self.turns else {})
-            for place, (id, text, value) in enumerate(
-                zip(self.token_ids, self.token_strings, self.tokens.tolist(), strict=True)
-            )
-        ]
-        return pandas.DataFrame(rows)
-
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""
         files.save(self, path, overwrite)

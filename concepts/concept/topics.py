@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from icebear.errors import InputError
-from icebear.fingerprints import hashed
+from icebear.hashing import stable_hash
 
 CONCEPTS = {
     "music": "song album band guitar piano singer orchestra melody jazz composer musical opera concert musician "
@@ -69,7 +69,7 @@ class Topics:
 
 
 def part_of(title: str) -> str:
-    return PARTS[hashed(f"topic {title}") % 3]
+    return PARTS[stable_hash(f"topic {title}") % 3]
 
 
 def topics(rows: Sequence[Row], names: Sequence[str], seed: int = 0) -> Topics:

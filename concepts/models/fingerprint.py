@@ -17,14 +17,14 @@ VALUES = 4096
 """Of each parameter, whose signs count; and of each row or column, whose exponents count."""
 
 
-def fingerprint(net: nn.Module, told: str) -> str:
+def fingerprint(net: nn.Module, architecture: str) -> str:
     """``signs-sizes``, 16 hex digits each: the same in float32 and bfloat16 (in float16 but for values at its limits).
 
-    signs: of `told`, names, shapes, and the signs of a sample of each parameter; all that version 250f754 had.
+    signs: of `architecture`, names, shapes, and the signs of a sample of each parameter.
     sizes: exponents of a seeded sample of rows and columns of each parameter, as bfloat16 rounds them, and how many of
         its rows and columns are zero.
     """
-    signs, sizes = hashlib.sha256(told.encode()), hashlib.sha256()
+    signs, sizes = hashlib.sha256(architecture.encode()), hashlib.sha256()
     for name, values in named_weights(net):
         signs.update(f"{name} {tuple(values.shape)}".encode())
         signs.update(_bytes(torch.signbit(_some(values.flatten()))))

@@ -17,7 +17,6 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
-from icebear.fingerprints import fits
 from icebear.paths import read_text, write_file
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
@@ -96,7 +95,7 @@ class Concept(Tabled):
 
     def check(self, model: Model) -> None:
         """Raise `InputError` if this concept was found in another model."""
-        if not fits(self.model_fingerprint, model.fingerprint, f"The concept {self.name!r}"):
+        if self.model_fingerprint != model.fingerprint:
             raise InputError(
                 f"The concept {self.name!r} is one of {self.model_name} ({self.model_fingerprint}), not of "
                 f"{model.name} ({model.fingerprint}); find it there from the same examples."

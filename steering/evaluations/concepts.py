@@ -22,7 +22,7 @@ from icebear.concepts.concept.vectors import pushed, streams
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.errors import InputError
-from icebear.fingerprints import hashed
+from icebear.hashing import stable_hash
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.cost import strength_at
@@ -226,7 +226,7 @@ def directions(ground: Ground, found: Seen, seed: int) -> dict[str, Callable[[fl
     """method -> strength -> context."""
     model = ground.model
     concepts = {f"{way} {size}": concept_of(found, way, size) for way in WAYS for size in TURNED}
-    generator = np.random.default_rng([seed, hashed(found.topic.name)])
+    generator = np.random.default_rng([seed, stable_hash(found.topic.name)])
     best = concepts[f"means {TURNED[-1]}"]
     by_layer = columns_of(found.material.seen.neurons)
     places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
