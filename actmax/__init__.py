@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from icebear.actmax.explanation import explain as explain
     from icebear.actmax.index.annotation import annotate as annotate
     from icebear.actmax.index.build import build_index as build_index
-    from icebear.actmax.index.corpus import read_corpus as read_corpus
     from icebear.actmax.index.engines import on_ray as on_ray
+    from icebear.concepts.corpus import read_corpus as read_corpus
 
 __all__, __getattr__, __dir__ = public(
     __name__,
@@ -22,7 +22,7 @@ __all__, __getattr__, __dir__ = public(
         "icebear.actmax.index.annotation": "annotate",
         "icebear.actmax.card": "Card describe",
         "icebear.actmax.explanation": "Explanation explain",
-        "icebear.actmax.index.corpus": "read_corpus",
+        "icebear.concepts.corpus": "read_corpus",
         "icebear.actmax.index.engines": "on_ray",
         "icebear.actmax.index.build": "build_index",
     },

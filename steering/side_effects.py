@@ -111,7 +111,7 @@ def price(
     """The price of a recipe.
 
     neutral: texts that it should leave alone.
-    held_out: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives.
+    held_out: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
     statistic: as of `steer`, an index's.
     budget: nats that the KL may cost; the price says when it does not hold.
     """

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Pr
 
 from icebear.actmax import build_index, read_corpus
 from icebear.actmax.index import build as index
-from icebear.actmax.index.corpus import held_out
 from icebear.cache import cache_folder, ensure
 from icebear.concepts import Model, calibration
+from icebear.concepts.corpus import held_out
 from icebear.concepts.models import loading
 from icebear.concepts.models.presets import PRESETS
 from icebear.db import open_store
@@ -275,7 +275,7 @@ def started_alone(work, *arguments):
 def few_held_out(monkeypatch):
     """Prices that commands tell read 2 held-out sentences instead of 24."""
     few = partial(held_out, 2)
-    monkeypatch.setattr("icebear.actmax.index.corpus.held_out", few)
+    monkeypatch.setattr("icebear.concepts.corpus.held_out", few)
     monkeypatch.setattr("icebear.app.cli.demo.held_out", few)
 
 

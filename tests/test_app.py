@@ -369,7 +369,7 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(background, "_builds", {})
-    monkeypatch.setattr("icebear.actmax.index.corpus.read_corpus", lambda name, limit: corpus)
+    monkeypatch.setattr("icebear.concepts.corpus.read_corpus", lambda name, limit: corpus)
     return tmp_path
 
 
@@ -399,7 +399,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
         raise DownloadError("The texts could not be fetched; check the network.")
 
     with monkeypatch.context() as broken:
-        broken.setattr("icebear.actmax.index.corpus.read_corpus", offline)
+        broken.setattr("icebear.concepts.corpus.read_corpus", offline)
         fine(visit("neuron"))
         first = built()
         page = fine(visit("neuron"))

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icebear.actmax import read_corpus
-from icebear.actmax.index import corpus as actmax_corpus
-from icebear.actmax.index.corpus import sentence_id
 from icebear.app.cli import store as store_verbs
 from icebear.app.cli.main import main
 from icebear.app.cli.progress import indexing
+from icebear.concepts import corpus as actmax_corpus
+from icebear.concepts.corpus import sentence_id
 from icebear.db import open_store
 from icebear.errors import InputError
 

@@ -18,12 +18,12 @@ from conftest import LLAMA, Letters, random_model, started_alone
 from icebear.actmax import annotate, build_index, describe, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.index.classes import classify
-from icebear.actmax.index.corpus import sentence_id
 from icebear.actmax.index.engines import local
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
 from icebear.actmax.index.topk import HISTOGRAM_EDGES, merge
 from icebear.concepts import ATTNLRP, CP_LRP, Model, attribute, calibration
 from icebear.concepts.attribution.neurons import attribute_neurons
+from icebear.concepts.corpus import sentence_id
 from icebear.concepts.vocabulary import project
 from icebear.db import Store, open_store
 from icebear.errors import InputError, StoreError

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from icebear.actmax.index.classes import ensure_classes
-from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.engines import Engine, local
 from icebear.actmax.index.scan import Settings, empty_table, neuron_count, shards
 from icebear.actmax.index.topk import FIXED_POINT, Table, merge
 from icebear.actmax.index.vectors import ensure_vectors, gated
+from icebear.concepts.corpus import Corpus
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.provenance import provenance
 from icebear.db.store import Store

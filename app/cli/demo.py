@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.card import describe
-from icebear.actmax.index.corpus import held_out, read_corpus
 from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.terminal import (
     card,
@@ -24,6 +23,7 @@ from icebear.concepts.attribution.controls import ablation
 from icebear.concepts.attribution.result import ranked_dict
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
+from icebear.concepts.corpus import held_out, read_corpus
 from icebear.concepts.models.loading import load_model
 from icebear.concepts.vocabulary import projections
 from icebear.db.store import open_store

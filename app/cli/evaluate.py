@@ -99,7 +99,7 @@ def faithfulness(
 
 
 def _questions(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
-    from icebear.actmax.index.corpus import read_corpus
+    from icebear.concepts.corpus import read_corpus
     from icebear.concepts.evaluation import questions
 
     if task == "choice":
@@ -450,8 +450,8 @@ def steering(concepts: str, out: str, seed: int, corpus: str | None, as_json: bo
     Example:
       icebear evaluate steering --concepts music --out steering
     """
-    from icebear.actmax.index.corpus import read_corpus
     from icebear.concepts.concept.topics import CONCEPTS, topics
+    from icebear.concepts.corpus import read_corpus
     from icebear.concepts.evaluation import runner
     from icebear.steering.evaluations import concepts as evaluation
 

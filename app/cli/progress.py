@@ -14,7 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from icebear.actmax.index.build import Progress
-    from icebear.actmax.index.corpus import Corpus
+    from icebear.concepts.corpus import Corpus
     from icebear.concepts.models.model import Model
     from icebear.db.store import Store
     from icebear.records import Neuron

@@ -116,8 +116,8 @@ def flip(
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --like "The camel lives in the"
     """
-    from icebear.actmax.index.corpus import held_out
     from icebear.app.cli.terminal import meanings, recipe_table
+    from icebear.concepts.corpus import held_out
     from icebear.errors import DownloadError, InputError
     from icebear.steering.flipping.search import flip as run
     from icebear.steering.side_effects import NEUTRAL, price, token_rows

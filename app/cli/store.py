@@ -69,9 +69,9 @@ def index(
     Example:
       icebear index --limit 20 --store wiki.db
     """
-    from icebear.actmax.index.corpus import read_corpus
     from icebear.actmax.index.engines import local, on_ray
     from icebear.app.cli.progress import indexing
+    from icebear.concepts.corpus import read_corpus
     from icebear.db.store import open_store
 
     need("index")

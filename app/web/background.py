@@ -97,9 +97,9 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
         raise loading.error
     with importing:
         from icebear.actmax.index import build as index
-        from icebear.actmax.index.corpus import read_corpus
         from icebear.app.cli.demo import SUMMARIES, store_of
         from icebear.concepts.calibration import calibrate
+        from icebear.concepts.corpus import read_corpus
         from icebear.db.store import open_store
     model: Model = loading.result
     size = sum(parameter.numel() for parameter in model.net.parameters())
