@@ -49,19 +49,16 @@ CASES = {
     'record="last"': explaining(record="last"),
     "checkpoint": explaining(checkpoint=True),
     'record="last", checkpoint': explaining(record="last", checkpoint=True),
-    "tokens, 1 hop": explaining(sites=(), hops=1),
-    "tokens, 1 hop, checkpoint": explaining(sites=(), hops=1, checkpoint=True),
 }
 
 
-def times(model, rounds: int, counts: list[int], hops_up_to: int) -> None:
+def times(model, rounds: int, counts: list[int]) -> None:
     print("| tokens before | " + " | ".join(CASES) + " |\n|" + " --- |" * (len(CASES) + 1))
     for count in counts:
         said = answer(model, count)
-        timed = {name: case for name, case in CASES.items() if "hop" not in name or count <= hops_up_to}
-        seconds: dict[str, list[float]] = {name: [] for name in timed}
+        seconds: dict[str, list[float]] = {name: [] for name in CASES}
         for _ in range(rounds):
-            for name, case in timed.items():
+            for name, case in CASES.items():
                 start = time.perf_counter()
                 case(model, said)
                 seconds[name].append(time.perf_counter() - start)
@@ -81,7 +78,6 @@ if __name__ == "__main__":
     parser = arguments(__doc__, 3)
     parser.add_argument("--lengths", type=numbers, default=[128, 512, 1024, 2048])
     parser.add_argument("--peaks", type=numbers, default=[512, 1024, 2048, 4096])
-    parser.add_argument("--hops-up-to", type=int, default=512, help="They take a backward pass for each token.")
     parser.add_argument("--cases", default=";".join(CASES), help="Of which peaks are measured, with semicolons.")
     options = parser.parse_args()
     loaded = load_model(options.model)
@@ -92,6 +88,6 @@ if __name__ == "__main__":
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
         if options.lengths:
-            times(loaded, options.rounds, options.lengths, options.hops_up_to)
+            times(loaded, options.rounds, options.lengths)
         if options.peaks:
             memory(__file__, options.model, options.cases.split(";"), options.peaks)

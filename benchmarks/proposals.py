@@ -1,4 +1,4 @@
-"""Which other prompts `counterfactual="auto"` proposes, beside a random exchange that changes the answer: a table of
+"""Which prompts `suggest_counterfactuals` suggests, beside a random exchange that changes the answer: a table of
 markdown.
 
 python benchmarks/proposals.py FLIPS.json [--most 3]
@@ -19,14 +19,14 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3)
     asked = parser.parse_args()
 
-    from icebear.concepts.attribution.counterfactuals import proposals
+    from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
     from icebear.concepts.models.loading import load_model
 
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
     print("| prompt, answer | proposed, its answer, nats | by chance |\n| --- | --- | --- |")
     for row in json.loads(Path(asked.data).read_text(encoding="utf-8")):
         prompt = row["prompt"]
-        found = proposals(model, prompt)
+        found = suggest_counterfactuals(model, prompt, 1000)
         told = [f"{one.instead_of} → **{one.word}**:{one.answer} ({one.log_probability:.0f})" for one in found]
         some = "<br>".join(told[: asked.most]) or "none"
         more = f"<br>and {len(told) - asked.most} more" if len(told) > asked.most else ""

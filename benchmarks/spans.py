@@ -36,7 +36,6 @@ COLUMNS = {
 FIRST = {"first": "the share of positive relevance of the first fact, behind the step, higher is better"}
 OWN = {"own": "of all positive relevance the share of the answer's own words, sinks left out"}
 """Of ``two-hop`` as well; the second has no control."""
-HOPS = 2
 DRAWS = 20
 """Random spans that are the control."""
 TRIES = 10
@@ -331,19 +330,12 @@ def sample(model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline], 
 
 
 def readings(model: Model, one: Asked, method: AttnLRP | Baseline) -> dict[str, Tensor]:
-    """(T,) the tokens' scores: plain, and if a method hops after hops, of centred logits, against the contrast, and for
-    the step of two hops."""
+    """(T,) the tokens' scores: plain, and by relevance also against the contrast, and for the step of two hops."""
     explain = partial(attribute, model, one.answer, span=one.span, method=method, sites=(), number="logit")
+    plain = explain()
     if not isinstance(method, AttnLRP) or method.positions:
-        found = explain()
-        return {"": found.tokens if found.positions is None else found.combined()}
-    plain, against = explain(hops=HOPS), explain(contrast=one.item.contrast, hops=HOPS)
-    hops = ["", ", 1 hop", *(f", {number} hops" for number in range(2, HOPS + 1))]
-    rows = {
-        **dict(zip(hops, plain.hops, strict=True)),
-        ", centred": explain(number="centred").tokens,
-        **{f", against{name}": tokens for name, tokens in zip(hops, against.hops, strict=True)},
-    }
+        return {"": plain.tokens if plain.positions is None else plain.combined()}
+    rows = {"": plain.tokens, ", against": explain(contrast=one.item.contrast).tokens}
     return rows | ({", of the step": explain(span=one.spans[0]).tokens} if len(one.spans) > 1 else {})
 
 

@@ -9,6 +9,7 @@ from icebear.public import public
 if TYPE_CHECKING:
     from icebear.concepts.attribution.attribute import attribute as attribute
     from icebear.concepts.attribution.controls import ablation as ablation
+    from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals as suggest_counterfactuals
     from icebear.concepts.attribution.matrix import matrix as matrix
     from icebear.concepts.attribution.result import Relevance as Relevance
     from icebear.concepts.attribution.sources import origins as origins
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
+        "icebear.concepts.attribution.counterfactuals": "suggest_counterfactuals",
         "icebear.concepts.attribution.matrix": "matrix",
         "icebear.concepts.attribution.sources": "origins",
         "icebear.concepts.attribution.units": "units",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from icebear.concepts import matrix as matrix
     from icebear.concepts import origins as origins
     from icebear.concepts import project as project
+    from icebear.concepts import suggest_counterfactuals as suggest_counterfactuals
     from icebear.concepts import units as units
     from icebear.db import IcebearError as IcebearError
     from icebear.db import Ranked as Ranked
@@ -60,7 +61,8 @@ __all__, __getattr__, __dir__ = public(
     {
         "icebear.actmax": "Card Explanation annotate build_index describe explain read_corpus",
         "icebear.concepts": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta Answer AttnLRP Chat Difference Epsilon "
-        "Gamma Graph Model Neuron Relevance ZPlus ablation attribute circuit load_model matrix origins project units",
+        "Gamma Graph Model Neuron Relevance ZPlus ablation attribute circuit load_model matrix origins project "
+        "suggest_counterfactuals units",
         "icebear.db": "IcebearError Ranked Store open_store",
         "icebear.steering": "Concept Edit Recipe apply_patch beside_chance find_concept flip steer",
     },

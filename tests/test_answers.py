@@ -1,4 +1,4 @@
-"""Answers: spans, phrases, hops, units, origins."""
+"""Answers: spans, phrases, units, origins."""
 
 import pytest
 import torch
@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_chat import MODELS
 
-from icebear.concepts import CP_LRP, Chat, Model, attribute, matrix, origins, units
+from icebear.concepts import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, origins, units
+from icebear.concepts.attribution.attribute import relevance_of
 from icebear.concepts.attribution.units import units_of
 from icebear.concepts.models.answer import Answer, read_span
+from icebear.concepts.models.plan import plan
 from icebear.errors import InputError
 
 WRITTEN = (11, 4, 7, 30, 2, 9)
@@ -44,7 +46,7 @@ def test_a_span_of_one_token_is_its_attribution(model, answer):
     assert torch.equal(against.tokens, attribute(model, [*IDS, *WRITTEN[:3]], WRITTEN[3], contrast=8).tokens)
 
 
-@pytest.mark.parametrize("number", ["log-odds", "logit", "centred"])
+@pytest.mark.parametrize("number", ["log-odds", "logit"])
 def test_a_span_is_the_sum_of_its_tokens(model, answer, number):
     with Double():
         whole = attribute(model, answer, span=(1, 5), number=number)
@@ -62,22 +64,16 @@ def test_a_span_is_the_sum_of_its_tokens(model, answer, number):
     assert whole.conserved.target == pytest.approx(sum(part.conserved.target for part in parts), abs=1e-9)
 
 
-def test_centred_logits_are_less_their_mean(model, answer):
-    with torch.no_grad():
-        logits = model.net(torch.tensor([[*IDS, *WRITTEN]])).logits[0, len(IDS) - 1 : -1]
-    own = logits[range(6), list(WRITTEN)]
-    assert attribute(model, answer, number="logit").conserved.target == pytest.approx(own.sum().item(), abs=1e-5)
-    centred = attribute(model, answer, number="centred").conserved.target
-    assert centred == pytest.approx((own - logits.mean(-1)).sum().item(), abs=1e-5)
-
-
 @pytest.mark.parametrize("other", [(4, 8), (4, 8, 9, 1), (12,)])
 def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, other):
     """On the common prompt; of different lengths by the means of centred logits."""
     before = [*IDS, *WRITTEN[:1]]
     with Double():
         found = attribute(model, answer, contrast=[other], span=(1, 3))
-        runs = [attribute(model, before, target_text=[ids], number="centred") for ids in (WRITTEN[1:3], other)]
+        runs = [
+            relevance_of(model, plan(model, [before], target_text=[ids], number="centred"), ATTNLRP, ("ffn", "attn"))[0]
+            for ids in (WRITTEN[1:3], other)
+        ]
     weights = [1, 1] if len(other) == 2 else [1 / 2, 1 / len(other)]
     here, there = (run.tokens * weight for run, weight in zip(runs, weights, strict=True))
     wanted = here.clone()
@@ -188,48 +184,6 @@ def test_an_answer_that_was_begun_goes_on(smol):
     begun = Chat([{"role": "user", "content": "Where do ice bears live?"}, {"role": "assistant", "content": "In the"}])
     answer = smol.answer(begun, max_new_tokens=3)
     assert answer.chat.messages[-1]["content"] == "In the" + answer.text
-
-
-# --- hops -----------------------------------------------------------------------------------------------
-
-
-def by_hand(model, ids, begins, tokens, hops):
-    """Each generated token's relevance to those before it, by the positive parts of its own attribution."""
-    found = [tokens.tolist()]
-    for _ in range(hops):
-        now, after = found[-1], [0.0] * len(found[-1])
-        for place, value in enumerate(now):
-            own = attribute(model, ids[:place], ids[place], sites=()).tokens.tolist() if place >= begins else []
-            positive = [max(part, 0.0) for part in own]
-            if not sum(positive):
-                after[place] += value
-                continue
-            for source, part in enumerate(positive):
-                after[source] += value * part / sum(positive)
-        found.append(after)
-    return found
-
-
-@pytest.mark.parametrize("hops", [0, 1, 3])
-def test_hops_against_a_slow_twin(model, answer, hops):
-    with Double():
-        found = attribute(model, answer, span=(4, 6), hops=hops, sites=())
-        plain = attribute(model, answer, span=(4, 6), sites=())
-        twin = by_hand(model, [*IDS, *WRITTEN], len(IDS), plain.tokens, hops)
-    assert torch.equal(found.tokens, found.hops[-1] if hops else plain.tokens)
-    assert len(found.hops) == (hops + 1 if hops else 0)
-    for mine, theirs in zip(found.hops, twin, strict=False):
-        assert close(mine, torch.tensor(theirs, dtype=mine.dtype))
-        assert mine.sum().item() == pytest.approx(plain.tokens.sum().item(), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"target_text": [(1, 2)], "counterfactual": OTHER}, {"target_text": [(1, 2)], "method": "gxi", "sites": ()}],
-)
-def test_hops_are_for_answers(model, options):
-    with pytest.raises(InputError, match="answer"):
-        attribute(model, IDS, hops=1, **options)
 
 
 # --- units ----------------------------------------------------------------------------------------------

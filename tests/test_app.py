@@ -477,9 +477,8 @@ def test_talk(environment, smol):
     assert list(neurons["neuron"]) == [str(row.neuron) for row in own.top(10)]
     page.get_by_key("rather").set_value("London").run()
     assert "Why ␣Paris rather than ␣London?" in text(fine(page))
-    page.get_by_key("hops").set_value(1).run()
-    hopped = attribute(smol, answer_of(smol, conversation(page), 1), contrast="London", span=(5, 6), hops=1)
-    wanted = [value for _, value in sorted(units(hopped, "turn"), key=lambda part: part[0].template)]
+    against = attribute(smol, answer_of(smol, conversation(page), 1), contrast="London", span=(5, 6))
+    wanted = [value for _, value in sorted(units(against, "turn"), key=lambda part: part[0].template)]
     assert page.dataframe[0].value["relevance"].tolist() == pytest.approx(wanted, abs=1e-4)
     page.get_by_key("talk_steer").click().run()
     assert fine(page).get_by_key("edits").value.endswith("*0")

@@ -127,7 +127,6 @@ DOORS = {
         lambda at, x: icebear.attribute(at.model, PROMPT, record=x),
         ("x", 99, [99], [2.5], ["last"], [True], NAN, None),
     ),
-    "attribute.hops": (lambda at, x: icebear.attribute(at.model, at.answer, hops=x), (-1, 2.5, True, "5", NAN, None)),
     "attribute.method": (lambda at, x: icebear.attribute(at.model, PROMPT, method=x), ("x", 3, ["attnlrp"], AttnLRP)),
     "attribute.target": (
         lambda at, x: icebear.attribute(at.model, PROMPT, x),

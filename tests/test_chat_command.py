@@ -36,9 +36,8 @@ def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
 
 def test_words_of_an_answer_are_explained():
     asked = ("--chat", QUESTION, "--span", "the Arctic", "--max-new-tokens", "8")
-    found = told("attribute", *asked, "--hops", "1", "--units", "sentence")
+    found = told("attribute", *asked, "--units", "sentence")
     assert found["target_text"] == " the Arctic"
-    assert len(found["hops"]) == 2
     sums = sum(unit["relevance"] for unit in found["units"])
     assert sums == pytest.approx(sum(token["relevance"] for token in found["tokens"]), abs=1e-4)
     against = told("attribute", *asked, "--contrast", "a desert")
@@ -83,7 +82,7 @@ def test_steering_and_flipping_a_chat(few_held_out, tmp_path):
 
 def test_a_conversation_in_the_terminal(tmp_path):
     file = tmp_path / "said.json"
-    lines = [QUESTION, "/why the Arctic", "/why penguins", "/hops Arctic rather than desert", "/from", "/help", ""]
+    lines = [QUESTION, "/why the Arctic", "/why penguins", "/why Arctic rather than desert", "/from", "/help", ""]
     lines += ["/what", "And camels?", f"/save {file}", "/quit"]
     done = run("chat", "--max-new-tokens", "8", input="\n".join(lines) + "\n")
     for part in ("Ice bears are found in the Arctic", "Why ' the Arctic'?", "rather than ' desert'", "question"):

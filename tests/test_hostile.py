@@ -25,9 +25,6 @@ attribute --model tiny "a" --target ""
 attribute --model tiny "a" --target "no such token at all"
 attribute --model tiny "a" --contrast "" --counterfactual ""
 attribute --model tiny "a" --counterfactual a
-attribute --model tiny "a" --counterfactual auto:0
-attribute --model tiny "a" --counterfactual auto:-3
-attribute --model tiny "a" --counterfactual "auto:99999999999999999999"
 attribute --model tiny "a" --span ""
 attribute --model tiny "a" --span "9:1"
 attribute --model tiny "a" --span "0:99999999999999999999999"
@@ -41,7 +38,6 @@ attribute --model tiny "a" --method difference
 attribute --model tiny "a" --image none.png
 attribute --model tiny --image text.txt
 attribute --model tiny "a" --at nowhere
-attribute --model tiny "a" --hops 99999999999
 attribute --model tiny "a" --target-text ""
 attribute --model tiny --messages deep.json
 attribute --model tiny --messages pipe

@@ -131,7 +131,7 @@ def _checked(graph: Graph) -> dict[str, Any]:
 @click.command()
 @click.argument("prompt", required=False)
 @options("--target", "--contrast")
-@options("--counterfactual", show_default="auto")
+@options("--counterfactual", required=True)
 @options(*CHAT)
 @options("--nodes")
 @options("--html", required=True)
@@ -165,7 +165,7 @@ def story(
     need("circuits")
     model = load(**given)
     with store_if_any(store_path, model) as store, bar("edges", 1) as move:
-        found = run(model, asked, likewise(asked, *(counterfactual or ["auto"])), target, contrast, nodes, store, move)
+        found = run(model, asked, likewise(asked, *counterfactual), target, contrast, nodes, store, move)
     write_page(html, found.to_html())
     if as_json:
         print_json(found.to_dict())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
 
-ASKED = (*EXPLAIN, "--method", "--image", *CHAT, "--span", "--hops", "--max-new-tokens")
+ASKED = (*EXPLAIN, "--method", "--image", *CHAT, "--span", "--max-new-tokens")
 
 
 @click.command()
@@ -85,7 +85,7 @@ def attribute(
 
 def _asked(given: dict[str, Any], prompt: str | None) -> dict[str, Any]:
     """The prompt, and the arguments of `icebear.concepts.attribute` that were given."""
-    asked = taken(given, (*EXPLAIN, "--method", "--span", "--hops", "--max-new-tokens"))
+    asked = taken(given, (*EXPLAIN, "--method", "--span", "--max-new-tokens"))
     asked["prompt"] = conversation(prompt, given)
     counterfactual, at, method = asked["counterfactual"], asked["at"], asked["method"]
     counterfactual = [likewise(asked["prompt"], other) for other in counterfactual]

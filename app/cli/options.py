@@ -44,21 +44,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--system": {"help": "A system message before it; it is a chat then."},
     "--messages": {"type": FILE, "help": "A chat's messages instead of PROMPT: a JSON file."},
     "--span": {"help": "Let the model answer; explain these words of the answer, its tokens 3:5, or all."},
-    "--hops": {
-        "default": 0,
-        "type": click.IntRange(min=0),
-        "help": "With --span: hand relevance on from the answer's own words so often.",
-    },
     "--number": {
-        "type": click.Choice(["log-odds", "logit", "centred"]),
+        "type": click.Choice(["log-odds", "logit"]),
         "show_default": "log-odds; logit with --contrast or --counterfactual",
-        "help": "What is explained of the answer: against all others by probability, alone, or less the mean.",
+        "help": "Explain the target's logit against all other tokens by probability, or alone.",
     },
     "--max-new-tokens": {"default": 40, "type": AT_LEAST_1, "help": "How many tokens the model writes at most."},
     "--prefix": {"help": "What the decoder of an encoder-decoder has written before the target."},
     "--counterfactual": {
         "multiple": True,
-        "help": "Another prompt to compare with, or auto, auto:2; several times: the mean.",
+        "help": "The prompt that this one is compared with; several times: the mean.",
     },
     "--base-model": {"help": "Another model of the same shape to compare with on the same prompt: base, fine-tuned."},
     "--at": {
@@ -186,9 +181,8 @@ def conversation(prompt: str | None, given: dict[str, Any]) -> Any:
 def likewise(asked: Any, other: str) -> Any:
     """Another prompt, of a chat with another message of the user at its end."""
     from icebear.concepts.models.chat import Chat
-    from icebear.concepts.models.prompts import AUTO
 
-    return asked.asking(other) if isinstance(asked, Chat) and not AUTO.fullmatch(other) else other
+    return asked.asking(other) if isinstance(asked, Chat) else other
 
 
 def load(model_name: str, **options: Any) -> Model:

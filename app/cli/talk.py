@@ -138,9 +138,9 @@ class _Talk:
             self.console.print(HELP, markup=False)
         elif command == "/save":
             self._save(words)
-        elif command in ("/why", "/hops"):
+        elif command == "/why":
             phrase, _, rather = words.partition(" rather than ")
-            self.console.print(why(self.model, self._answer(), phrase or "0:1", rather, 2 * (command == "/hops")))
+            self.console.print(why(self.model, self._answer(), phrase or "0:1", rather))
         elif command == "/from":
             self.console.print(origins_table(origins(self.model, self._answer())))
         else:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
 HELP = """/why WORDS [rather than WORDS]  which words and neurons made the last answer say so
-/hops WORDS                     the same, handed on from the answer's own words to what they rest on
 /from                           how much of it came from the context, the question, its own start
 /save FILE                      the conversation as JSON, for --messages
 /quit                           end"""
@@ -85,13 +84,13 @@ def matrix_table(found: Matrix) -> Group:
     return Group(*parts)
 
 
-def why(model: Model, answer: Answer, words: str, rather: str, hops: int) -> Group:
+def why(model: Model, answer: Answer, words: str, rather: str) -> Group:
     """Which words and neurons made an answer say so."""
     from icebear.concepts.attribution.attribute import attribute
     from icebear.concepts.attribution.units import units
     from icebear.concepts.vocabulary import projections
 
-    found = attribute(model, answer, contrast=rather or None, span=words, hops=hops, record="last")
+    found = attribute(model, answer, contrast=rather or None, span=words, record="last")
     ranked = found.top(8, "ffn")
     said = projections(model, (row.neuron for row in ranked), 5)
     table = ranking(ranked, found, said, "FFN neurons where it was said")

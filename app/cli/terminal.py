@@ -92,10 +92,6 @@ def token_table(relevance: Relevance) -> Table:
     return table
 
 
-def _hops(relevance: Relevance) -> str:
-    return f", {len(relevance.hops) - 1} hops from the answer's own words" if relevance.hops else ""
-
-
 def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     table = grid(("whose", "left"), ("relevance", "right"), ("text", "left"))
     for unit, value in parts:
@@ -114,7 +110,7 @@ def explanation(relevance: Relevance, units: Table | None = None) -> Group:
     predicted = ", ".join(f"{token.text!r} {token.number}" for token in relevance.predictions[:5])
     return Group(
         Text(f"Predicted: {predicted}"),
-        Text.assemble(head, Text(f"?  method: {repr(relevance.method).removesuffix('()')}{_hops(relevance)}", "dim")),
+        Text.assemble(head, Text(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")),
         Padding(patches(relevance) if relevance.image else heatmap(relevance), (1, 2)),
         *([] if relevance.image else [units or token_table(relevance)]),
         Text(relevance.account(), "dim"),

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000, description="The text that the model reads.")]
 Other = Annotated[
     str | None,
-    Field(max_length=20_000, description="Another prompt to compare with, of as many tokens; auto proposes one."),
+    Field(max_length=20_000, description="Another prompt to compare with, of as many tokens."),
 ]
 Word = Annotated[str | None, Field(max_length=200, description="One token, as it is in a text: ' Arctic'.")]
 IsChat = Annotated[bool, Field(description="The prompt is a user's message; the model's own template is put around.")]
@@ -217,9 +217,7 @@ class Tools:
         self,
         ctx: Context,
         prompt: Prompt,
-        counterfactual: Annotated[
-            str, Field(max_length=20_000, description="Another prompt of as many tokens, or auto.")
-        ],
+        counterfactual: Annotated[str, Field(max_length=20_000, description="Another prompt of as many tokens.")],
         target: Word = None,
         contrast: Word = None,
         chat: IsChat = False,

@@ -85,7 +85,7 @@ class Story:
 def story(
     model: Model,
     prompt: PromptLike,
-    counterfactual: PromptLike = "auto",
+    counterfactual: PromptLike,
     target: str | None = None,
     contrast: str | None = None,
     nodes: int = 60,

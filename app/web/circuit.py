@@ -57,7 +57,7 @@ def show() -> None:
     need("circuits")
     model()
     if not counterfactual:
-        st.info("A circuit is of a difference: give another prompt of as many tokens, or auto.")
+        st.info("A circuit is of a difference: give another prompt of as many tokens.")
         return
     asked = (model_name(), prompt, target or None, contrast or None, counterfactual, count, heads)
     graph = _found(*asked)

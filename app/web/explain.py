@@ -61,13 +61,11 @@ def answered(name: str, chat: str, turn: int) -> Answer:
 
 
 @st.cache_resource(show_spinner="Explaining ...")
-def explained_words(
-    name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None, hops: int
-) -> Relevance:
+def explained_words(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """The same of words of an answer; neurons where they were said."""
     answer = answered(name, chat, turn)
-    found = attribute(model(), answer, contrast=contrast, span=span, hops=hops, record="last")
-    _make_room(explained_words, (name, chat, turn, span, contrast, hops), found)
+    found = attribute(model(), answer, contrast=contrast, span=span, record="last")
+    _make_room(explained_words, (name, chat, turn, span, contrast), found)
     return found
 
 

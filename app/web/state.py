@@ -198,7 +198,7 @@ def read_prompt(text: str) -> str | Chat:
 
 def other_prompt(default: str = "") -> str | None:
     """The field for a prompt to compare with."""
-    label = "Compared with another prompt (optional; auto: one that the model finds likely)"
+    label = "Compared with another prompt (optional)"
     return typed(st.text_input, label, "counterfactual", value=default) or None
 
 

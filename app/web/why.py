@@ -32,8 +32,8 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     text = Chat(chat.messages[: turn + 1]).to_json(None)
     answer = answered(model_name(), text, turn)
     start, stop = answer.places(span)
-    rather, hops = _asked()
-    relevance = explained_words(model_name(), text, turn, (start, stop), rather.strip() or None, hops)
+    rather = _other_phrase()
+    relevance = explained_words(model_name(), text, turn, (start, stop), rather.strip() or None)
     _tokens(relevance, answer.probabilities[start:stop])
     _parts(relevance, origins_of(model_name(), text, turn, (start, stop)))
     ranked = relevance.top(10) if relevance.sites else []
@@ -48,22 +48,10 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     _circuit(before, answer, start, relevance)
 
 
-def _asked() -> tuple[str, int]:
-    """The other phrase, and hops."""
+def _other_phrase() -> str:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.segmented_control("A click marks", [EXPLAINED, AGAINST], default=EXPLAINED, required=True, key="clicks")
-        rather = typed(st.text_input, "Rather than (another phrase, optional)", "rather", width=260)
-        hops = typed(
-            st.number_input,
-            "Hops",
-            "hops",
-            0,
-            3,
-            0,
-            width=120,
-            help="How often what rests on the answer's own words is handed on to what these rest on.",
-        )
-    return rather, hops
+        return typed(st.text_input, "Rather than (another phrase, optional)", "rather", width=260)
 
 
 @st.cache_data(max_entries=64, show_spinner="Explaining ...")

@@ -10,8 +10,6 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overlo
 
 import torch
 
-from icebear.concepts.attribution.counterfactuals import proposed
-from icebear.concepts.attribution.hops import hopped
 from icebear.concepts.attribution.paired import compared
 from icebear.concepts.attribution.recorded import Recorded, kept_at, kept_of, said, token_relevance, unranked
 from icebear.concepts.attribution.result import Conservation, Relevance
@@ -24,7 +22,7 @@ from icebear.concepts.models import images
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Number, Plan, Token, per_prompt, phrase_ids, plan
-from icebear.concepts.models.prompts import AUTO, Prompt, PromptLike, Prompts, prompts_of
+from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, prompts_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons
@@ -35,7 +33,7 @@ from icebear.errors import InputError, NumericalError
 from icebear.values import one_of, several, shown, whole
 
 Kept = Literal["all", "top"]
-Explained = Literal["log-odds", "logit", "centred"]
+Explained = Literal["log-odds", "logit"]
 ROWS = 16
 """Prompts that go through the model at once, however many are given."""
 
@@ -51,7 +49,6 @@ class Options(TypedDict, total=False):
     prefix: str | Sequence[str] | None
     at: int | Sequence[int] | str | None
     span: Span | None
-    hops: int
     number: Explained | None
     record: Recorded
     keep: Kept
@@ -92,7 +89,6 @@ def attribute(
     prefix: str | Sequence[str] | None = None,
     at: int | Sequence[int] | str | None = None,
     span: Span | None = None,
-    hops: int = 0,
     number: Explained | None = None,
     record: Recorded = "all",
     keep: Kept = "all",
@@ -111,9 +107,8 @@ def attribute(
         of phrases of different lengths the means (DESIGN section 16, phrases).
     target_text: explains a whole continuation instead, summed over its tokens.
     counterfactual: another prompt, or several, that this one is compared with: relevance is then (activation -
-        activation there) x coefficient, the mean over several. ``auto`` takes one that the model itself finds likely
-        (`icebear.concepts.attribution.counterfactuals`), ``auto:2`` the next one. Without a contrast, that is the
-        other prompt's own answer. With a list of prompts one for each, or one for all.
+        activation there) x coefficient, the mean over several. Without a contrast, that is the other prompt's own
+        answer. With a list of prompts one for each, or one for all.
     base_model: another model of the same shape (fine-tuned, edited, without its adapter) that this one is compared
         with on the same prompt: relevance is then relevance here less relevance there, of this model's answer.
     method: a value, or the name of one in `icebear.concepts.lrp.method`, or in `icebear.concepts.baselines.methods`,
@@ -125,11 +120,9 @@ def attribute(
     at: the token whose label is explained, for a token classifier (default: the most conspicuous one). With
         counterfactual, in words: where coefficients are taken, ``prompt`` or ``midpoint``.
     span: of an answer the tokens (i, j), half open, or a phrase of it; default all of it.
-    hops: how often the relevance of an answer's own tokens is handed on to what they rest on
-        (`icebear.concepts.attribution.hops`).
     number: what is explained of the answer: ``log-odds``, its logit less the mean of all others, weighted by their
-        probability; ``logit`` alone, as the paper has it; ``centred``, less the mean over the vocabulary. Default:
-        log-odds, with a contrast or counterfactual the logit (docs/explain.md#which-number).
+        probability; ``logit`` alone, as the paper has it. Default: log-odds, with a contrast or counterfactual logit
+        (docs/explain.md#which-number).
     record: the positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
         whole prompt of 2,000 tokens takes gigabytes in a large model.
     keep: ``top`` keeps, of all positions, the sums by layer, head and token and only the `k` neurons of each site that
@@ -141,7 +134,6 @@ def attribute(
 
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602). Raises `InputError`, `MissingRule`, `NumericalError`.
     """
-    hops = whole(hops, "The number of hops", 0)
     if base_model is not None:
         if not isinstance(base_model, Model):
             raise InputError(f"base_model is a loaded model, not {shown(base_model)}; give one of load_model.")
@@ -151,7 +143,7 @@ def attribute(
             "method": method,
             "sites": sites,
         }
-        same |= {"prefix": prefix, "at": at, "span": span, "hops": hops, "number": number or "logit"}
+        same |= {"prefix": prefix, "at": at, "span": span, "number": number or "logit"}
         same |= {"checkpoint": checkpoint, "strict": strict}
         keeping = _keeping(record, keep, k)
         return between_models(attribute, model, base_model, prompt, target, contrast, keeping, same)  # type: ignore[no-any-return]
@@ -161,7 +153,7 @@ def attribute(
     each = (per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, label_at))
     names = ("target", "contrast", "target_text", "prefix", "at")
     asked = [dict(zip(names, values, strict=True)) for values in zip(*each, strict=True)]
-    others = None if counterfactual is None else _others(model, counterfactual, prompts, single)
+    others = None if counterfactual is None else _others(counterfactual, prompts, single)
     first = None
     if isinstance(prompt, Answer):
         prompts, asked, others, first = _of_answer(model, prompt, span, asked[0], others)
@@ -179,9 +171,6 @@ def attribute(
         results = _explained(model, prompts, asked, others, numbers=numbers, how=how)
     if first is not None or target_text is not None:
         results = [replace(one, answer_from=one.predicted_at + 1 if first is None else first) for one in results]
-    if hops:
-        pairs = zip(results, numbers, strict=True)
-        results = [hopped(model, found, hops, number, strict, checkpoint) for found, number in pairs]
     return results[0] if single else results
 
 
@@ -258,7 +247,7 @@ def _numbers(number: Explained | None, asked: Sequence[dict[str, Any]], compares
     against = [compares or one["contrast"] is not None for one in asked]
     if number == "log-odds" and any(against):
         raise InputError("Log-odds are against all other answers; leave out number, or contrast and counterfactual.")
-    kinds: dict[Explained, Number] = {"log-odds": "log-odds", "logit": "logits", "centred": "centred"}
+    kinds: dict[Explained, Number] = {"log-odds": "log-odds", "logit": "logits"}
     return [kinds[number or ("logit" if other else "log-odds")] for other in against]
 
 
@@ -306,10 +295,8 @@ def _against(model: Model, how: How, prompt: Prompt, phrases: Any, others: Any) 
     return less.only(how.k, kept_of(less.explained_at, len(less.tokens), how.record))
 
 
-def _others(model: Model, counterfactual: Any, prompts: Sequence[Prompt], single: bool) -> list[list[Prompt]]:
+def _others(counterfactual: Any, prompts: Sequence[Prompt], single: bool) -> list[list[Prompt]]:
     """What each prompt is compared with."""
-    if isinstance(counterfactual, str) and (asked := AUTO.fullmatch(counterfactual)):
-        return [[Prompt(ids=proposed(model, prompt, int(asked[1] or 1)).ids)] for prompt in prompts]
     others, alone = prompts_of(
         list(counterfactual.prompt_ids) if isinstance(counterfactual, Answer) else counterfactual
     )

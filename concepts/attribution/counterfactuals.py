@@ -1,5 +1,5 @@
-"""Which other prompt to compare with, where the user names none: one content word exchanged for another one that the
-model itself finds likely there, and that changes its answer."""
+"""Prompts to compare with, for a person to choose from: one content word exchanged for another one that the model
+itself finds likely there, and that changes its answer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.errors import InputError
+from icebear.values import whole
 
 COMMON = Path(__file__).parent / "common.txt"
 TRIED, MOST = 150, 3000
@@ -27,66 +28,69 @@ ROWS = 16
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Suggestion:
     """A prompt of as many tokens, with another answer."""
 
     ids: tuple[int, ...]
     text: str
     word: str
     instead_of: str
+    answer: str
+    """The model's most probable next token there."""
+    probability: float
     log_probability: float
     """Of the whole prompt with its answer, nats."""
-    answer: str
-    probability: float
 
 
-def proposals(model: Model, prompt: PromptLike) -> list[Proposal]:
-    """Other prompts, the most probable with their answers first; none where no word can be exchanged.
+def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) -> list[Suggestion]:
+    """Prompts that `prompt` could be compared with (`attribute(counterfactual=)`).
 
-    Exchanged is one content word, of a chat one of its messages': neither the first nor the last token (which every
-    answer hangs on), none of the 200 commonest, for a word of as many tokens. Raises `InputError` for a model that does
-    not write the next token.
+    One content word is exchanged for one of as many tokens, in a chat a word of one of its messages. It is neither the
+    first nor the last word, which every answer depends on, nor one of the 200 most common words.
+
+    Parameters
+    ----------
+    model: a causal language model.
+    prompt: a text, token ids or a chat.
+    count: how many at most.
+
+    Returns
+    -------
+    The suggestions whose prompt and answer are most probable together, most probable first; empty if there are none.
+
+    Raises
+    ------
+    InputError: the model does not predict the next token.
     """
+    count = whole(count, "The number of counterfactuals")
     if not model.task.looks_back:
-        raise InputError(f"Other prompts are proposed for models that write the next token; {model.name} does not.")
+        raise InputError(f"Counterfactuals are suggested for causal language models; {model.name} is none.")
     ids = list(model.encode([prompt]).row_ids(0))
     texts = [model.answer_text(token) for token in ids]
     (answer, sure, _), *_ = _answers(model, [ids])
     turns = model.turns(ids)
-    said = inside(turns) if turns else set(range(len(ids)))
-    found = []
-    for start, end in _words(texts):
-        if not said.issuperset(range(start, end)):
-            continue
-        for tokens in _likely(model, ids[:start], ids[start:end], "".join(texts[start:end]).strip()):
-            found.append(([*ids[:start], *tokens, *ids[end:]], start, end))
-    rows = _answers(model, [changed for changed, _, _ in found])
-    proposed = [
-        Proposal(
+    allowed = inside(turns) if turns else set(range(len(ids)))
+    changes = [
+        ([*ids[:start], *tokens, *ids[end:]], start, end)
+        for start, end in _words(texts)
+        if allowed.issuperset(range(start, end))
+        for tokens in _likely(model, ids[:start], ids[start:end], "".join(texts[start:end]).strip())
+    ]
+    rows = _answers(model, [changed for changed, _, _ in changes])
+    suggestions = [
+        Suggestion(
             tuple(changed),
             model.tokenizer.decode(changed),
             "".join(model.answer_text(token) for token in changed[start:end]).strip(),
             "".join(texts[start:end]).strip(),
-            log_probability + math.log(probability),
             model.answer_text(other),
             probability,
+            log_probability + math.log(probability),
         )
-        for (changed, start, end), (other, probability, log_probability) in zip(found, rows, strict=True)
+        for (changed, start, end), (other, probability, log_probability) in zip(changes, rows, strict=True)
         if other != answer and probability >= AS_SURE * sure and _content(model.answer_text(other))
     ]
-    return sorted(proposed, key=lambda one: -one.log_probability)
-
-
-def proposed(model: Model, prompt: PromptLike, which: int = 1) -> Proposal:
-    """The first of `proposals`, or the one that is asked for. Raises `InputError` where there is none."""
-    found = proposals(model, prompt)
-    if len(found) < which:
-        more = f"only {len(found)} such prompts were found" if found else "none was found"
-        raise InputError(
-            f"No other prompt can be proposed: one content word exchanged, another answer as sure as this one; {more}. "
-            "Name a prompt to compare with."
-        )
-    return found[which - 1]
+    return sorted(suggestions, key=lambda one: -one.log_probability)[:count]
 
 
 @cache

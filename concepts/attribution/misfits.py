@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def of_relevance(found: Relevance) -> Iterator[str]:
     """The names of the parts that do not fit the others."""
     count = len(found.tokens) if found.tokens.dim() == 1 else 0
-    each = (found.token_ids, found.token_strings, *found.hops)
+    each = (found.token_ids, found.token_strings)
     places = (*found.explained_at, *found.recorded, *found.sinks)
     ends = (found.read, found.answer_from or 0, *(end for turn in found.turns for end in _ends(turn)))
     checks = {
         "tokens": count > 0 and bool(found.tokens.isfinite().all()),
-        "token_ids, token_strings or hops": all(len(part) == count for part in each),
+        "token_ids or token_strings": all(len(part) == count for part in each),
         "explained_at": len(found.explained_at) > 0,
         "explained_at, recorded or sinks": all(0 <= place < count for place in places),
         "recorded": list(found.recorded) == sorted(set(found.recorded)),

@@ -165,8 +165,6 @@ class Relevance(Tabled):
     """The position of an answer's first token; None where only what comes next is explained."""
     rather: Rather | None = None
     """The phrase that it is explained against."""
-    hops: tuple[Tensor, ...] = ()
-    """(T,) the tokens' relevance after 0, 1, ... hops, if any were made; the last one is `tokens`."""
     largest: Largest | None = None
     """With ``keep="top"``: what is kept of the other positions."""
     positions: Tensor | None = None
@@ -511,7 +509,6 @@ class Relevance(Tabled):
             "turns": [vars(turn) for turn in self.turns],
             "template": list(self.template),
             "answer_from": self.answer_from,
-            "hops": [tokens.tolist() for tokens in self.hops],
             "conservation": self.conserved.to_dict(),
             "counterfactual": _counterfactual_dict(self) if self.counterfactual else None,
             "missing_rules": list(self.missing_rules),

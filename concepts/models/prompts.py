@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -25,10 +24,6 @@ PromptLike: TypeAlias = (
 """What may stand for a `Prompt`: a text, token ids (a list, an array, a tensor), a `Chat` or its messages (a list of
 dicts with role and content), an `Answer` with what it answers; for an image classifier the path of an image, an image,
 or its pixels."""
-
-
-AUTO = re.compile(r"auto(?::([1-9]\d*))?")
-"""In place of another prompt: one that the model itself finds likely, or the next one of those."""
 
 
 @dataclass(frozen=True)
