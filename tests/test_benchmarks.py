@@ -115,7 +115,7 @@ def test_the_control_is_as_long_as_the_evidence_and_random_scores_do_no_better()
 # --- a model ---
 
 
-def test_no_hops_are_the_plain_scores_and_only_the_context_counts(model):
+def test_scores_are_those_of_attribute_and_only_the_context_counts(model):
     (item,) = some("two-hop", 2, 1)
     one = spans.asked(model, item)
     ids = one.answer
@@ -141,7 +141,7 @@ def test_no_hops_are_the_plain_scores_and_only_the_context_counts(model):
     counting = [token for token in range(len(positive)) if token not in one.sinks]
     share = positive[begins:].sum() / positive[counting].sum()
     assert found["methods"]["attnlrp"]["own"] == pytest.approx(share.item())
-    assert found["methods"]["attnlrp"]["scores"] != found["methods"]["attnlrp, 1 hop"]["scores"]
+    assert found["methods"]["attnlrp"]["scores"] != found["methods"]["attnlrp, against"]["scores"]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
