@@ -23,8 +23,7 @@ from icebear.tables import Tabled
 if TYPE_CHECKING:
     import pandas
 
-    from icebear.concepts.baselines.methods import Baseline
-    from icebear.concepts.lrp.method import AttnLRP, Difference
+    from icebear.concepts.methods.method import Method
     from icebear.concepts.models.answer import Span
     from icebear.concepts.models.model import Model
     from icebear.concepts.models.plan import Token
@@ -217,7 +216,7 @@ def explain(
     contrast: Token | None = None,
     counterfactual: PromptLike | Prompts | None = None,
     base_model: Model | None = None,
-    method: AttnLRP | Difference | Baseline | str | None = None,
+    method: Method | str | None = None,
     span: Span | None = None,
     top: int = 10,
     site: str | None = "ffn",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from icebear.concepts.evaluation.methods import token_scores
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.concepts.selftest import seconds
@@ -23,7 +23,7 @@ WATTS = 65.0
 
 def table(
     model: Model,
-    methods: Mapping[str, Any],
+    methods: Mapping[str, Method],
     lengths: Sequence[int],
     rounds: int = 3,
     watts: float = WATTS,
@@ -38,7 +38,7 @@ def table(
         asked = plan(model, [ids]).resolved(model)
         forward = statistics.median(_timed(model, partial(_forward, model, asked))[0] for _ in range(rounds + 1))
         for name, method in methods.items():
-            taken = [_timed(model, partial(token_scores, model, asked, method)) for _ in range(rounds)]
+            taken = [_timed(model, partial(method.scores, model, asked)) for _ in range(rounds)]
             middle = statistics.median(part[0] for part in taken)
             rows.append(
                 {

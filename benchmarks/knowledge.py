@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.baselines.common import ROWS, log_probability
+from icebear.concepts.methods.common import ROWS, log_probability
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.edits import Edit

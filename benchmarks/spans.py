@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.baselines.methods import Baseline, Gradient, GradientTimesInput, IntegratedGradients, Random
 from icebear.concepts.calibration import TEXTS
 from icebear.concepts.evaluation import metrics, report
 from icebear.concepts.evaluation.groundtruth import tokens_between
-from icebear.concepts.evaluation.methods import why_not
 from icebear.concepts.evaluation.runner import OnProgress
-from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.methods.lrp import AttnLRP
+from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import why_not
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
@@ -43,9 +43,9 @@ TRIES = 10
 TRIED_ON = 16
 """Tokens of the prompt that say whether a method runs on a model."""
 LONG = 400
-"""Tokens of a prompt up to which methods run that take a pass a token, or keep attention weights or many copies."""
-SWIFT = (AttnLRP, Gradient, GradientTimesInput, IntegratedGradients, Random)
-"""Those that run on longer ones."""
+"""Tokens of a prompt up to which all methods run."""
+COST = 50
+"""Of methods that run on longer ones the largest `Method.cost`."""
 
 
 def columns(task: str) -> dict[str, str]:
@@ -282,14 +282,12 @@ def usable(
     return found, TRIES * count
 
 
-def able(
-    model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline]
-) -> tuple[dict[str, AttnLRP | Baseline], dict[str, str]]:
+def able(model: Model, one: Asked, methods: Mapping[str, Method]) -> tuple[dict[str, Method], dict[str, str]]:
     """Methods that can run on prompts as long as this one, and why others are left out."""
     ids = one.answer.prompt_ids
     unable = {}
     for name, method in methods.items():
-        if len(ids) > LONG and not isinstance(method, SWIFT):
+        if len(ids) > LONG and method.cost(len(ids)) > COST:
             unable[name] = f"beyond {LONG} tokens it is left out, as it takes a pass a token or much memory"
         elif why := why_not(model, plan(model, [list(ids[-TRIED_ON:])]), method):
             unable[name] = why
@@ -304,7 +302,7 @@ def length(lines: Sequence[dict[str, Any]]) -> str:
 # --- measured -------------------------------------------------------------------------------------------
 
 
-def sample(model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline], seed: int = 0) -> dict[str, Any]:
+def sample(model: Model, one: Asked, methods: Mapping[str, Method], seed: int = 0) -> dict[str, Any]:
     """Each method's numbers on an item; only tokens of the context count, sinks left out. JSON-ready."""
     item = one.item
     parts = [tokens_between(model, item.prompt, *place) for place in item.places]
@@ -329,7 +327,7 @@ def sample(model: Model, one: Asked, methods: Mapping[str, AttnLRP | Baseline], 
     }
 
 
-def readings(model: Model, one: Asked, method: AttnLRP | Baseline) -> dict[str, Tensor]:
+def readings(model: Model, one: Asked, method: Method) -> dict[str, Tensor]:
     """(T,) the tokens' scores: plain, and by relevance also against the contrast, and for the step of two hops."""
     explain = partial(attribute, model, one.answer, span=one.span, method=method, sites=(), number="logit")
     plain = explain()

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.units import units as units
     from icebear.concepts.circuits.circuit import circuit as circuit
     from icebear.concepts.circuits.graph import Graph as Graph
-    from icebear.concepts.lrp.method import ATTNLRP as ATTNLRP
-    from icebear.concepts.lrp.method import CP_LRP as CP_LRP
-    from icebear.concepts.lrp.method import DIFFERENCE as DIFFERENCE
-    from icebear.concepts.lrp.method import PA_LRP as PA_LRP
-    from icebear.concepts.lrp.method import VIT as VIT
-    from icebear.concepts.lrp.method import AlphaBeta as AlphaBeta
-    from icebear.concepts.lrp.method import AttnLRP as AttnLRP
-    from icebear.concepts.lrp.method import Difference as Difference
-    from icebear.concepts.lrp.method import Epsilon as Epsilon
-    from icebear.concepts.lrp.method import Gamma as Gamma
-    from icebear.concepts.lrp.method import ZPlus as ZPlus
+    from icebear.concepts.lrp.linear_rules import AlphaBeta as AlphaBeta
+    from icebear.concepts.lrp.linear_rules import Epsilon as Epsilon
+    from icebear.concepts.lrp.linear_rules import Gamma as Gamma
+    from icebear.concepts.lrp.linear_rules import ZPlus as ZPlus
+    from icebear.concepts.methods.lrp import ATTNLRP as ATTNLRP
+    from icebear.concepts.methods.lrp import CP_LRP as CP_LRP
+    from icebear.concepts.methods.lrp import DIFFERENCE as DIFFERENCE
+    from icebear.concepts.methods.lrp import PA_LRP as PA_LRP
+    from icebear.concepts.methods.lrp import VIT as VIT
+    from icebear.concepts.methods.lrp import AttnLRP as AttnLRP
+    from icebear.concepts.methods.lrp import Difference as Difference
     from icebear.concepts.models.answer import Answer as Answer
     from icebear.concepts.models.chat import Chat as Chat
     from icebear.concepts.models.loading import load_model as load_model
@@ -44,8 +44,8 @@ __all__, __getattr__, __dir__ = public(
         "icebear.concepts.attribution.attribute": "attribute",
         "icebear.concepts.circuits.circuit": "circuit",
         "icebear.concepts.circuits.graph": "Graph",
-        "icebear.concepts.lrp.method": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AlphaBeta AttnLRP Difference Epsilon "
-        "Gamma ZPlus",
+        "icebear.concepts.lrp.linear_rules": "AlphaBeta Epsilon Gamma ZPlus",
+        "icebear.concepts.methods.lrp": "ATTNLRP CP_LRP DIFFERENCE PA_LRP VIT AttnLRP Difference",
         "icebear.concepts.models.answer": "Answer",
         "icebear.concepts.models.chat": "Chat",
         "icebear.concepts.models.loading": "load_model",

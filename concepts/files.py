@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import torch
 from torch import Tensor
 
+from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import method_of
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.paths import local, read_text, write_file
@@ -87,7 +89,7 @@ def encoded(value: Any, kind: Any) -> Any:
         return [encoded(part, type_) for part, type_ in zip(value, _each(origin, inner, len(value)), strict=True)]
     if origin is dict:
         return {key: encoded(part, inner[1]) for key, part in value.items()}
-    if isinstance(value, Neuron):
+    if isinstance(value, (Neuron, Method)):
         return str(value)
     if isinstance(value, Tensor):
         return _packed(value)
@@ -123,6 +125,8 @@ def _single(told: Any, kind: type, model: Model | None) -> Any:
     """What has no parts of other types, or named ones."""
     if kind is Neuron:
         return Neuron.parse(_checked(told, isinstance(told, str), kind))
+    if kind is Method:
+        return _method(_checked(told, isinstance(told, str), kind))
     if kind is Tensor:
         return _unpacked(told)
     if kind is Model:
@@ -135,6 +139,13 @@ def _single(told: Any, kind: type, model: Model | None) -> Any:
     hints, names = get_type_hints(kind), {field.name for field in fields(kind)}
     _checked(told, isinstance(told, dict) and set(told) == names, kind)
     return kind(**{name: decoded(told[name], hints[name], model) for name in names})
+
+
+def _method(text: str) -> Method:
+    try:
+        return method_of(text)
+    except InputError as error:
+        raise ValueError(str(error)) from None
 
 
 def _one_of(told: Any, kinds: tuple[Any, ...], model: Model | None) -> Any:

@@ -13,7 +13,7 @@ import torch
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.result import Conservation
 from icebear.concepts.lrp.context import relevance_rules
-from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import PromptLike
@@ -55,7 +55,7 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
     with model.lock, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing operations are reported below
         plain = model.logits(asked.batch, asked.needed)
-        with relevance_rules(model.net, strict=False):
+        with relevance_rules(model.net, ATTNLRP, strict=False):
             ruled = model.logits(asked.batch, asked.needed)
         parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
     with warnings.catch_warnings():

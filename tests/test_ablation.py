@@ -14,6 +14,7 @@ from icebear.concepts import attribute
 from icebear.concepts.attribution.controls import Nodes, ablation, largest, matched, shares
 from icebear.concepts.evaluation import ablation as evaluation
 from icebear.concepts.evaluation import pairs
+from icebear.concepts.methods.registry import methods_of
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError, UnknownName
 
@@ -112,7 +113,7 @@ def test_patching_a_node_is_exchanging_it_alone(model, given, monkeypatch):
     """Ranks and correlations, on few nodes, by the test's own hooks."""
     monkeypatch.setattr(evaluation.Compared, "of", lambda *_: given)
     monkeypatch.setattr(evaluation, "DRAWN", 8)
-    told = evaluation.patched(model, given.pair, {"difference": evaluation.SCORES["difference"], "change": None})
+    told = evaluation.patched(model, given.pair, methods_of("difference,matched", controls=evaluation.CONTROLS))
     scores = given.found.ffn
     drawn = evaluation._drawn([scores], torch.Generator().manual_seed(0))
     assert set(drawn[:8].tolist()) == set(scores.abs().flatten().topk(8).indices.tolist())
@@ -148,8 +149,8 @@ def test_ratios_weigh_pairs_by_what_exchanging_all_does():
 
 def test_every_score_ranks(given):
     shaped = given.found.ffn.shape
-    for name, score in evaluation.SCORES.items():
-        values = score(given)
+    for name, method in methods_of("all", evaluation.METHODS, evaluation.CONTROLS).items():
+        values = evaluation.score(given, method)
         assert values.shape == shaped, name
         assert values.abs().sum() > 0, name
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import spans
 from icebear.concepts import attribute, load_model
-from icebear.concepts.baselines.methods import listed
+from icebear.concepts.methods.registry import methods_of
 from icebear.errors import InputError
 
 METHODS = "attnlrp,gxi,random"
@@ -121,7 +121,7 @@ def test_scores_are_those_of_attribute_and_only_the_context_counts(model):
     ids = one.answer
     assert model.tokenizer.decode([*ids.prompt_ids, *ids.ids]) == item.prompt + "".join(item.said)
     assert model.tokenizer.decode(ids.ids[slice(*one.span)]) == item.said[-1]
-    found = spans.sample(model, one, listed(METHODS))
+    found = spans.sample(model, one, methods_of(METHODS))
     assert [name for name in found["methods"] if "lrp" not in name] == ["gxi", "random"]
     pieces = model.pieces(ids.prompt_ids)
     last = [end - 1 for end in accumulate(map(len, pieces))]  # letter of each token
@@ -159,7 +159,7 @@ def test_what_counts_is_what_greedy_decoding_writes(model):
 
 def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
     one = spans.asked(model, some("facts", 2, 1)[0])
-    wanted = listed("occlusion,attnlrp,alti")
+    wanted = methods_of("occlusion,attnlrp,alti")
     able, unable = spans.able(model, one, wanted)
     assert (list(able), list(unable)) == (["occlusion", "attnlrp"], ["alti"])
     monkeypatch.setattr(spans, "LONG", 10)

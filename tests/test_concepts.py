@@ -24,7 +24,7 @@ from icebear.concepts.concept.choosing import auroc, auroc_error, universal
 from icebear.concepts.concept.reading import read
 from icebear.concepts.concept.topics import CONCEPTS, part_of, topics
 from icebear.concepts.concept.vectors import pushed, streams
-from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.methods.lrp import CP_LRP
 from icebear.db import open_store
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron

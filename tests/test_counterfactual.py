@@ -1,5 +1,7 @@
 """Relevance compared with other prompts: what it is, whom tokens are partners of, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import ICE_BEAR, IDS, LLAMA, Double, random_model
@@ -26,10 +28,12 @@ def model():
 # --- what it is ---
 
 
-@pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=repr)
 def test_at_the_prompt_it_is_the_difference_times_the_prompts_coefficient(model, method):
     with Double():
-        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method=method, at="prompt", sites=model.sites)
+        found = attribute(
+            model, IDS, 11, 12, counterfactual=OTHER, method=replace(method, at="prompt"), sites=model.sites
+        )
         alone = attribute(model, IDS, 11, 12, method=method, sites=model.sites)
         there = attribute(model, OTHER, 11, 12, method=method, sites=model.sites)
     for site in model.sites:
@@ -91,9 +95,9 @@ def test_coefficients_between_prompts_for_every_kind_of_model(name):
     known = {**dense(), **mixtures()}
     model = random_model(known[name], "eager") if name in known else make(name, "eager")
     one, other = (IDS, OTHER) if name in known else pair_of(name)
-    for method, at in (("cp-lrp", "midpoint"), ("gxi", "prompt")):
+    for method in ("cp-lrp@midpoint", "gxi@prompt"):
         with Double():
-            found = attribute(model, one, 1, 2, counterfactual=other, method=method, at=at, sites=model.sites)
+            found = attribute(model, one, 1, 2, counterfactual=other, method=method, sites=model.sites)
         assert all(torch.isfinite(found.of(site)).all() for site in model.sites)
         assert found.ffn.abs().sum() > 0
 
@@ -170,14 +174,12 @@ def test_prompts_of_different_lengths_say_how_they_are_compared(model):
     ("options", "message"),
     [
         ({"counterfactual": IDS}, "prompt"),
-        ({"counterfactual": OTHER, "at": "end"}, "prompt"),
-        ({"counterfactual": OTHER, "method": "rollout"}, "has no coefficients"),
+        ({"counterfactual": OTHER, "method": "rollout"}, "AttentionRollout"),
         ({"counterfactual": OTHER, "method": PA_LRP}, "positions"),
-        ({"counterfactual": OTHER, "method": "difference", "at": "prompt"}, "prompts"),
         ({"counterfactual": OTHER[:5], "method": "difference"}, "equal length"),
         ({"counterfactual": torch.zeros(3, 8, 8)}, "text"),
         ({"method": "difference"}, "counterfactual"),
-        ({"at": "midpoint"}, "counterfactual"),
+        ({"method": "gxi@midpoint"}, "counterfactual"),
     ],
 )
 def test_impossible_wishes_get_a_sentence(model, options, message):

@@ -14,10 +14,10 @@ from test_reference import NO_SDPA, ONLY_SDPA
 from test_tasks import make, prompt
 
 from icebear.concepts import ATTNLRP, DIFFERENCE, attribute, circuit
-from icebear.concepts.baselines.methods import GradientTimesInput
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.lrp import differences, operations
 from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons

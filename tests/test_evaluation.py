@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from icebear.actmax import read_corpus
 from icebear.app.cli.main import main
 from icebear.concepts import Model
-from icebear.concepts.baselines.methods import ALL, SEARCH, listed
 from icebear.concepts.evaluation import faithfulness, groundtruth, metrics, pruning, report, runner
 from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews
+from icebear.concepts.methods.registry import METHODS, methods_of
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError, NumericalError, UnknownName
 
@@ -92,7 +92,7 @@ def test_removals_are_in_order_of_relevance():
 
 def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
     """Against passing embeddings by hand."""
-    found = faithfulness.sample(model, Question(IDS), {"attnlrp": ALL["attnlrp"]})["methods"]["attnlrp"]
+    found = faithfulness.sample(model, Question(IDS), {"attnlrp": METHODS["attnlrp"]})["methods"]["attnlrp"]
     target = int(model.net(torch.tensor([IDS])).logits[0, -1].argmax())
     probabilities = {"most": [], "least": []}
     for key, index in (("most", 0), ("least", 1)):
@@ -131,7 +131,7 @@ def test_the_best_of_a_column():
 
 
 def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
-    methods = listed("random,gxi,attnlrp,occlusion")
+    methods = methods_of("random,gxi,attnlrp,occlusion")
     generator = random.Random(0)
     prompts = [generator.choices(range(50), k=8) for _ in range(4)]
     facts = runner.facts(model, "faithfulness", methods, seed=0, shares=faithfulness.SHARES)
@@ -229,17 +229,17 @@ def test_the_right_letter_is_that_of_the_city_in_the_context(smol):
 
 def test_the_explained_answer_is_the_chosen_one(smol):
     question = Question(smol.token_ids("The ice bear lives in the"), (" desert", " forest"), " desert")
-    line = faithfulness.sample(smol, question, listed("random"))
+    line = faithfulness.sample(smol, question, methods_of("random"))
     assert line["target"] == [smol.token_id(question.choice(smol), "answer")]
     assert line["correct"] == (question.choice(smol) == " desert")
 
 
 def test_parameters_are_chosen_on_other_samples(model):
     questions = [Question(IDS[:length]) for length in (7, 8)]
-    (name,) = tuned = faithfulness.tuned(model, questions, {"atman": ALL["atman"]})
+    (name,) = tuned = faithfulness.tuned(model, questions, {"atman": METHODS["atman"]})
     areas = {
         repr(method): sum(faithfulness.sample(model, q, {"m": method})["methods"]["m"]["delta_a"] for q in questions)
-        for method in SEARCH[name]
+        for method in METHODS[name].variants()
     }
     assert repr(tuned[name]) == max(areas, key=areas.get)
     with pytest.raises(InputError, match="--samples"):
@@ -290,12 +290,12 @@ def test_blimp_and_squad_files(smol, tmp_path):
 
 def test_only_what_the_model_predicts_counts(smol):
     item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
-    lines = groundtruth.samples(smol, [item], listed("attnlrp,random"))
+    lines = groundtruth.samples(smol, [item], methods_of("attnlrp,random"))
     (found,) = groundtruth.counted(lines)
     assert found["counts"]
     assert found["evidence"] == [1]
     wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
-    assert groundtruth.counted(groundtruth.samples(smol, [wrong], listed("random"))) == [
+    assert groundtruth.counted(groundtruth.samples(smol, [wrong], methods_of("random"))) == [
         {"counts": False, "correct": False}
     ]
     (bare,) = groundtruth.counted(lines, "inner")
@@ -306,7 +306,7 @@ def test_only_what_the_model_predicts_counts(smol):
 
 
 def test_of_a_question_the_text_alone_may_count(smol):
-    lines = groundtruth.samples(smol, groundtruth.facts(8), listed("random"))
+    lines = groundtruth.samples(smol, groundtruth.facts(8), methods_of("random"))
     found = [line for line in groundtruth.counted(lines, "context") if line["counts"]]
     assert found
     for line in found:
@@ -316,7 +316,7 @@ def test_of_a_question_the_text_alone_may_count(smol):
 
 
 def test_items_together_are_items_one_by_one(smol):
-    methods = listed("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
+    methods = methods_of("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
     items = [*groundtruth.subject_verb(3), *groundtruth.facts(1), groundtruth.Item("The keys", " are", "", (4, 8))]
     for item, found in zip(items, groundtruth.samples(smol, items, methods), strict=True):
         (alone,) = groundtruth.samples(smol, [item], methods)
@@ -351,12 +351,12 @@ def test_pruning_is_zeroing_weights(model, site):
 
 
 def test_latent_rankings(model):
-    gxi, activation = (pruning.ranking(model, [IDS], "ffn", pruning.METHODS[name]) for name in ("gxi", "activation"))
+    gxi, activation = (pruning.ranking(model, [IDS], "ffn", method) for method in (METHODS["gxi"], "activation"))
     assert (activation >= 0).all()
     neuron = (1, 7)
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
         asked = plan(model, [IDS]).resolved(model)
-        from icebear.concepts.baselines.common import value
+        from icebear.concepts.methods.common import value
         from icebear.concepts.passes.sites import visiting
 
         def scaled(factor):
@@ -368,14 +368,14 @@ def test_latent_rankings(model):
 
         slope = (scaled(1.01) - scaled(0.99)) / 0.02
     assert gxi[neuron].item() == pytest.approx(slope, abs=2e-3)
-    heads = pruning.ranking(model, [IDS], "head", ALL["attnlrp"])
+    heads = pruning.ranking(model, [IDS], "head", METHODS["attnlrp"])
     assert heads.shape == (3, 4)
-    methods = listed("random,attnlrp", pruning.METHODS)
+    methods = methods_of("random,attnlrp", controls=pruning.CONTROLS)
     found = {name: pruning.curves(model, [IDS], [IDS[::-1]], method, "ffn") for name, method in methods.items()}
     (line,) = pruning.samples([IDS], found)
     assert line["methods"]["attnlrp"]["curve_least"][0] == line["methods"]["random"]["curve_most"][0]
     with pytest.raises(UnknownName, match="'random'"):
-        listed("randon", pruning.METHODS)
+        methods_of("randon", controls=pruning.CONTROLS)
 
 
 # --- the command ---

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from icebear.actmax import build_index, describe
 from icebear.actmax.card import Card
 from icebear.concepts import PA_LRP, AttnLRP, Gamma, Relevance, ablation, attribute, circuit, files, units
-from icebear.concepts.baselines.methods import IntegratedGradients
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.evaluation import report
+from icebear.concepts.methods.gradients import IntegratedGradients
 from icebear.db import open_store
 from icebear.errors import InputError
 from icebear.records import Neuron
@@ -123,7 +123,7 @@ class Inner:
 class Outer:
     kind: Literal["a", "b"]
     inner: tuple[Inner, ...]
-    one: Inner | AttnLRP
+    one: Inner | Gamma
     maybe: int | None
     named: dict[str, list[float]]
 
@@ -134,7 +134,7 @@ OUTER = st.builds(
     Outer,
     st.sampled_from("ab"),
     st.lists(INNER).map(tuple),
-    INNER | st.builds(AttnLRP, positions=st.booleans()),
+    INNER | st.builds(Gamma, st.floats(0, 9)),
     st.none() | st.integers(),
     st.dictionaries(st.text(), st.lists(st.floats())),
 )
@@ -166,10 +166,10 @@ HOSTILE = {
     "yes for a number": change(head_count=True),
     "a number for a text": change(target_text=4),
     "an object for a list": change(token_ids={}),
-    "another record": change(method={"is": "Path", "name": "/"}),
-    "no record": change(method={"is": None}),
+    "another record": change(method="Path('/')"),
+    "no record": change(method="Gamma(1)"),
     "a list for a record": change(method=["AttnLRP"]),
-    "a rule out of range": change(method={"is": "AttnLRP", "softmax": "no", "linear": {"is": "ZPlus"}}),
+    "a rule out of range": change(method="AttnLRP(softmax='no')"),
     "another type of numbers": tensor(dtype="object"),
     "a shape that does not fit": tensor(shape=[10**12]),
     "a shape below zero": tensor(shape=[-8, -1]),

@@ -430,7 +430,7 @@ def test_a_card_as_a_page_keeps_text_text(model, tmp_path):
     assert 'class="bars"' in page
 
 
-@pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=repr)
 def test_annotations_conserve_and_batch_as_one_by_one(model, corpus, tmp_path, method, monkeypatch):
     neurons = [Neuron(layer, "ffn", index) for layer in range(3) for index in (2, 11)]
     with open_store(tmp_path / "i.db", create=True) as store:
@@ -447,7 +447,7 @@ def test_annotations_conserve_and_batch_as_one_by_one(model, corpus, tmp_path, m
             assert method is ATTNLRP or conserved["softmax"] == 0
         for neuron in neurons:
             for polarity in "+-":
-                for example in store.examples(neuron, polarity, 3, method.name):
+                for example in store.examples(neuron, polarity, 3, name_of(method)):
                     (alone,) = attribute_neurons(model, [example.sentence.text], [neuron], [example.token], method)
                     assert alone.conserved.target == pytest.approx(example.activation, rel=1e-4)
                     assert list(example.relevance) == pytest.approx(alone.tokens.tolist(), abs=1e-4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import LLAMA, random_model
 
-from icebear.concepts.lrp.method import ATTNLRP
+from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.errors import InputError
 from icebear.steering import flip, steer
 from icebear.steering.flipping.last_token import LastToken

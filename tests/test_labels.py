@@ -35,7 +35,7 @@ from icebear.app.cli import explain as explain_verbs
 from icebear.app.cli import store as store_verbs
 from icebear.app.cli.main import main
 from icebear.concepts import Model
-from icebear.concepts.baselines.attention import eager
+from icebear.concepts.methods.attention import eager
 from icebear.db import open_store
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence

@@ -116,7 +116,7 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     assert found.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", [ATTNLRP, PA_LRP], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [ATTNLRP, PA_LRP], ids=repr)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_eager_equals_sdpa(name, method):
     one, other = (make(name, kind) for kind in ("eager", "sdpa"))

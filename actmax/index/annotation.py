@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from icebear.concepts.attribution.neurons import attribute_neurons
-from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
+from icebear.concepts.methods.registry import name_of
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 from icebear.errors import InputError, StoreError
@@ -44,7 +45,7 @@ def annotate(
         (neuron, polarity, example)
         for neuron in named
         for polarity in "+-"
-        for example in store.examples(neuron, polarity, k, method.name)
+        for example in store.examples(neuron, polarity, k, name_of(method))
         if example.relevance is None
     ]
     # Neurons of about the same depth, and extremes at about the same place, share a batch.
@@ -60,7 +61,7 @@ def annotate(
             method,
         )
         store.add_attributions(
-            method.name,
+            name_of(method),
             [
                 (neuron, polarity, example.sentence.id, result.tokens.tolist(), result.conserved.to_dict())
                 for (neuron, polarity, example), result in zip(rows, found, strict=True)

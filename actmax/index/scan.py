@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.actmax.index.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
-from icebear.concepts.lrp.method import ATTNLRP
+from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs

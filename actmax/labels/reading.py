@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from icebear.actmax.labels.sample import Sample
-from icebear.concepts.baselines.attention import eager
+from icebear.concepts.methods.attention import eager
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.sites import visiting
 from icebear.concepts.passes.targets import first_layers

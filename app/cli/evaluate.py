@@ -63,13 +63,13 @@ def faithfulness(
     Example:
       icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
     """
-    from icebear.concepts.baselines.methods import listed
     from icebear.concepts.evaluation import faithfulness as evaluation
+    from icebear.concepts.methods.registry import methods_of
 
     if task == "choice" and corpus:
         raise click.UsageError("--task choice makes its own prompts, so it takes no --corpus.")
     need("evaluate")
-    wanted = listed(methods)
+    wanted = methods_of(methods)
     model = load(**given)
     corpus = corpus or CORPORA[task]
     asked = _questions(model, task, corpus, samples + 10 * tune, seed, max_tokens)
@@ -143,11 +143,11 @@ def groundtruth(
     Example:
       icebear evaluate groundtruth --samples 4 --methods attnlrp,gxi,random --out agreement
     """
-    from icebear.concepts.baselines.methods import listed
     from icebear.concepts.evaluation import groundtruth as evaluation
+    from icebear.concepts.methods.registry import methods_of
 
     need("evaluate")
-    wanted = listed(methods)
+    wanted = methods_of(methods)
     items = evaluation.read(data, samples, seed) if data else evaluation.TASKS[task](samples, seed)
     model = load(**given)
     able, unable = _able(model, items[0].prompt, wanted)
@@ -203,12 +203,12 @@ def pruning(
     Example:
       icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
     """
-    from icebear.concepts.baselines.methods import listed
     from icebear.concepts.evaluation import pruning as evaluation
     from icebear.concepts.evaluation import runner
+    from icebear.concepts.methods.registry import methods_of
 
     need("evaluate")
-    wanted, corpus = listed(methods, evaluation.METHODS), corpus or CORPORA["next-word"]
+    wanted, corpus = methods_of(methods, evaluation.METHODS, evaluation.CONTROLS), corpus or CORPORA["next-word"]
     model = load(**given)
     asked = _questions(model, "next-word", corpus, 2 * samples, seed, max_tokens)
     prompts, reference = evaluation.split([question.prompt for question in asked], seed)
@@ -265,11 +265,12 @@ def ablation(
     """
     from icebear.concepts.evaluation import ablation as evaluation
     from icebear.concepts.evaluation import pairs, runner
+    from icebear.concepts.methods.registry import methods_of
 
     if mean and patching:
         raise click.UsageError("--patching is against the other prompt's values; leave out --mean.")
     need("evaluate")
-    wanted = evaluation.named(methods)
+    wanted = methods_of(methods, evaluation.METHODS, evaluation.CONTROLS)
     asked = {"data": pairs.read(data)} if data else pairs.named(tasks)
     model = load(**given)
     asked_for = {"site": site, "samples": samples, "seed": seed, "mean": mean, "patching": patching}
@@ -281,7 +282,7 @@ def ablation(
         )
         means = evaluation.task_means(model, usable, site) if mean else {}
         one = evaluation.patched if patching else partial(evaluation.sample, means=means)
-        measure = partial(one, model, scores=wanted, site=site)
+        measure = partial(one, model, methods=wanted, site=site)
         with bar(task, len(usable)) as advance:
             lines = runner.run(f"{out}/{task}", facts, usable, measure, advance)
         notes = [f"{task}: the model is right on {len(usable)} of {tried} pairs"]
@@ -484,7 +485,7 @@ def steering(concepts: str, out: str, seed: int, corpus: str | None, as_json: bo
 
 def _able(model: Model, prompt: Any, methods: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Methods that can run on the model, and why others cannot."""
-    from icebear.concepts.evaluation.methods import why_not
+    from icebear.concepts.methods.registry import why_not
     from icebear.concepts.models.plan import plan
 
     asked = plan(model, [prompt])

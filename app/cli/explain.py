@@ -87,13 +87,12 @@ def _asked(given: dict[str, Any], prompt: str | None) -> dict[str, Any]:
     """The prompt, and the arguments of `icebear.concepts.attribute` that were given."""
     asked = taken(given, (*EXPLAIN, "--method", "--span", "--max-new-tokens"))
     asked["prompt"] = conversation(prompt, given)
-    counterfactual, at, method = asked["counterfactual"], asked["at"], asked["method"]
+    counterfactual, method = asked["counterfactual"], asked["method"]
     counterfactual = [likewise(asked["prompt"], other) for other in counterfactual]
     several = len(counterfactual) > 1
     asked["counterfactual"] = (counterfactual if several else counterfactual[0]) if counterfactual else None
     other = asked["base_model"]
     asked["base_model"] = other and load(**{**given, "model_name": other})  # what is left is how to load
-    asked["at"] = int(at) if at and at.lstrip("-").isdigit() else at
     asked["method"] = method and method_named(method)
     return asked
 

@@ -57,11 +57,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--base-model": {"help": "Another model of the same shape to compare with on the same prompt: base, fine-tuned."},
     "--at": {
-        "help": "Of a model that labels tokens the one explained; with --counterfactual prompt or midpoint (docs)."
+        "type": int,
+        "help": "The token whose label is explained, for a model that labels tokens.",
     },
     "--method": {
         "show_default": "attnlrp; with --counterfactual difference",
-        "help": "attnlrp, cp-lrp, pa-lrp, gxi, ... (docs/explain.md), or written out, AttnLRP(linear=Gamma(1)).",
+        "help": "attnlrp, cp-lrp, gxi, gxi@prompt, ... (docs/explain.md), or written out, AttnLRP(linear=Gamma(1)).",
     },
     "--checkpoint": {
         "is_flag": True,
@@ -274,6 +275,6 @@ def write_page(path: str, content: str | bytes) -> None:
 
 
 def method_named(name: str) -> Any:
-    from icebear.concepts.baselines.methods import EVERY, named
+    from icebear.concepts.methods.registry import method_of
 
-    return named(name, EVERY)
+    return method_of(name)

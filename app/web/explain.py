@@ -29,7 +29,7 @@ from icebear.app.web.state import (
 from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.lrp.method import METHODS, PAIRED
+from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import heatmap
@@ -48,9 +48,8 @@ def explained(
     name: str, prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
 ) -> Relevance:
     """Shared by all visitors; a result is never changed."""
-    known: dict[str, Any] = {**METHODS, **PAIRED}
     other = read_prompt(counterfactual) if counterfactual else None
-    found = attribute(model(), read_prompt(prompt), target, contrast, counterfactual=other, method=known.get(method))
+    found = attribute(model(), read_prompt(prompt), target, contrast, counterfactual=other, method=METHODS.get(method))
     _make_room(explained, (name, prompt, target, contrast, method, counterfactual), found)
     return found
 
@@ -98,7 +97,9 @@ def show() -> None:
         left, middle, right = st.columns(3)
         target = typed(left.text_input, "Target token (empty: the most probable)", "target")
         contrast = typed(middle.text_input, "Contrast token", "contrast")
-        method = typed(right.selectbox, "Method", "method", [USUAL, *METHODS, *(PAIRED if counterfactual else ())])
+        usable = (name for name, one in METHODS.items() if one.scores_neurons)
+        names = [name for name in usable if counterfactual or not METHODS[name].needs_counterfactual]
+        method = typed(right.selectbox, "Method", "method", [USUAL, *names])
     method = "attnlrp" if method == USUAL and not counterfactual else method
     relevance = explained(model_name(), prompt, target or None, contrast or None, method, counterfactual)
     against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""

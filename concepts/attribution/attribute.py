@@ -14,10 +14,10 @@ from icebear.concepts.attribution.paired import compared
 from icebear.concepts.attribution.recorded import Recorded, kept_at, kept_of, said, token_relevance, unranked
 from icebear.concepts.attribution.result import Conservation, Relevance
 from icebear.concepts.attribution.two_models import between_models
-from icebear.concepts.baselines.methods import EVERY, Baseline, named
-from icebear.concepts.baselines.scores import token_scores
-from icebear.concepts.lrp.method import ATTNLRP, AttnLRP, Difference
 from icebear.concepts.lrp.positions import Sinks
+from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
+from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import method_of
 from icebear.concepts.models import images
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
@@ -44,10 +44,10 @@ class Options(TypedDict, total=False):
     target_text: str | Sequence[str] | None
     counterfactual: Any
     base_model: Model | None
-    method: AttnLRP | Difference | Baseline | str | None
+    method: Method | str | None
     sites: Sequence[str] | None
     prefix: str | Sequence[str] | None
-    at: int | Sequence[int] | str | None
+    at: int | Sequence[int] | None
     span: Span | None
     number: Explained | None
     record: Recorded
@@ -84,10 +84,10 @@ def attribute(
     target_text: str | Sequence[str] | None = None,
     counterfactual: PromptLike | Prompts | Sequence[PromptLike | Prompts] | None = None,
     base_model: Model | None = None,
-    method: AttnLRP | Difference | Baseline | str | None = None,
+    method: Method | str | None = None,
     sites: Sequence[str] | None = None,
     prefix: str | Sequence[str] | None = None,
-    at: int | Sequence[int] | str | None = None,
+    at: int | Sequence[int] | None = None,
     span: Span | None = None,
     number: Explained | None = None,
     record: Recorded = "all",
@@ -111,14 +111,13 @@ def attribute(
         answer. With a list of prompts one for each, or one for all.
     base_model: another model of the same shape (fine-tuned, edited, without its adapter) that this one is compared
         with on the same prompt: relevance is then relevance here less relevance there, of this model's answer.
-    method: a value, or the name of one in `icebear.concepts.lrp.method`, or in `icebear.concepts.baselines.methods`,
-        which know tokens only. Default: AttnLRP; with counterfactual difference rules
-        (`icebear.concepts.attribution.paired.BY_DEFAULT`).
+    method: a value, or its name (`icebear.concepts.methods.registry.METHODS`); many score tokens only. With a
+        counterfactual ``cp-lrp@midpoint`` or ``cp-lrp@prompt`` says where multipliers are taken. Default: AttnLRP; with
+        counterfactual difference rules (`icebear.concepts.attribution.paired.BY_DEFAULT`).
     sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
         default ``ffn`` and ``attn`` (none for a family that icebear does not know).
     prefix: what the decoder of an encoder-decoder has written before the target.
-    at: the token whose label is explained, for a token classifier (default: the most conspicuous one). With
-        counterfactual, in words: where coefficients are taken, ``prompt`` or ``midpoint``.
+    at: the token whose label is explained, for a token classifier (default: the most conspicuous one).
     span: of an answer the tokens (i, j), half open, or a phrase of it; default all of it.
     number: what is explained of the answer: ``log-odds``, its logit less the mean of all others, weighted by their
         probability; ``logit`` alone, as the paper has it. Default: log-odds, with a contrast or counterfactual logit
@@ -148,9 +147,8 @@ def attribute(
         keeping = _keeping(record, keep, k)
         return between_models(attribute, model, base_model, prompt, target, contrast, keeping, same)  # type: ignore[no-any-return]
     prompts, single = prompts_of(list(prompt.prompt_ids) if isinstance(prompt, Answer) else prompt)
-    place, label_at = (at, None) if isinstance(at, str) else (None, at)
-    method = _way(method, counterfactual is not None, place)
-    each = (per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, label_at))
+    method = _method(method, counterfactual is not None)
+    each = (per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at))
     names = ("target", "contrast", "target_text", "prefix", "at")
     asked = [dict(zip(names, values, strict=True)) for values in zip(*each, strict=True)]
     others = None if counterfactual is None else _others(counterfactual, prompts, single)
@@ -159,8 +157,8 @@ def attribute(
         prompts, asked, others, first = _of_answer(model, prompt, span, asked[0], others)
     elif span is not None:
         raise InputError("A span is of an answer; let the model answer first (model.answer).")
-    recorded = _sites(model, sites, method, counterfactual is not None)
-    how = How(method, place, recorded, *_keeping(record, keep, k), checkpoint, strict)
+    recorded = _sites(model, sites, method)
+    how = How(method, recorded, *_keeping(record, keep, k), checkpoint, strict)
     numbers = _numbers(number, asked, others is not None)
     if any(one["target_text"] is not None and one["contrast"] is not None for one in asked):
         phrases = [_phrases(model, *pair) for pair in zip(prompts, asked, strict=True)]
@@ -174,21 +172,24 @@ def attribute(
     return results[0] if single else results
 
 
-def _way(method: Any, compares: bool, place: str | None) -> Any:
-    """The method. Raises `InputError` for one that wants another prompt to compare with."""
-    if method is not None and not isinstance(method, (AttnLRP, Difference, Baseline)):
-        method = named(method, EVERY)
-    if not compares and (isinstance(method, Difference) or place):
-        raise InputError("Difference rules, and a place between prompts, want another prompt; give counterfactual.")
-    return ATTNLRP if method is None and not compares else method
+def _method(method: Method | str | None, compares: bool) -> Method | None:
+    """The method. Raises `InputError` for one that does not fit a prompt alone, or a counterfactual."""
+    if method is None:
+        return None if compares else ATTNLRP
+    method = method if isinstance(method, Method) else method_of(method)
+    if compares:
+        return method.compared()
+    if method.needs_counterfactual:
+        raise InputError(f"{method!r} compares a prompt with another one; give counterfactual, or another method.")
+    return method
 
 
-def _sites(model: Model, sites: Sequence[str] | None, method: Any, compares: bool) -> tuple[str, ...]:
-    """Those to record. Raises `InputError` for a method that knows tokens only."""
+def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> tuple[str, ...]:
+    """Those to record. Raises `InputError` for a method that scores tokens only."""
     if sites is None:
-        return ("ffn", "attn") if model.has_family and (compares or isinstance(method, AttnLRP)) else ()
+        return ("ffn", "attn") if model.has_family and (method is None or method.scores_neurons) else ()
     sites = tuple(several(sites))
-    if not compares and sites and not isinstance(method, AttnLRP):
+    if sites and method is not None and not method.scores_neurons:
         raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
     for site in sites:
         model.layers_with(site)
@@ -205,10 +206,9 @@ def _keeping(record: Recorded, keep: str, k: int) -> tuple[Recorded, int | None]
 
 
 class How(NamedTuple):
-    """Of `attribute`, which says what they mean; place: of coefficients between two prompts; k: None keeps all."""
+    """Of `attribute`, which says what they mean; k: None keeps all."""
 
     method: Any
-    place: str | None
     sites: tuple[str, ...]
     record: Recorded
     k: int | None
@@ -236,7 +236,7 @@ def _explained(
             some = every[start : start + ROWS]
             columns = {name: [asked[row][name] for row in some] for name in asked[0]}
             planned = plan(model, [prompts[row] for row in some], **columns, number=number)
-            found += relevance_of(model, planned, how.method, *how[2:])
+            found += relevance_of(model, planned, *how)
     return found
 
 
@@ -310,7 +310,7 @@ def _others(counterfactual: Any, prompts: Sequence[Prompt], single: bool) -> lis
 def relevance_of(
     model: Model,
     plan: Plan,
-    method: AttnLRP | Baseline,
+    method: Method,
     sites: Sequence[str] = (),
     record: Recorded = "all",
     k: int | None = None,
@@ -318,8 +318,10 @@ def relevance_of(
     strict: bool = True,
 ) -> list[Relevance]:
     """`attribute` of what a plan says; k: beside the positions recorded keep so many of all."""
-    if not isinstance(method, AttnLRP):
+    if not method.scores_neurons:
         return _of_tokens_only(model, plan.resolved(model), method)
+    rules = method if isinstance(method, AttnLRP) else None
+    positioned = rules is not None and rules.positions
     batch = plan.batch
     recorded = [kept_at(plan, row, record) for row in range(len(batch.ids))]
     columns = (
@@ -330,15 +332,15 @@ def relevance_of(
     target, inputs, stream, sinks = Logits(plan), Inputs(), Stream(model, batch), Sinks(model, batch)
     neurons = AllNeurons(model, batch, sites, columns)
     ledger = new_ledger(model, len(batch.ids))
-    recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
+    recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if positioned else [])]
     largest: LargestNeurons | None = None
     if k is not None:
         largest = LargestNeurons(model, batch, sites, k, lambda row: unranked(model, batch, stream, row))
         recorders.append(largest)
-    numbers, missing = run(model, target, recorders, method, ledger=ledger, strict=strict, checkpoint=checkpoint)
+    numbers, missing = run(model, target, recorders, rules, ledger=ledger, strict=strict, checkpoint=checkpoint)
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):
-        run(model, Logits(plan), [Inputs(), Stream(model, batch, gradients=True)], method, strict=strict)  # says where
+        run(model, Logits(plan), [Inputs(), Stream(model, batch, gradients=True)], rules, strict=strict)  # says where
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     found = []
     for row in range(len(batch.ids)):
@@ -346,7 +348,7 @@ def relevance_of(
         parts = [value[row] for value in values]
         tokens, image = token_relevance(model, plan, row, parts)
         strings = images.names(model) if image else model.pieces(batch.row_ids(row))
-        positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
+        positions = sinks.relevance[row][:, batch.columns(row)].cpu() if positioned else None  # (K, T)
         if positions is not None:
             kept["positions"] += positions.sum().item()
         found.append(
@@ -366,9 +368,9 @@ def relevance_of(
     return found
 
 
-def _of_tokens_only(model: Model, plan: Plan, method: Baseline) -> list[Relevance]:
+def _of_tokens_only(model: Model, plan: Plan, method: Method) -> list[Relevance]:
     """The same for a method that only scores tokens; what its scores lack to the number explained is `rest`."""
-    scores = token_scores(model, plan, method)
+    scores = method.scores(model, plan)
     with model.lock, torch.no_grad():
         logits = model.logits(plan.batch, plan.needed)  # (B, P, V)
     targets, numbers = plan.explained(logits)

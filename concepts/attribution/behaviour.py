@@ -15,7 +15,7 @@ from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.lrp.method import AttnLRP, Difference
+from icebear.concepts.methods.lrp import AttnLRP, Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Token
 from icebear.errors import InputError

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from icebear.concepts.attribution.parts import several
 from icebear.concepts.attribution.units import Unit, summed, units_of
-from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError

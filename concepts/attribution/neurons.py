@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.result import Conservation
-from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs

@@ -14,9 +14,10 @@ from torch import Tensor
 from icebear.concepts.attribution.alignment import alignment
 from icebear.concepts.attribution.recorded import Recorded, kept_at, said, token_relevance, unranked
 from icebear.concepts.attribution.result import Conservation, Counterfactual, Largest, Relevance
-from icebear.concepts.baselines.methods import Baseline, GradientTimesInput, IntegratedGradients
 from icebear.concepts.lrp.differences import partner
-from icebear.concepts.lrp.method import DIFFERENCE, AttnLRP, Difference
+from icebear.concepts.methods.gradients import GradientTimesInput
+from icebear.concepts.methods.lrp import DIFFERENCE, AttnLRP, Difference
+from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.models import images
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Number, Plan, plan
@@ -29,12 +30,10 @@ from icebear.concepts.passes.stream import Stream
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, MissingRule, NumericalError
 
-Method = AttnLRP | Difference | Baseline
 BY_DEFAULT: Method = DIFFERENCE
 """It adds up, ranks as well as the best on four tasks, and better on five others (docs/results.md#ablation)."""
-WITHOUT_PARTNERS: Method = GradientTimesInput()
-"""For prompts of different lengths, at the midpoint."""
-PLACES = ("prompt", "midpoint")
+WITHOUT_PARTNERS: Method = GradientTimesInput(at="midpoint")
+"""For prompts of different lengths."""
 NODES = 100
 """Of each other prompt, whose overlap is told."""
 
@@ -46,7 +45,6 @@ def compared(
     asked: dict[str, Any],
     number: Number,
     method: Method | None,
-    at: str | None,
     sites: Sequence[str],
     record: Recorded,
     k: int | None,
@@ -58,9 +56,9 @@ def compared(
     pairs, own = _pairs(model, prompt, others, asked, number)
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
-    way, place, note = _way(method, at, equal, lengths)
+    way, note = _with_default(method, equal, lengths)
     try:
-        return _found(model, pairs, own, sites, record, k, checkpoint, strict, way, place, note)
+        return _found(model, pairs, own, sites, record, k, checkpoint, strict, way, note)
     except MissingRule as error:
         if method is not None:
             raise
@@ -77,7 +75,6 @@ def _found(
     checkpoint: bool | None,
     strict: bool,
     method: Method,
-    at: str,
     note: str,
 ) -> Relevance:
     late = k is not None and not (isinstance(method, Difference) and len(pairs) == 1)  # of a mean all are wanted first
@@ -85,37 +82,24 @@ def _found(
     if isinstance(method, Difference):
         sums = _by_difference_rules(model, pairs, method, sites, record, None if late else k, checkpoint, strict)
     else:
-        sums = _by_coefficients(model, pairs, method, at, sites, record, checkpoint, strict)
-    found = sums.relevance(model, method, at, own, note)
+        assert isinstance(method, Multiplying)
+        sums = _by_coefficients(model, pairs, method, sites, record, checkpoint, strict)
+    found = sums.relevance(model, method, own, note)
     return found.only(k, wanted) if late and k else found
 
 
-def _way(method: Method | None, at: str | None, equal: bool, lengths: str) -> tuple[Method, str, str]:
-    """The method, where its coefficients are from, and what is to be said of it."""
-    if at not in (None, *PLACES):
-        raise InputError(f"Coefficients are taken at the prompt or at the midpoint, not at {at!r}.")
-    note = ""
-    if method is None and at is None and equal:
-        method = BY_DEFAULT
-    elif method is None:
-        method = WITHOUT_PARTNERS
-        note = "" if equal else "the prompts differ in length, so that tokens have no partners for difference rules"
-    if isinstance(method, Difference):
-        if at is not None:
-            raise InputError("Difference rules look at both prompts at once; leave at out, or choose another method.")
-        if not equal:
-            raise InputError(
-                f"Difference rules want prompts of equal length, but these have {lengths} tokens; give such ones, or "
-                "another method, as attnlrp."
-            )
-        return method, "both", ""
-    if isinstance(method, IntegratedGradients):
-        return method, "path", note
-    if not isinstance(method, (AttnLRP, GradientTimesInput)):
-        raise InputError(f"{method!r} has no coefficients to compare by; take attnlrp, cp-lrp, difference, gxi or ig.")
-    if isinstance(method, AttnLRP) and method.positions:
-        raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
-    return method, at or "midpoint", note
+def _with_default(method: Method | None, equal: bool, lengths: str) -> tuple[Method, str]:
+    """The method, and what is to be said of it."""
+    if method is None and not equal:
+        note = "the prompts differ in length, so that tokens have no partners for difference rules"
+        return WITHOUT_PARTNERS, note
+    method = method or BY_DEFAULT
+    if isinstance(method, Difference) and not equal:
+        raise InputError(
+            f"Difference rules want prompts of equal length, but these have {lengths} tokens; give such ones, or "
+            "another method, as attnlrp."
+        )
+    return method, ""
 
 
 def _pairs(
@@ -197,7 +181,7 @@ class _Sums:
         if count > 1:
             self.tops.append(_largest(sites))
 
-    def relevance(self, model: Model, method: Method, at: str, own: bool, note: str) -> Relevance:
+    def relevance(self, model: Model, method: Method, own: bool, note: str) -> Relevance:
         first = self.pairs[0].repeated(0, 1)
         tokens, image = token_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
@@ -224,7 +208,7 @@ class _Sums:
                 contrasts=contrasts,
                 own=own,
                 activation=self.there,
-                at=at,
+                at=method.at or "both",
                 numbers=tuple(there for _, there in self.numbers),
                 overlap=_overlap(self.tops),
                 note=note,
@@ -310,8 +294,7 @@ def _seen(model: Model, one: Plan, sites: Sequence[str]) -> _Seen:
 def _by_coefficients(
     model: Model,
     pairs: Sequence[Plan],
-    method: AttnLRP | Baseline,
-    at: str,
+    method: Multiplying,
     sites: Sequence[str],
     record: Recorded,
     checkpoint: bool | None,
@@ -331,9 +314,7 @@ def _by_coefficients(
         ]
         stands = {site: torch.einsum("st,ltn->lsn", shares.to(x), x)[:, kept] for site, x in there.sites.items()}
         difference = {site: here.sites[site][:, kept] - x for site, x in stands.items()}
-        parts, relevance = _at_places(
-            model, one, method, _places(method, at), here.inputs, reads, difference, kept, checkpoint, strict
-        )
+        parts, relevance = _at_places(model, one, method, here.inputs, reads, difference, kept, checkpoint, strict)
         numbers = (one.explained(here.logits)[1].item(), other.explained(there.logits)[1].item())
         sums.add(parts, relevance, stands, numbers, shares)
     return sums
@@ -364,18 +345,10 @@ def _by_stack(one: Plan, other: Plan, shares: Tensor) -> list[Tensor]:
     ]
 
 
-def _places(method: AttnLRP | Baseline, at: str) -> list[float]:
-    """Shares of the way from the other prompt to this one."""
-    if isinstance(method, IntegratedGradients):
-        return [(step + 0.5) / method.steps for step in range(method.steps)]
-    return [1.0] if at == "prompt" else [0.5]
-
-
 def _at_places(
     model: Model,
     one: Plan,
-    method: AttnLRP | Baseline,
-    places: Sequence[float],
+    method: Multiplying,
     own: Sequence[Tensor],
     there: Sequence[Tensor],
     difference: dict[str, Tensor],
@@ -383,7 +356,8 @@ def _at_places(
     checkpoint: bool | None,
     strict: bool,
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Relevance of what each stack reads and of the sites (L, P, N), with the mean coefficient of the places."""
+    """Relevance of what each stack reads and of the sites (L, P, N), with the mean multiplier of its points."""
+    places = method.shares()
     many = one.repeated(0, len(places))
     way = torch.tensor(places, dtype=own[0].dtype, device=own[0].device)
     moved = [y + way.view(-1, *[1] * x.dim()) * (x - y) for x, y in zip(own, there, strict=True)]

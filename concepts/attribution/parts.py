@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Number, explained
 from icebear.concepts.passes.inputs import Inputs

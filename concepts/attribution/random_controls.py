@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.baselines.common import value, without
+from icebear.concepts.methods.common import value, without
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import PromptLike

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.baselines.methods import Baseline
-from icebear.concepts.lrp.method import AttnLRP, Difference
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models import images
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import outside
@@ -28,7 +27,7 @@ def said(
     row: int,
     targets: tuple[int, ...],
     logits: Tensor,
-    method: AttnLRP | Difference | Baseline,
+    method: Method,
     strings: tuple[str, ...],
 ) -> dict[str, Any]:
     """Of a prompt, its tokens' texts, and what is predicted; logits (B, P, V) at the plan's `needed` positions."""

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from icebear.concepts import files
 from icebear.concepts.attribution import misfits
-from icebear.concepts.baselines.methods import Baseline
-from icebear.concepts.lrp.method import AttnLRP, Difference
 from icebear.concepts.lrp.positions import Reading, over_layers
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.images import ImageMap
 from icebear.concepts.models.plan import Number, Plan
@@ -142,7 +141,7 @@ class Relevance(Tabled):
     contrast: TokenScore | None
     predictions: tuple[TokenScore, ...]
     """The most probable next tokens."""
-    method: AttnLRP | Difference | Baseline
+    method: Method
     sites: dict[str, tuple[Tensor, Tensor]]
     """site -> (relevance (L, P, N), activation (L, P, N)), P the positions recorded: T, unless told otherwise."""
     recorded: tuple[int, ...]

@@ -15,7 +15,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Nodes
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.units import Unit, units_of
-from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan

@@ -17,7 +17,7 @@ from icebear.concepts.circuits import nodes as choosing
 from icebear.concepts.circuits.edges import Place
 from icebear.concepts.circuits.graph import KEPT, Graph
 from icebear.concepts.circuits.records import Node
-from icebear.concepts.lrp.method import DIFFERENCE
+from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.models.answer import Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Token

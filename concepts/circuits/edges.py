@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.recorded import token_relevance
-from icebear.concepts.lrp.method import Difference
+from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Inputs

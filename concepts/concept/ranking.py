@@ -13,7 +13,7 @@ from torch import Tensor
 
 from icebear.concepts.concept.choosing import separation
 from icebear.concepts.concept.reading import LONGEST, Read, columns_of
-from icebear.concepts.lrp.method import ATTNLRP
+from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs

@@ -15,14 +15,13 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Nodes, largest, matched, recorded, shares
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.evaluation.pairs import Pair, answers
-from icebear.concepts.lrp.method import METHODS
+from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.run import look, run
+from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.run import look
 from icebear.concepts.passes.targets import Logits
-from icebear.errors import UnknownName
 
 SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 """Nodes kept or left out; all, where there are not so many."""
@@ -73,41 +72,8 @@ class Compared:
         return relevance.heads() if self.site == "head" else relevance.of(self.site)
 
 
-Score = Callable[[Compared], Tensor]
+Control = Callable[[Compared], Tensor]
 """(L, T, N) by whose size nodes are ranked."""
-
-
-def _paired(method: str, at: str | None = None) -> Score:
-    """Relevance compared with the other prompt."""
-
-    def score(given: Compared) -> Tensor:
-        found = attribute(
-            given.model,
-            given.pair.prompt,
-            given.target,
-            given.contrast,
-            counterfactual=given.pair.other,
-            method=method,
-            at=at,
-            sites=tuple(given.found.sites),
-        )
-        return given.nodes(found)
-
-    return score
-
-
-def _alone(method: str) -> Score:
-    """Relevance of the prompt alone, compared with nothing."""
-
-    def score(given: Compared) -> Tensor:
-        (site,) = given.found.sites
-        asked = plan(given.model, [given.pair.prompt], given.target, given.contrast)
-        neurons = AllNeurons(given.model, asked.batch, (site,))
-        run(given.model, Logits(asked), [Inputs(), neurons], METHODS.get(method))
-        relevance, _ = neurons.row(0)[site]
-        return relevance.unflatten(-1, (given.model.heads, -1)).sum(-1) if given.site == "head" else relevance
-
-    return score
 
 
 def _in_rounds(given: Compared) -> Tensor:
@@ -123,40 +89,41 @@ def _in_rounds(given: Compared) -> Tensor:
     return rank
 
 
-SCORES: dict[str, Score] = {
-    "difference": lambda given: given.nodes(given.found),
-    "difference-constant": _paired("difference-constant"),
-    **{
-        f"{method}{suffix}": score
-        for method in ("attnlrp", "cp-lrp", "gxi")
-        for suffix, score in (
-            ("", _alone(method)),
-            ("@prompt", _paired(method, "prompt")),
-            ("@midpoint", _paired(method, "midpoint")),
-        )
-    },
-    "ig@path": _paired("ig"),
+MATCHED = "matched"
+CONTROLS: dict[str, Control] = {
     "rounds": _in_rounds,
     "change": lambda given: given.exchangeable.change(),
+    MATCHED: lambda given: given.nodes(given.found),
 }
-"""Relevance by difference rules, the same with constant attention weights; of other methods that of the prompt alone,
-and compared (@), with coefficients of the prompt, the midpoint or ten points of the path; the size of the change."""
-MATCHED = "matched"
-"""The control: as many nodes as difference rules take, at the same layers and tokens, drawn at random."""
+"""The gradient where those chosen so far are in place; the size of the change; and as many nodes as difference rules
+take, at the same layers and tokens, drawn at random."""
+METHODS = (
+    *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint"),
+    *("cp-lrp", "cp-lrp@prompt", "cp-lrp@midpoint", "gxi", "gxi@prompt", "gxi@midpoint", "ig@path"),
+    *CONTROLS,
+)
+"""Compared with the counterfactual where a method needs it, or names the place of its multipliers (@); else of the
+prompt alone."""
 
 
-def named(names: str) -> dict[str, Score | None]:
-    """Scores of a comma-separated list; None is `MATCHED`. Raises `UnknownName`."""
-    known: dict[str, Score | None] = {**SCORES, MATCHED: None}
-    wanted = list(known) if names == "all" else [name.strip() for name in names.split(",")]
-    for name in wanted:
-        if name not in known:
-            raise UnknownName("score", name, known, f"The scores are {', '.join(known)}.")
-    return {name: known[name] for name in wanted}
+def score(compared: Compared, method: Method | str) -> Tensor:
+    """(L, T, N) by whose size nodes are ranked, of a method or of a control of `CONTROLS`."""
+    if isinstance(method, str):
+        return CONTROLS[method](compared)
+    if method == DIFFERENCE:
+        return compared.nodes(compared.found)
+    model, pair, answer = compared.model, compared.pair, (compared.target, compared.contrast)
+    (site,) = compared.found.sites
+    if method.needs_counterfactual:
+        return compared.nodes(
+            attribute(model, pair.prompt, *answer, counterfactual=pair.other, method=method, sites=(site,))
+        )
+    relevance = method.neuron_scores(model, plan(model, [pair.prompt], *answer), site)
+    return relevance.unflatten(-1, (model.heads, -1)).sum(-1) if compared.site == "head" else relevance
 
 
 def sample(
-    model: Model, pair: Pair, scores: Mapping[str, Score | None], site: str = "ffn", means: Mapping[int, Tensor] = {}
+    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn", means: Mapping[int, Tensor] = {}
 ) -> dict[str, Any]:
     """Each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready. means: what nodes that are not kept
     take instead of the other prompt's activations, by the number of tokens (`task_means`)."""
@@ -167,10 +134,10 @@ def sample(
     ends = nodes.ends()
     generator = torch.Generator().manual_seed(0)
     found = {}
-    for name, score in scores.items():
-        values = (score or SCORES["difference"])(given)
+    for name, method in methods.items():
+        values = score(given, method)
         choices = [largest(values, size) for size in SIZES]
-        if score is None:
+        if name == MATCHED:
             choices = [matched(choice, generator) for choice in choices]
         found[name] = numbers(*shares(nodes, choices, ends))
     return {"prompt": pair.prompt, "other": pair.other, "exchanged": ends[0] - ends[1], "methods": found}
@@ -212,11 +179,11 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     return {length: torch.stack(some).mean(0) for length, some in found.items()}
 
 
-def patched(model: Model, pair: Pair, scores: Mapping[str, Score | None], site: str = "ffn") -> dict[str, Any]:
+def patched(model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn") -> dict[str, Any]:
     """Each score's `PATCHED` on a pair: on one set of nodes, the correlation with what is lost when a node alone takes
     the other prompt's activation. JSON-ready."""
     given = Compared.of(model, pair, site)
-    found = {name: score(given).float() for name, score in scores.items() if score}
+    found = {name: score(given, method).float() for name, method in methods.items() if name != MATCHED}
     nodes = given.exchangeable
     drawn = _drawn(list(found.values()), torch.Generator().manual_seed(0))
     choices = []

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.baselines.common import without
-from icebear.concepts.baselines.methods import SEARCH
 from icebear.concepts.evaluation import metrics
-from icebear.concepts.evaluation.methods import token_scores
 from icebear.concepts.evaluation.questions import Question
+from icebear.concepts.methods.common import without
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.errors import InputError
@@ -32,11 +31,11 @@ COLUMNS = {
 }
 
 
-def sample(model: Model, question: Question, methods: Mapping[str, Any]) -> dict[str, Any]:
+def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> dict[str, Any]:
     """One prompt's curves for its most probable answer, and their metrics, by method; JSON-ready."""
     answer = question.choice(model)
     asked = plan(model, [question.prompt], answer).resolved(model)
-    ranked = {name: token_scores(model, asked, method)[0] for name, method in methods.items()}
+    ranked = {name: method.scores(model, asked)[0] for name, method in methods.items()}
     masks = {name: removals(values) for name, values in ranked.items()}
     wanted = torch.cat([part for pair in masks.values() for part in pair])
     different, where = torch.unique(wanted, dim=0, return_inverse=True)  # many methods begin and end alike
@@ -51,13 +50,15 @@ def sample(model: Model, question: Question, methods: Mapping[str, Any]) -> dict
     return {"tokens": list(asked.batch.row_ids(0)), "target": list(asked.targets[0] or ()), **right, "methods": found}
 
 
-def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Any]) -> dict[str, Any]:
-    """The methods, those of `SEARCH` with the parameter that has the largest mean Delta A^F on `questions`."""
+def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Method]) -> dict[str, Method]:
+    """The methods, those with variants as the one that has the largest mean Delta A^F on `questions`."""
     if not questions:
         raise InputError("No other samples are left to choose parameters on; ask for fewer --samples.")
     found = dict(methods)
-    for name in [name for name in methods if name in SEARCH]:
-        tries = {repr(method): method for method in SEARCH[name]}
+    for name, method in methods.items():
+        tries = {repr(variant): variant for variant in method.variants()}
+        if not tries:
+            continue
         lines = [sample(model, question, tries)["methods"] for question in questions]
         best = max(tries, key=lambda key: sum(line[key]["delta_a"] for line in lines))
         found[name] = tries[best]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation import metrics
-from icebear.concepts.evaluation.methods import token_scores
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError
@@ -141,7 +140,7 @@ def samples(
     prompts, targets, contrasts = zip(*((items[row].prompt, *answers[row]) for row in predicted), strict=True)
     asked = plan(model, prompts, targets, contrasts if contrastive else None)
     for name, method in methods.items():
-        for row, scores in zip(predicted, token_scores(model, asked, method), strict=True):
+        for row, scores in zip(predicted, method.scores(model, asked.resolved(model)), strict=True):
             found[row]["methods"][name] = {"scores": scores.tolist()}
     return found
 

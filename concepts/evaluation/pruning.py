@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.baselines.common import log_probability
-from icebear.concepts.baselines.methods import ALL, GradientTimesInput, Random
 from icebear.concepts.evaluation import metrics
-from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.methods.common import log_probability
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.run import look
 from icebear.concepts.passes.sites import visiting
 from icebear.concepts.passes.targets import Logits
 
@@ -32,27 +29,19 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class Activation:
-    """The magnitude of each neuron's activation."""
+METHODS = ("random", "activation", "gxi", "cp-lrp", "attnlrp")
+CONTROLS = ("random", "activation")
+"""Uniform numbers, and the magnitude of each neuron's activation."""
 
 
-Latent = AttnLRP | Random | Activation | GradientTimesInput
-
-METHODS: dict[str, Any] = {
-    name: {**ALL, "activation": Activation()}[name] for name in ("random", "activation", "gxi", "cp-lrp", "attnlrp")
-}
-"""Those that score neurons."""
-
-
-def ranking(model: Model, prompts: Sequence[Any], site: str, method: Latent, seed: int = 0) -> Tensor:
+def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | str, seed: int = 0) -> Tensor:
     """(L, N) how much each neuron of ``ffn`` (or head, for ``head``) matters to the prompts' most probable answers.
 
-    Sums over tokens, and over prompts, of: relevance, gradient x activation, or |activation|.
+    Sums over tokens, and over prompts, of a method's scores, or of what a control of `CONTROLS` scores.
     """
     tap = "attn" if site == "head" else site
     total = torch.zeros(model.layers, model.width(tap), dtype=torch.float64)
-    if isinstance(method, Random):
+    if method == "random":
         return _by_head(torch.rand(total.shape, generator=torch.Generator().manual_seed(seed)), model, site)
     for prompt in prompts:
         asked = plan(model, [prompt]).resolved(model)
@@ -60,12 +49,13 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: Latent, see
     return _by_head(total, model, site)
 
 
-def _latent(model: Model, plan: Plan, site: str, method: Latent) -> Tensor:
+def _latent(model: Model, plan: Plan, site: str, method: Method | str) -> Tensor:
     """(L, T, N)"""
-    neurons = AllNeurons(model, plan.batch, (site,))
-    run(model, Logits(plan), [Inputs(), neurons], method if isinstance(method, AttnLRP) else None)
-    relevance, activation = neurons.row(0)[site]
-    return activation.abs() if isinstance(method, Activation) else relevance
+    if isinstance(method, Method):
+        return method.neuron_scores(model, plan, site)
+    values = Values(model, plan.batch, (site,))
+    look(model, Logits(plan), [values])
+    return values.values(0, values.activation[site]).abs()
 
 
 def _by_head(values: Tensor, model: Model, site: str) -> Tensor:
@@ -96,7 +86,7 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
 
 
 def curves(
-    model: Model, prompts: Sequence[Any], reference: Sequence[Any], method: Latent, site: str, seed: int = 0
+    model: Model, prompts: Sequence[Any], reference: Sequence[Any], method: Method | str, site: str, seed: int = 0
 ) -> dict[str, Any]:
     """Neurons ranked by a method on `reference` prompts, pruned on others: `measure`, least relevant first and most."""
     scores = ranking(model, reference, site, method, seed)

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
 from icebear.concepts.lrp import differences, rules
-from icebear.concepts.lrp.method import ATTNLRP, AttnLRP, Difference, Epsilon
+from icebear.concepts.lrp.linear_rules import Epsilon
 from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
 from icebear.concepts.models.dispatch import packed
 from icebear.concepts.models.families import family_of
 from icebear.concepts.models.linear import Linear
+
+if TYPE_CHECKING:
+    from icebear.concepts.methods.lrp import AttnLRP, Difference
 
 _TORCH_ACTIVATIONS = (
     "SiLU GELU ReLU ReLU6 LeakyReLU ELU SELU CELU Mish Softplus Softsign Hardswish Hardsigmoid Hardtanh "
@@ -55,7 +58,7 @@ def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
 @contextmanager
 def relevance_rules(
     net: nn.Module,
-    method: AttnLRP | Difference = ATTNLRP,
+    method: AttnLRP | Difference,
     *,
     ledger: dict[str, Tensor] | None = None,
     strict: bool = True,
@@ -73,8 +76,7 @@ def relevance_rules(
     checkpoint_layers: modules whose inner activations are recomputed in the backward pass instead of kept, where
         they read at least `checkpoint_from` tokens.
     """
-    paired = isinstance(method, Difference)
-    mode = RelevanceMode(net, method, ledger, strict, differences.TABLE if paired else TABLE)
+    mode = RelevanceMode(net, method, ledger, strict, differences.TABLE if method.paired else TABLE)
     with ExitStack() as undo:
         family = family_of(net.config) if hasattr(net, "config") else None
         own = family.activations if family else ()
@@ -85,8 +87,8 @@ def relevance_rules(
                 undo.enter_context(wrapped(module, functools.partial(_scan, mode, module)))
             if packed(module):
                 undo.enter_context(wrapped(module, functools.partial(_packed, mode, module)))
-            if kind.__name__ in own or _is_elementwise(kind, not paired):  # type: ignore[arg-type]  # classes have a hash
-                rule = differences.secant if paired else _identity
+            if kind.__name__ in own or _is_elementwise(kind, not method.paired):  # type: ignore[arg-type]  # classes have a hash
+                rule = differences.secant if method.paired else _identity
                 undo.enter_context(wrapped(module, functools.partial(_as_a_whole, mode, rule)))
         for layer in checkpoint_layers:
             undo.enter_context(wrapped(layer, functools.partial(_checkpointed, mode, checkpoint_from)))
@@ -140,7 +142,7 @@ def _packed(mode: RelevanceMode, module: Any, forward: Callable) -> Callable:
             return forward(x)
         with mode.aside():
             y = rules.Packed.apply(x, forward, linear)
-        if isinstance(mode.method, Difference):
+        if mode.method.paired:
             return y
         rule = mode.method.linear
         weight = x if rule == Epsilon() else linear.rows(dtype=x.dtype)  # by the gradient it is not looked at

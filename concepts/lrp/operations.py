@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,12 @@ from torch.autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
 
 from icebear.concepts.lrp import rules
-from icebear.concepts.lrp.method import AttnLRP, Difference, Epsilon, LinearRule
+from icebear.concepts.lrp.linear_rules import Epsilon, LinearRule
 from icebear.concepts.models import experts
 from icebear.errors import MissingRule
+
+if TYPE_CHECKING:
+    from icebear.concepts.methods.lrp import AttnLRP, Difference
 
 Rule = Callable[..., Any]
 

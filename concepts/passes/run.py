@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.lrp.context import relevance_rules
-from icebear.concepts.lrp.method import AttnLRP, Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.sites import visiting
+
+if TYPE_CHECKING:
+    from icebear.concepts.methods.lrp import AttnLRP, Difference
 
 
 class Target(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.lrp.method import CP_LRP
+from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike

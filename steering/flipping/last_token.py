@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import run

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from icebear.concepts.lrp.method import AttnLRP
+from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.steering.flipping.last_token import Edits, LastToken
 

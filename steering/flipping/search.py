@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.lrp.method import ATTNLRP, AttnLRP
+from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.vocabulary import project

@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from icebear.concepts.baselines.attention import eager
+from icebear.concepts.methods.attention import eager
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models import norms
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
@@ -44,29 +45,65 @@ class _Layer:
         return near / near.sum(1, keepdim=True).clamp(min=1e-30)
 
 
-@torch.no_grad()
-def alti_logit(model: Model, plan: Plan, method: object) -> list[Tensor]:
-    """Sum over layers of what attention adds to the logit, by token of that layer, traced down by ALTI; what the
-    embedding itself adds counts for its own token."""
-    if not model.task.looks_back or model.family.attn_norm:
-        raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
-    found = []
-    for row in range(len(plan.positions)):
-        layers, last = _read(model, plan, row)
-        total = torch.zeros(len(last))
-        targets = plan.targets[row]
-        assert targets is not None
-        for at, target in zip(plan.positions[row], targets, strict=True):
-            reading = partial(_logit, model, last[at], target, plan.contrasts[row])
-            down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
-            for layer in layers:
+@dataclass(frozen=True, repr=False)
+class AltiLogit(Method):
+    """ALTI-Logit (Ferrando et al. 2023): what each layer's attention adds to the logit, by token, traced to the input
+    by ALTI. Causal models with the norm in front of attention. What the embedding itself adds counts for its own
+    token."""
+
+    @torch.no_grad()
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        if not model.task.looks_back or model.family.attn_norm:
+            raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
+        rows = []
+        for row in range(len(plan.positions)):
+            layers, last = _read(model, plan, row)
+            total = torch.zeros(len(last))
+            targets = plan.targets[row]
+            assert targets is not None
+            for at, target in zip(plan.positions[row], targets, strict=True):
+                reading = partial(_logit, model, last[at], target, plan.contrasts[row])
+                down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
+                for layer in layers:
+                    parts = layer.from_tokens()
+                    total += reading(parts[at]) @ down
+                    parts[range(len(parts)), range(len(parts))] += layer.x
+                    down = layer.contributions(parts) @ down
+                total[at] += reading(layers[0].x[at])
+            rows.append(total)
+        return rows
+
+    def cost(self, tokens: int) -> float:
+        """It keeps (T, T, D) parts of a layer."""
+        return tokens
+
+
+@dataclass(frozen=True, repr=False)
+class Alti(Method):
+    """ALTI (Ferrando et al. 2022): contributions of tokens to each layer's vectors by distance, multiplied layer by
+    layer, at the positions explained. Encoders with the norm behind attention (BERT)."""
+
+    @torch.no_grad()
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
+            raise InputError(
+                f"ALTI is for encoders of text with the norm behind attention (BERT), not for {model.name}."
+            )
+        rows = []
+        for row in range(len(plan.positions)):
+            layers, last = _read(model, plan, row)
+            down = torch.eye(len(last))
+            for number, layer in enumerate(layers):
                 parts = layer.from_tokens()
-                total += reading(parts[at]) @ down
                 parts[range(len(parts)), range(len(parts))] += layer.x
-                down = layer.contributions(parts) @ down
-            total[at] += reading(layers[0].x[at])
-        found.append(total)
-    return found
+                norm = model.layer_modules[number].get_submodule(model.family.attn_norm)
+                by = norms.divisor(norm, parts.sum(1, keepdim=True))
+                down = layer.contributions(norms.through(norm, parts, model.family.norm_offset, by)) @ down
+            rows.append(down[list(plan.positions[row])].sum(0))
+        return rows
+
+    def cost(self, tokens: int) -> float:
+        return tokens
 
 
 def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: Tensor) -> Tensor:
@@ -74,25 +111,6 @@ def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: 
     norm = model.net.get_submodule(model.family.final_norm)
     word = unembedding(model, target) - (0 if contrast is None else unembedding(model, contrast))
     return norms.through(norm, rows, model.family.norm_offset, norms.divisor(norm, last)) @ word
-
-
-@torch.no_grad()
-def alti(model: Model, plan: Plan, method: object) -> list[Tensor]:
-    """The product of all layers' contributions, at the positions explained."""
-    if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
-        raise InputError(f"ALTI is for encoders of text with the norm behind attention (BERT), not for {model.name}.")
-    found = []
-    for row in range(len(plan.positions)):
-        layers, last = _read(model, plan, row)
-        down = torch.eye(len(last))
-        for number, layer in enumerate(layers):
-            parts = layer.from_tokens()
-            parts[range(len(parts)), range(len(parts))] += layer.x
-            norm = model.layer_modules[number].get_submodule(model.family.attn_norm)
-            by = norms.divisor(norm, parts.sum(1, keepdim=True))
-            down = layer.contributions(norms.through(norm, parts, model.family.norm_offset, by)) @ down
-        found.append(down[list(plan.positions[row])].sum(0))
-    return found
 
 
 def _read(model: Model, plan: Plan, row: int) -> tuple[list[_Layer], Tensor]:

@@ -1,13 +1,15 @@
-"""Baselines from attention maps, one stack of layers."""
+"""Methods from attention maps, one stack of layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model, at
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Inputs
@@ -15,29 +17,47 @@ from icebear.concepts.passes.run import run
 from icebear.errors import InputError
 
 
-def rollout(model: Model, plan: Plan, method: object) -> list[Tensor]:
-    maps, _ = _attention(model, plan)
-    joint = torch.eye(maps[0].shape[-1], device=maps[0].device)
-    for attention in maps:
-        mean = attention.mean(1)  # (B, T, T)
-        joint = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2 @ joint
-    return _rows(plan, joint)
+@dataclass(frozen=True, repr=False)
+class _FromMaps(Method):
+    def cost(self, tokens: int) -> float:
+        """It keeps (T, T) maps of every head."""
+        return tokens
 
 
-def gradient_rollout(model: Model, plan: Plan, method: object) -> list[Tensor]:
-    maps, gradients = _attention(model, plan)
-    joint = torch.eye(maps[0].shape[-1], device=maps[0].device).expand(len(maps[0]), -1, -1)
-    for attention, gradient in zip(maps, gradients, strict=True):
-        joint = joint + (attention * gradient).clamp(min=0).mean(1) @ joint
-    own = torch.eye(joint.shape[-1], device=joint.device)
-    return _rows(plan, joint - own)
+@dataclass(frozen=True, repr=False)
+class AttentionRollout(_FromMaps):
+    """The product over layers of attention (mean of heads) and the residual stream (Abnar & Zuidema 2020)."""
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        maps, _ = _attention(model, plan)
+        joint = torch.eye(maps[0].shape[-1], device=maps[0].device)
+        for attention in maps:
+            mean = attention.mean(1)  # (B, T, T)
+            joint = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2 @ joint
+        return _rows(plan, joint)
 
 
-def gradcam(model: Model, plan: Plan, method: object) -> list[Tensor]:
-    maps, gradients = _attention(model, plan)
-    parts = zip(gradients[-1], plan.batch.lengths, strict=True)  # without padding
-    weights = torch.stack([g[:, :n, :n].mean((-1, -2), keepdim=True) for g, n in parts])  # (B, H, 1, 1)
-    return _rows(plan, (weights * maps[-1]).mean(1).clamp(min=0))
+@dataclass(frozen=True, repr=False)
+class GradientRollout(_FromMaps):
+    """R + mean(gradient x attention)+ R from layer to layer, from R = 1 (Chefer et al. 2021b, "G x AttnRollout")."""
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        maps, gradients = _attention(model, plan)
+        joint = torch.eye(maps[0].shape[-1], device=maps[0].device).expand(len(maps[0]), -1, -1)
+        for attention, gradient in zip(maps, gradients, strict=True):
+            joint = joint + (attention * gradient).clamp(min=0).mean(1) @ joint
+        return _rows(plan, joint - torch.eye(joint.shape[-1], device=joint.device))
+
+
+@dataclass(frozen=True, repr=False)
+class GradCAM(_FromMaps):
+    """The last layer's attention, its heads weighed by their mean gradient, above zero (Chefer et al. 2021)."""
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        maps, gradients = _attention(model, plan)
+        parts = zip(gradients[-1], plan.batch.lengths, strict=True)  # without padding
+        weights = torch.stack([g[:, :n, :n].mean((-1, -2), keepdim=True) for g, n in parts])  # (B, H, 1, 1)
+        return _rows(plan, (weights * maps[-1]).mean(1).clamp(min=0))
 
 
 class _Maps:

@@ -1,36 +1,37 @@
-"""Every baseline against a slow twin, or a library's version, on a small model."""
+"""Every method against a slow version, or a library's, on a small model; names; a new method."""
+
+from dataclasses import dataclass
 
 import pytest
 import torch
 from conftest import IDS, LLAMA, random_model
-from families import dense, others
+from families import dense
+from test_differences import OTHER
 from test_tasks import make
 
-from icebear.concepts import Model, attribute
-from icebear.concepts.baselines.methods import (
-    BASELINES,
-    SEARCH,
-    Alti,
-    AltiLogit,
-    AtMan,
-    AttentionRollout,
-    GradCAM,
+from icebear.concepts import Relevance, attribute
+from icebear.concepts.evaluation import ablation, faithfulness, pairs
+from icebear.concepts.evaluation.questions import Question
+from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.methods.alti import Alti, AltiLogit
+from icebear.concepts.methods.attention import AttentionRollout, GradCAM, GradientRollout
+from icebear.concepts.methods.gradients import (
     Gradient,
-    GradientRollout,
     GradientTimesInput,
     IntegratedGradients,
-    Occlusion,
     Positions,
     Random,
     SmoothGrad,
-    named,
 )
-from icebear.concepts.evaluation.methods import token_scores
-from icebear.concepts.lrp.context import relevance_rules
-from icebear.concepts.lrp.method import PA_LRP
+from icebear.concepts.methods.lrp import CP_LRP, PA_LRP, AttnLRP, Difference
+from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.perturbation import AtMan, Occlusion
+from icebear.concepts.methods.registry import METHODS, method_of, methods_of, name_of
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import new_ledger
+from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.run import look, new_ledger
+from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, UnknownName
 
 MASK = 49
@@ -194,12 +195,12 @@ def test_readings_of_pa_lrp_s_sum(model, name):
         for place, entries in enumerate(layer.tolist()):
             whole = sum(entries)
             expected[place] += {"pa-lrp": max(whole, 0), "pa-lrp-signed": whole}[name]
-    (scores,) = token_scores(model, plan(model, [prompt(model)], 11), named(name))
+    (scores,) = method_of(name).scores(model, plan(model, [prompt(model)], 11))
     assert close(scores, expected)
     if name == "pa-lrp":
         assert close(found(model, Positions()), expected - tokens)
     else:
-        assert close(found(model, named(name)), expected)
+        assert close(found(model, method_of(name)), expected)
 
 
 def test_random_depends_on_the_seed_and_the_tokens_alone(model):
@@ -290,12 +291,12 @@ def test_alti_of_bert_by_loops():
     assert found(model, Alti()).sum().item() == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [n for n in BASELINES if n not in ("alti",)])
+@pytest.mark.parametrize("name", [n for n, one in METHODS.items() if n != "alti" and not one.needs_counterfactual])
 def test_a_batch_is_one_by_one(name):
     model = random_model(LLAMA)
     prompts = [IDS, IDS[:4], IDS[2:]]
-    for row, one in zip(attribute(model, prompts, method=BASELINES[name]), prompts, strict=True):
-        alone = attribute(model, one, method=BASELINES[name])
+    for row, one in zip(attribute(model, prompts, method=METHODS[name]), prompts, strict=True):
+        alone = attribute(model, one, method=METHODS[name])
         assert row.token_ids == alone.token_ids
         assert close(row.tokens, alone.tokens, 1e-4)
 
@@ -340,9 +341,99 @@ def test_gradients_and_occlusion_of_encoder_decoders_and_classifiers():
             assert tokens.abs().sum() > 0
 
 
-def test_what_tune_tries_are_methods_of_that_name():
-    for name, tries in SEARCH.items():
-        assert all(type(method) is type(BASELINES[name]) for method in tries)
-    assert isinstance(make("bert"), Model)
-    assert others()
-    assert plan(random_model(LLAMA), [IDS]).resolved(random_model(LLAMA)).targets[0] is not None
+def test_variants_are_the_same_method_with_other_parameters():
+    for name in ("ig", "smoothgrad", "atman"):
+        tries = METHODS[name].variants()
+        assert len({repr(one) for one in tries}) == len(tries) > 1
+        assert {type(one) for one in tries} == {type(METHODS[name])}
+    assert not METHODS["attnlrp"].variants()
+
+
+# --- names ---
+
+
+PLACED = [f"{name}@{place}" for name in ("attnlrp", "cp-lrp", "gxi") for place in ("prompt", "midpoint")]
+
+
+@pytest.mark.parametrize("name", [*METHODS, *PLACED, "ig@path"])
+def test_a_name_is_a_value_and_a_value_is_written(name):
+    method = method_of(name)
+    assert name_of(method) == name
+    assert method_of(repr(method)) == method
+    assert method.needs_counterfactual is ("@" in name or isinstance(method, Difference))
+    assert (method.at or "") == name.partition("@")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "part"),
+    [
+        ("attnlpr", UnknownName, "'attnlrp'"),
+        ("cp-lrp@midpoin", UnknownName, "'midpoint'"),
+        ("cp-lrp@path", UnknownName, "'path'"),
+        ("cp-lrp@", UnknownName, "''"),
+        ("rollout@prompt", InputError, "'@prompt'"),
+        ("difference@prompt", InputError, "'@prompt'"),
+        ("Gamma(1)", InputError, "Gamma"),
+        (3, UnknownName, "'3'"),
+    ],
+)
+def test_a_wrong_name_is_refused(text, error, part):
+    with pytest.raises(error, match=part):
+        method_of(text)
+
+
+def test_a_list_of_names_is_split_at_the_commas_outside_brackets():
+    written = "AttnLRP(softmax='zplus', linear=Gamma(0.1), conv=Gamma(0.2))"
+    assert list(methods_of(f"random, {written},cp-lrp@prompt")) == ["random", written, "cp-lrp@prompt"]
+    assert methods_of("change,gxi", controls=["change"]) == {"change": "change", "gxi": METHODS["gxi"]}
+    assert not any(method.needs_counterfactual for method in methods_of("all").values())
+    assert list(methods_of("all", ["gxi", "random"])) == ["gxi", "random"]
+
+
+def test_methods_by_relevance_are_as_they_are_written():
+    assert repr(AttnLRP("constant", at="midpoint")) == "AttnLRP(at='midpoint', softmax='constant')"
+    assert CP_LRP.compared() == AttnLRP("constant", at="midpoint")
+    assert IntegratedGradients(3).compared().shares() == pytest.approx([1 / 6, 1 / 2, 5 / 6])
+    assert METHODS["occlusion"].cost(1000) > 50 > METHODS["attnlrp"].cost(1000)
+
+
+# --- a new method is one class and one entry ---
+
+
+@dataclass(frozen=True, repr=False)
+class Length(Method):
+    """A dummy: each token's score is its position, each neuron's its activation there."""
+
+    factor: float = 1.0
+    scores_neurons = False
+
+    def scores(self, model, plan):
+        return [self.factor * torch.arange(n, dtype=torch.float32) for n in plan.batch.lengths]
+
+    def neuron_scores(self, model, plan, site):
+        values = Values(model, plan.batch, (site,))
+        look(model, Logits(plan), [values])
+        return self.factor * values.values(0, values.activation[site])
+
+
+def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
+    monkeypatch.setitem(METHODS, "length", Length())
+    model = random_model(LLAMA)
+    relevance = attribute(model, IDS, 11, method="length")
+    assert relevance.tokens.tolist() == list(range(len(IDS)))
+    relevance.save(tmp_path / "length.json")
+    assert Relevance.load(tmp_path / "length.json").method == Length()
+    assert method_of("Length(factor=2)") == Length(2)
+    methods = methods_of("length,Length(factor=-1)")
+    line = faithfulness.sample(model, Question(IDS), methods)["methods"]
+    assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
+    pair = pairs.Pair(IDS, OTHER, "", "")
+    compared = ablation.Compared(
+        model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
+    )
+    monkeypatch.setattr(ablation.Compared, "of", lambda *_: compared)
+    curves = ablation.sample(model, pair, methods)["methods"]
+    assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size
+    assert curves["length"]["curve_kept"][-1] == pytest.approx(1, abs=1e-4)
+    with pytest.raises(InputError, match="Length"):
+        attribute(model, IDS, 11, 12, counterfactual=OTHER, method="length")

@@ -1,0 +1,83 @@
+"""What several methods need: relevance by a backward pass, a plan's numbers, and variants of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.lrp.positions import Reading, Sinks, over_layers
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.inputs import Inputs, changing
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.targets import Logits
+from icebear.errors import InputError
+
+if TYPE_CHECKING:
+    from icebear.concepts.methods.lrp import AttnLRP
+
+ROWS = 32
+"""How many variants of a prompt go through the model at once."""
+
+
+def token_relevance(model: Model, plan: Plan, rules: AttnLRP | None = None) -> list[Tensor]:
+    """(T,) input x gradient of each prompt's tokens, by relevance rules or by the plain gradient."""
+    inputs = Inputs()
+    run(model, Logits(plan), [inputs], rules)
+    return by_row(plan, [relevance.sum(-1) for relevance in inputs.relevance()])
+
+
+def with_positions(model: Model, plan: Plan, rules: AttnLRP, reading: Reading, tokens: bool = True) -> list[Tensor]:
+    """(T,) relevance of each prompt's tokens and of their positions in all layers together, or of positions alone."""
+    inputs, sinks = Inputs(), Sinks(model, plan.batch)
+    run(model, Logits(plan), [inputs, sinks], rules)
+    own = by_row(plan, [relevance.sum(-1) for relevance in inputs.relevance()])
+    rows = [sinks.relevance[row][:, plan.batch.columns(row)].cpu() for row in range(len(own))]
+    positions = [over_layers(row, reading) for row in rows]
+    return [a + b for a, b in zip(own, positions, strict=True)] if tokens else positions
+
+
+def neuron_relevance(model: Model, plan: Plan, site: str, rules: AttnLRP | None = None) -> Tensor:
+    """(L, T, N) activation x gradient of a site's neurons, for a plan of one prompt."""
+    neurons = AllNeurons(model, plan.batch, (site,))
+    run(model, Logits(plan), [Inputs(), neurons], rules)
+    return neurons.row(0)[site][0]
+
+
+def by_row(plan: Plan, stacks: list[Tensor]) -> list[Tensor]:
+    """The (B, T) of each stack as one (T,) for each prompt, without padding."""
+    joined = torch.cat(stacks, 1).cpu()
+    return [joined[row, plan.batch.columns(row)] for row in range(len(joined))]
+
+
+def value(model: Model, plan: Plan) -> Tensor:
+    """(B,) the number explained."""
+    return plan.explained(model.logits(plan.batch, plan.needed))[1]
+
+
+def log_probability(model: Model, plan: Plan) -> Tensor:
+    """(B,) of the answers explained, summed. Raises `InputError` for a model that has no probabilities."""
+    found = model.log_probabilities(model.logits(plan.batch, plan.needed).float())
+    if found is None:
+        raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
+    return replace(plan, contrasts=(None,) * len(plan.contrasts), number="logits").explained(found)[1]
+
+
+def without(model: Model, plan: Plan, row: int, removed: Tensor, measure: Callable[[Model, Plan], Tensor]) -> Tensor:
+    """(N,) `measure` of one prompt where the embeddings of tokens are zero; removed (N, T) is True for those."""
+    found = []
+    read = plan.batch.lengths[row]
+    for part in removed.to(model.device).split(ROWS):
+
+        def change(stack: int, x: Tensor, part: Tensor = part) -> Tensor:
+            gone = part[:, read:] if stack else part[:, :read]
+            return x.masked_fill(gone[..., None], 0)
+
+        with model.lock, torch.no_grad(), changing(model, change):
+            found.append(measure(model, plan.repeated(row, len(part))))
+    return torch.cat(found)

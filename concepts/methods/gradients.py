@@ -1,0 +1,150 @@
+"""Plain gradients, PA-LRP's positions, and random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.lrp.positions import Reading
+from icebear.concepts.methods import common
+from icebear.concepts.methods.lrp import PA_LRP
+from icebear.concepts.methods.method import Method, Multiplying, Place
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.passes.inputs import Change, Inputs
+from icebear.concepts.passes.run import run
+from icebear.concepts.passes.targets import Logits
+
+
+@dataclass(frozen=True, repr=False)
+class Random(Method):
+    """Uniform numbers that depend on nothing but the seed and the tokens."""
+
+    seed: int = 0
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        rows = []
+        for row in range(len(plan.positions)):
+            ids = plan.batch.row_ids(row)
+            digest = hashlib.blake2b(f"{self.seed} {ids}".encode(), digest_size=7).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+            rows.append(torch.rand(len(ids), generator=generator))
+        return rows
+
+
+@dataclass(frozen=True, repr=False)
+class Gradient(Method):
+    """The norm of the gradient at each token's embedding (Simonyan et al. 2014)."""
+
+    norm: Literal[1, 2] = 2
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        return common.by_row(plan, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in _pass(model, plan)])
+
+
+@dataclass(frozen=True, repr=False)
+class GradientTimesInput(Multiplying):
+    """Gradient x embedding (Denil et al. 2014)."""
+
+    scores_neurons = True
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        return common.token_relevance(model, plan)
+
+    def neuron_scores(self, model: Model, plan: Plan, site: str) -> Tensor:
+        return common.neuron_relevance(model, plan, site)
+
+
+@dataclass(frozen=True, repr=False)
+class IntegratedGradients(Multiplying):
+    """Gradient x embedding, averaged on the way from zero, or from a counterfactual (Sundararajan et al. 2017), at
+    midpoints of equal steps."""
+
+    steps: int = 10
+    places: ClassVar[tuple[Place, ...]] = ("path",)
+
+    @property
+    def scores_neurons(self) -> bool:
+        return self.needs_counterfactual
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        total: list[Tensor] = []
+        for share in self.shares():
+            parts = [(x / share * g).sum(-1) for x, g in _pass(model, plan, partial(_scaled, share))]
+            total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+        return common.by_row(plan, [part / self.steps for part in total])
+
+    def shares(self) -> list[float]:
+        return [(step + 0.5) / self.steps for step in range(self.steps)]
+
+    def cost(self, tokens: int) -> float:
+        return self.steps
+
+    def variants(self) -> Sequence[Method]:
+        return [replace(self, steps=steps) for steps in (5, 10, 20, 50)]
+
+
+@dataclass(frozen=True, repr=False)
+class SmoothGrad(Method):
+    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise in standard deviations."""
+
+    noise: float = 0.1
+    samples: int = 10
+    seed: int = 0
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        rows = [torch.Generator().manual_seed(self.seed) for _ in plan.positions]  # so that a batch is one by one
+        batches = (plan.batch, plan.batch.decoder)
+        total: list[Tensor] = []
+
+        def noisy(stack: int, x: Tensor) -> Tensor:
+            changed = x.clone()
+            for row, length in enumerate(batches[stack].lengths):  # type: ignore[union-attr]
+                own = x[row, :length]
+                noise = torch.randn(own.shape, generator=rows[row]).to(x.device, x.dtype)
+                changed[row, :length] = own + self.noise * own.std() * noise
+            return changed
+
+        plain = [x for x, _ in _pass(model, plan)]
+        for _ in range(self.samples):
+            parts = [(x * g).sum(-1) for x, (_, g) in zip(plain, _pass(model, plan, noisy), strict=True)]
+            total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+        return common.by_row(plan, [part / self.samples for part in total])
+
+    def cost(self, tokens: int) -> float:
+        return self.samples + 1
+
+    def variants(self) -> Sequence[Method]:
+        return [replace(self, noise=noise) for noise in (0.01, 0.05, 0.1, 0.25, 0.5)]
+
+
+@dataclass(frozen=True, repr=False)
+class Positions(Method):
+    """PA-LRP's positions, all layers together (Bakish et al. 2025).
+
+    reading: of Eq. 11's sum, ``relu`` or ``signed`` (`icebear.concepts.lrp.positions.over_layers`).
+    tokens: whether the relevance of tokens is added; ``pa-lrp`` itself adds it to ``relu``.
+    """
+
+    reading: Reading = "relu"
+    tokens: bool = False
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        return common.with_positions(model, plan, PA_LRP, self.reading, self.tokens)
+
+
+def _pass(model: Model, plan: Plan, change: Change = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
+    """(embeddings, gradients), each (B, T, D), of each stack, at changed embeddings."""
+    inputs = Inputs(change)
+    run(model, Logits(plan), [inputs])
+    return [(x.float(), g.float()) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
+
+
+def _scaled(share: float, stack: int, x: Tensor) -> Tensor:
+    return share * x

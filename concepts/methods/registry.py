@@ -1,0 +1,129 @@
+"""All attribution methods by name, and the one parser of their names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from icebear.concepts.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
+from icebear.concepts.methods.alti import Alti, AltiLogit
+from icebear.concepts.methods.attention import AttentionRollout, GradCAM, GradientRollout
+from icebear.concepts.methods.gradients import (
+    Gradient,
+    GradientTimesInput,
+    IntegratedGradients,
+    Positions,
+    Random,
+    SmoothGrad,
+)
+from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
+from icebear.concepts.methods.method import Method, Multiplying
+from icebear.concepts.methods.perturbation import AtMan, Occlusion
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Plan
+from icebear.errors import IcebearError, InputError, UnknownName
+from icebear.values import shown
+
+METHODS: dict[str, Method] = {
+    "random": Random(),
+    "grad-l1": Gradient(1),
+    "grad-l2": Gradient(2),
+    "gxi": GradientTimesInput(),
+    "ig": IntegratedGradients(),
+    "smoothgrad": SmoothGrad(),
+    "gradcam": GradCAM(),
+    "rollout": AttentionRollout(),
+    "grad-rollout": GradientRollout(),
+    "atman": AtMan(),
+    "occlusion": Occlusion(),
+    "alti-logit": AltiLogit(),
+    "alti": Alti(),
+    "pa-positions": Positions(),
+    "pa-lrp-signed": Positions("signed", tokens=True),
+    "attnlrp": ATTNLRP,
+    "cp-lrp": CP_LRP,
+    "pa-lrp": PA_LRP,
+    "vit": VIT,
+    "difference": DIFFERENCE,
+    "difference-constant": Difference("constant"),
+}
+"""In the order of tables."""
+
+
+def method_of(text: str) -> Method:
+    """A method by its name, with the place of its multipliers behind an @ (``cp-lrp@midpoint``), or as it is written,
+    ``AttnLRP(linear=Gamma(0.1))``. Raises `UnknownName` or `InputError`."""
+    text = text if isinstance(text, str) else shown(text)
+    if "(" in text:
+        return _written(text)
+    name, at, place = text.partition("@")
+    if name not in METHODS:
+        ways = f"The methods are {', '.join(METHODS)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
+        raise UnknownName("method", name, METHODS, ways)
+    method = METHODS[name]
+    if not at:
+        return method
+    if not isinstance(method, Multiplying):
+        raise InputError(f"{name} takes no multipliers at a place; leave out {at + place!r}.")
+    return replace(method, at=place)  # type: ignore[arg-type]  # it checks
+
+
+def name_of(method: Method) -> str:
+    """What `method_of` takes: its short name, or how it is written."""
+    place = f"@{method.at}" if method.at else ""
+    alone = replace(method, at=None) if isinstance(method, Multiplying) else method
+    return next((name + place for name, known in METHODS.items() if known == alone), repr(method))
+
+
+def methods_of(names: str, usual: Sequence[str] = (), controls: Collection[str] = ()) -> dict[str, Any]:
+    """Methods of a comma-separated list, by their names there; a control of the one who asks is its name.
+
+    usual: what ``all`` stands for, by default every method that explains a prompt alone.
+    """
+    if names == "all":
+        wanted = list(usual) or [name for name, method in METHODS.items() if not method.needs_counterfactual]
+    else:
+        wanted = _split(names)
+    return {name: name if name in controls else method_of(name) for name in wanted}
+
+
+def _split(names: str) -> list[str]:
+    """At the commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for sign in names:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def why_not(model: Model, plan: Plan, method: Method) -> str | None:
+    """Why a method cannot score the tokens of a model, tried on one prompt; None if it can."""
+    try:
+        method.scores(model, plan.resolved(model))
+    except IcebearError as error:
+        return str(error)
+    return None
+
+
+def _written(text: str) -> Method:
+    try:
+        method = _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, KeyError, AttributeError):
+        method = None
+    if not isinstance(method, Method):
+        raise InputError(f"{text!r} is not a method; write it as AttnLRP(softmax='zplus', linear=Gamma(0.1)).")
+    return method
+
+
+def _value(node: Any) -> Any:
+    """Of a constant, or a call of a method's class or of a linear rule's."""
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    kinds = {*map(type, METHODS.values()), Epsilon, Gamma, ZPlus, AlphaBeta}
+    made = {kind.__name__: kind for kind in kinds}[node.func.id]  # type: ignore[attr-defined]
+    return made(*map(_value, node.args), **{str(word.arg): _value(word.value) for word in node.keywords})
