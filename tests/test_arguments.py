@@ -25,6 +25,7 @@ from icebear import (
 )
 from icebear.actmax.index import build as index
 from icebear.concepts import calibration
+from icebear.concepts.methods.registry import method_of
 from icebear.errors import IcebearError
 
 PROMPT, OTHER = "ice bear", "big cats"
@@ -114,7 +115,7 @@ DOORS = {
     "AttnLRP.linear": (lambda at, x: AttnLRP(linear=x), ("gamma", 3, None, Gamma)),
     "AttnLRP.conv": (lambda at, x: AttnLRP(conv=x), ("gamma", 3, Gamma)),
     "AttnLRP.positions": (lambda at, x: AttnLRP(positions=x), NO_FLAG),
-    "AttnLRP.parse": (lambda at, x: AttnLRP.parse(x), NO_NAME),
+    "method_of": (lambda at, x: method_of(x), NO_NAME),
     "Difference.softmax": (lambda at, x: Difference(x), NO_NAME),
     # attribute
     "attribute.sites": (

@@ -24,6 +24,7 @@ from icebear.actmax.index.topk import HISTOGRAM_EDGES, merge
 from icebear.concepts import ATTNLRP, CP_LRP, Model, attribute, calibration
 from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.concepts.corpus import sentence_id
+from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import project
 from icebear.db import Store, open_store
 from icebear.errors import InputError, StoreError
