@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from icebear.actmax.card import Card, describe
+from icebear.actmax.page import STYLE, card_fragment, vocabulary
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, ablation
 from icebear.concepts.attribution.random_controls import BesideChance, removing
 from icebear.concepts.attribution.result import Position, Relevance, ranked_dict
 from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Faithfulness, Without
+from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import projections
 from icebear.errors import InputError
+from icebear.paths import write_file
 from icebear.records import Meaning, Projection, Ranked
 from icebear.tables import Tabled
 
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from icebear.concepts.models.prompts import PromptLike, Prompts
     from icebear.db.store import Store
 
+LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (10, 100, 1000)
 """Lengths of the lists of nodes whose sufficiency and necessity are measured."""
 WORDS, CARDS, CARD_EXAMPLES, GROUPS = 8, 4, 4, 6
@@ -199,6 +206,13 @@ class Explanation(Tabled):
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
 
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A self-contained page: nothing is fetched. path: also write it to this file."""
+        html = explanation_page(self)
+        if path is not None:
+            write_file(path, html)
+        return html
+
     def to_frame(self) -> pandas.DataFrame:
         """The nodes as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
         import pandas
@@ -206,6 +220,35 @@ class Explanation(Tabled):
         columns = ["neuron", "position", "polarity", "activation", "relevance", "token", "promotes", "label"]
         there = ["counterfactual"] if self.relevance.counterfactual else []
         return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])
+
+
+def explanation_page(explanation: Explanation) -> str:
+    """A self-contained page."""
+    relevance, circuit, shown = explanation.relevance, explanation.circuit, explanation.projections[:CARDS]
+    labels = any(node.label for node in explanation.nodes)
+    compared = relevance.counterfactual is not None
+    against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
+    columns = ["neuron", "token", "activation", *(["there"] if compared else []), "relevance", "promotes here"]
+    title = f"Why {relevance.target_text!r}{against}?"
+    cards = [(str(card.neuron), card_fragment(card)) for card in explanation.cards]
+    vocabularies = [(str(projection.neuron), vocabulary(projection)) for projection in shown]
+    body = render(
+        "icebear.actmax/explanation.html",
+        explanation=explanation,
+        title=title,
+        prompt="".join(relevance.token_strings),
+        nodes_about="Neurons of the FFNs, at a token, that did most for the difference between both prompts."
+        if compared
+        else "The neurons that contribute most where it is predicted.",
+        columns=[*columns, *(["label"] if labels else [])],
+        texts=(0, 1, len(columns) - 1, len(columns)),
+        linked={neuron for neuron, _ in cards or vocabularies},
+        picture=fragment(circuit.graph) if circuit else "",
+        groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
+        cards=cards,
+        vocabularies=vocabularies,
+    )
+    return page(title, body, STYLE + LOOK)
 
 
 def explain(

@@ -1,17 +1,49 @@
-"""Relevance as colours and HTML. Everything that comes from a text or a model is escaped."""
+"""Relevance as colours, and HTML by templates, which escape everything that is not `Markup`."""
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Collection, Sequence
-from html import escape
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 if TYPE_CHECKING:
     from icebear.concepts.attribution.result import Relevance
 
 POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
 """The ends of ColorBrewer's RdBu, which colour-blind readers tell apart."""
+
+
+@cache
+def environment() -> Environment:
+    """The one environment of all templates. A template is named by its package and its file there in ``templates``:
+    ``icebear.actmax/card.html``."""
+    made = Environment(
+        loader=FunctionLoader(_source), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    made.filters.update(number=format, visible=visible, repr=repr, made_with=said, xml=_xml)
+    made.globals.update(heatmap=heatmap, relevance_heatmap=relevance_heatmap, marked=marked)
+    return made
+
+
+def _source(name: str) -> str:
+    package, _, file = name.partition("/")
+    return files(package).joinpath("templates", file).read_text(encoding="utf-8")
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML forbids."""
+    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+
+
+def render(template: str, **values: Any) -> Markup:
+    """HTML that a template makes of values."""
+    return Markup(environment().get_template(template).render(**values))
 
 
 def color(share: float) -> tuple[int, int, int]:
@@ -51,101 +83,62 @@ def visible(token: str) -> str:
     return token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
 
 
-def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> str:
+def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> Markup:
     """Tokens on their relevance's colour, the value on hover and, after a click, beside them; sinks are dotted, a
     chat's template is grey."""
-    spans = []
-    for place, (token, value, share) in enumerate(zip(tokens, values, shares(values, set(template)), strict=True)):
-        sink = ";outline:1px dotted #888" if place in sinks else ""
-        what = " (template)" if place in template else " (sink)" if place in sinks else ""
-        look = "color:#888" if place in template else style(share)
-        spans.append(
-            f'<span tabindex="-1" title="{escape(f"{place}: {value:+.4f}{what}")}" style="{look}{sink};'
-            f'padding:.15em 0;white-space:pre-wrap">{escape(visible(token))}</span>'
-        )
-    look = "line-height:2;font-family:ui-monospace,monospace"
-    return f'<div class="tokens" style="{look}">{CLICKED}{"".join(spans)}</div>'
+    notes = dict.fromkeys(sinks, " (sink)") | dict.fromkeys(template, " (template)")
+    rows = [
+        {
+            "text": token,
+            "title": f"{place}: {value:+.4f}{notes.get(place, '')}",
+            "style": ("color:#888" if place in template else style(share))
+            + (";outline:1px dotted #888" if place in sinks else ""),
+        }
+        for place, (token, value, share) in enumerate(zip(tokens, values, shares(values, set(template)), strict=True))
+    ]
+    return render("icebear.concepts/heatmap.html", rows=rows)
 
 
-CLICKED = '<style>.tokens span:focus::after{content:" "attr(title)" ";font-size:.8em;opacity:.8}</style>'
-"""A token that has the focus says its number: no script, which a notebook may not trust."""
+def relevance_heatmap(relevance: Relevance) -> Markup:
+    """The tokens of a relevance, or its image."""
+    if relevance.image:
+        return render("icebear.concepts/image.html", png=b64encode(relevance.image.png()).decode())
+    return heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
 
 
-def relevance_fragment(relevance: Relevance, k: int = 10) -> str:
+def relevance_fragment(relevance: Relevance, k: int = 10) -> Markup:
     """The heatmap, what is explained, conservation and the top k neurons, for a notebook."""
-    against = f" against {escape(repr(relevance.contrast_text))}" if relevance.contrast_text else ""
     every = relevance.counterfactual and (relevance.largest or len(relevance.recorded) == len(relevance.tokens))
     k = min(k, relevance.largest.k) if relevance.largest else k
-    rows = "".join(
-        f"<tr><td><code>{escape(str(ranked.neuron))}</code></td>"
-        f"<td>{escape(repr(relevance.token_strings[ranked.position]))}</td><td>{ranked.activation:+.3f}</td>"
-        f"<td>{ranked.relevance:+.4f}</td></tr>"
-        for ranked in (relevance.top(k, position="all" if every else "last") if relevance.sites else [])
-    )
-    predictions = ", ".join(f"{escape(repr(token.text))} {token.number}" for token in relevance.predictions[:5])
-    table = (
-        "<table><thead><tr><th>neuron</th><th>token</th><th>activation</th><th>relevance</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table>"
-        if rows
-        else ""
-    )
-    return (
-        f"<p>Why <b>{escape(repr(relevance.target_text))}</b>{against}? "
-        f"<small>{escape(f'method: {relevance.method!r}'.removesuffix('()'))}</small></p>"
-        + _where(relevance)
-        + f"<p><small>Predicted: {predictions}<br>{escape(relevance.account())}"
-        + (f"<br>{escape(relevance.meaning())}" if relevance.counterfactual else "")
-        + "</small></p>"
-        + table
-        + f"<p><small>{escape(said(relevance.made_with))}</small></p>"
+    positions = relevance.positions
+    return render(
+        "icebear.concepts/relevance.html",
+        relevance=relevance,
+        neurons=relevance.top(k, position="all" if every else "last") if relevance.sites else [],
+        positions=None if positions is None else (list(relevance.token_strings), positions.sum(0).tolist()),
     )
 
 
-def _where(relevance: Relevance) -> str:
-    """The tokens, and what went to their positions; or the image."""
-    if relevance.image:
-        data = b64encode(relevance.image.png()).decode()
-        return (
-            f'<img alt="The image, red where it speaks for the label, blue against" src="data:image/png;base64,{data}">'
-        )
-    names = list(relevance.token_strings)
-    found = heatmap(names, relevance.tokens.tolist(), relevance.sinks, relevance.template)
-    if relevance.positions is not None:
-        found += "<p><small>Their positions, all layers together:</small></p>"
-        found += heatmap(names, relevance.positions.sum(0).tolist(), relevance.sinks, relevance.template)
-    return found
-
-
-def relevance_page(relevance: Relevance) -> str:
+def relevance_page(relevance: Relevance) -> Markup:
     """A self-contained page: no scripts, nothing fetched."""
     return page("icebear relevance", relevance_fragment(relevance, k=30))
 
 
-def page(title: str, body: str, style: str = "") -> str:
-    """A self-contained page around HTML; only the title is escaped here."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title><style>'
-        ":root{color-scheme:light dark}"
-        "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "td,th{text-align:right;padding:.1rem .8rem}td:first-child,th:first-child{text-align:left}"
-        f"{style}</style></head><body>{body}</body></html>"
-    )
+def page(title: str, body: Markup, style: str = "") -> Markup:
+    """A self-contained page around HTML."""
+    return render("icebear.concepts/page.html", title=title, body=body, style=Markup(style))
 
 
-def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> str:
+def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> Markup:
     """A sentence's tokens on the colours of their relevance (if there is any); the extreme token stands out."""
-    parts = shares(list(values or ()))
-    spans = []
-    for place, token in enumerate(tokens):
-        if not token:  # part of a character that a later token completes
-            continue
-        text = escape(visible(token))
-        text = f"<b><u>{text}</u></b>" if place == extreme else text
-        if values:
-            text = f'<span title="{values[place]:+.3f}" style="{style(parts[place])}">{text}</span>'
-        spans.append(text)
-    return f'<span dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(spans)}</span>'
+    colours = [style(share) for share in shares(list(values))] if values else [""] * len(tokens)
+    titles = [f"{value:+.3f}" for value in values or ()] or colours
+    rows = [
+        {"text": token, "style": colours[place], "title": titles[place], "extreme": place == extreme}
+        for place, token in enumerate(tokens)
+        if token  # empty: part of a character that a later token completes
+    ]
+    return render("icebear.concepts/marked.html", rows=rows)
 
 
 def said(told: dict[str, Any]) -> str:

@@ -1,6 +1,9 @@
-"""`explain`: the one investigation has the library's numbers, and shows a label only if it is significant."""
+"""`explain`: the one investigation has the library's numbers, shows a label only if it is significant, and makes a page
+that needs nothing else."""
 
+import html
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from icebear import explain
 from icebear.actmax import build_index
 from icebear.actmax.explanation import SIZES, Explanation, Ranking
-from icebear.concepts import ablation, attribute, project
+from icebear.concepts import ablation, attribute, circuit, project
 from icebear.concepts.attribution.random_controls import removing
 from icebear.db import open_store
 from icebear.errors import InputError
@@ -52,3 +55,73 @@ def test_a_label_is_shown_only_if_it_is_significant(model, corpus, tmp_path):
 def test_a_circuit_needs_a_counterfactual(model):
     with pytest.raises(InputError):
         explain(model, PROMPT, circuit_nodes=5)
+
+
+# --- the page ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(model):
+    """With its circuit."""
+    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, circuit_nodes=12)
+
+
+def test_the_circuit_is_the_librarys(model, whole):
+    graph = circuit(model, PROMPT, contrast="z", counterfactual=OTHER, nodes=12)
+    assert whole.circuit.graph.to_json() == graph.to_json()
+    assert whole.circuit.faithfulness == graph.faithfulness()
+    assert list(whole.circuit.without) == [graph.without(group) for group in graph.groups[:6]]
+    assert whole.alone.tokens.tolist() == attribute(model, PROMPT, contrast="z").tokens.tolist()
+    json.dumps(whole.to_dict(), allow_nan=False)
+
+
+def test_beside_each_claim_stands_its_control(whole, tmp_path):
+    """Of the words, of the list, of the edges, and of each group."""
+    page = html.unescape(whole.to_html(tmp_path / "a.html"))
+    assert html.unescape((tmp_path / "a.html").read_text()) == page
+    assert str(whole.removed) in page
+    for row in whole.ablations:
+        assert f"<td>{row.left:.0%}</td><td>{row.matched_left:.0%}</td><td>{row.changed_left:.0%}</td>" in page
+        assert f"<td>{row.kept:.0%}</td><td>{row.matched_kept:.0%}</td><td>{row.changed_kept:.0%}</td>" in page
+    assert f"drawn into the same targets from the same layers {whole.circuit.faithfulness.matched:.0%}" in page
+    for row in whole.circuit.without:
+        assert f"<td>{row.share:.0%}</td><td>{row.matched:.0%}</td>" in page
+
+
+@pytest.mark.parametrize("counterfactual", [OTHER, None])
+def test_the_page_fetches_nothing_and_texts_are_texts(model, counterfactual):
+    nodes = 12 if counterfactual else None
+    page = explain(model, PROMPT, contrast="z", counterfactual=counterfactual, circuit_nodes=nodes).to_html()
+    assert len(page.encode()) < 2_000_000
+    assert not re.search(r"<link|<img|@import|url\(|src=", page)
+    assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}
+    assert "<b>ice" not in page.replace("<b><u>", "")
+    assert counterfactual is None or "&lt;" in page
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_it_answers_to_clicks_and_fits(whole, chromium, tmp_path, width, scheme):
+    whole.to_html(tmp_path / "a.html")
+    page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto((tmp_path / "a.html").as_uri())
+    node = page.locator(".circuit .node[data-id*='ffn']").first
+    node.click()
+    assert node.get_attribute("data-id").split("@")[0] in page.locator(".circuit .card").inner_text()
+    page.locator(f"a[href='#{whole.projections[0].neuron}']").first.click()
+    assert page.evaluate("scrollY") > 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert {url.split("#")[0] for url in requests} == {(tmp_path / "a.html").as_uri()}
+
+
+def test_with_a_store_it_has_cards(model, corpus, tmp_path):
+    with open_store(tmp_path / "a.db", create=True) as store:
+        build_index(model, corpus, store, k=4)
+        result = explain(model, PROMPT, contrast="z", counterfactual=OTHER, store=store)
+    assert [card.neuron for card in result.cards] == [row.neuron for row in result.projections][:4]
+    page = result.to_html()
+    for card in result.cards:
+        assert f'<a href="#{card.neuron}">' in page
+        assert f'id="{card.neuron}"' in page
+    assert "What drives it to +" in page

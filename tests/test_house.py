@@ -81,6 +81,8 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
     data = "app/recipes/ice-bear-to-desert.json concepts/calibration.txt concepts/attribution/common.txt py.typed"
-    assert {f"icebear/{name}" for name in data.split()} <= set(names)
+    templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
+    assert templates
+    assert {f"icebear/{name}" for name in (*data.split(), *templates)} <= set(names)
     ours = {str(path.relative_to(ROOT)).removeprefix("icebear/") for room in ROOMS for path in room_files(room)}
     assert {f"icebear/{name}" for name in ours} == {name for name in names if name.endswith(".py")}

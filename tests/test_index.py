@@ -423,7 +423,7 @@ def test_a_card_as_a_page_keeps_text_text(model, tmp_path):
         store.set_label(neuron, "</h2><script>alert(3)</script>")
         annotate(model, store, [neuron], k=1)
         page = describe(store, neuron, model).to_html()
-        assert describe(store, neuron, model)._repr_html_().startswith("<style>\n.card{")
+        assert describe(store, neuron, model)._repr_html_().startswith("<style>.card{")
     assert "<script" not in page
     assert "<img" not in page
     assert "<b>T" not in page

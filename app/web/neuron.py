@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 
 import streamlit as st
+from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.card import SILENT, Card, describe
@@ -30,6 +31,7 @@ from icebear.errors import ModelError
 from icebear.records import Neuron
 
 EXAMPLES = 8
+STYLED = Markup('<style>{}</style><div class="card">{}</div>')
 
 
 def show() -> None:
@@ -75,8 +77,10 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
     st.html(_styled(page.meaning(card, polarity)))
     st.caption(plain(f"class: {class_name(card.kind[polarity])}"))
-    rows = "".join(map(page.example_row, card.examples[polarity]))
-    st.html(_styled(rows or '<p class="dim">No sentence does.</p>'))
+    if card.examples[polarity]:
+        st.html(_styled(page.examples(card.examples[polarity])))
+    else:
+        st.caption("No sentence does.")
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
         _annotating(opened, neuron)
     for by, hits in card.nearest.items():
@@ -88,8 +92,8 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     _actions(card)
 
 
-def _styled(html: str) -> str:
-    return f'<style>{page.STYLE}</style><div class="card">{html}</div>'
+def _styled(html: Markup) -> str:
+    return STYLED.format(Markup(page.STYLE), html)
 
 
 def _head(card: Card) -> None:

@@ -1,20 +1,21 @@
 """A graph as a picture: tokens left to right, layers upwards; the same SVG for page, notebook, app and paper.
 
-Places and curves are computed here; `graph.js` only lights what is pointed at. All text is escaped.
+Places and curves are computed here; `graph.js` only lights what is pointed at. The template escapes all text.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-from icebear.concepts.circuits.records import Answer, Edge, Group, Node, Token
-from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, said, visible
+from markupsafe import Markup
+
+from icebear.concepts.circuits.records import Answer, Edge, Node, Token
+from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
 from icebear.extras import need
 from icebear.values import real
 
@@ -106,48 +107,48 @@ def colors(graph: Graph) -> dict[str, str]:
     return {node.id: color for group, color in zip(graph.groups, known, strict=False) for node in group.nodes}
 
 
-def svg(graph: Graph) -> str:
+def svg(graph: Graph) -> Markup:
     """The picture by itself, in a page's colours."""
-    places, of_group = layout(graph), colors(graph)
-    shown = drawn(graph)
+    places, of_group, shown = layout(graph), colors(graph), drawn(graph)
     most = max((edge.influence for edge in shown), default=1.0)
-    ranks = _ranks(graph)
+    order = sorted(graph.nodes, key=lambda node: -abs(node.score))
+    ranks = {node.id: rank for rank, node in enumerate(order)}
     answer = places.boxes[graph.answer.id]
     wide = max(places.wide, LEFT + 2 * (GROUP + GAP), answer.x + answer.wide + GAP)
     beside = int((wide - LEFT) // (GROUP + GAP))
-    high = places.high + -(-len(graph.groups) // beside) * GROUPS
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" '
-        f'height="{high:.0f}" font-family="system-ui, sans-serif" font-size="10" role="group" '
-        f'aria-label="{_safe(repr(graph))}">',
-        '<rect width="100%" height="100%" fill="none"/>',
+    boxes = [
+        _labelled(graph.answer.id, answer, (str(graph.answer),)),
         *(
-            f'<text x="4" y="{y:.0f}" fill="currentColor" opacity="0.6">L{layer}</text>'
-            for layer, y in places.layers.items()
-        ),
-        _bar(shares(graph), wide - LEFT - GAP),
-        '<g fill="none">',
-        *(_curve(edge, places, rank, edge.influence / most) for rank, edge in enumerate(shown)),
-        "</g>",
-        _labelled(graph.answer, answer, (str(graph.answer),), GREY, 0),
-        *(
-            _labelled(node, places.boxes[node.id], _lines(node), of_group[node.id], ranks[node.id])
+            _labelled(node.id, places.boxes[node.id], _lines(node), node.score, of_group[node.id], ranks[node.id])
             for node in graph.nodes
         ),
-        *(_labelled(token, places.boxes[token.id], _both(token), GREY, 0) for token in graph.tokens),
-        *(
-            _group(
-                group,
-                number,
-                of_group[group.nodes[0].id],
-                LEFT + number % beside * (GROUP + GAP),
-                places.high + number // beside * GROUPS,
-            )
-            for number, group in enumerate(graph.groups)
-        ),
-        "</svg>",
+        *(_labelled(token.id, places.boxes[token.id], _both(token)) for token in graph.tokens),
     ]
-    return "".join(parts)
+    groups = [
+        {
+            "name": _cut(group.name, 36),
+            "full_name": group.name,
+            "color": of_group[group.nodes[0].id],
+            "count": f"{len(group.nodes)} node{'s' * (len(group.nodes) != 1)}, score {group.score:+.2f}",
+            "x": LEFT + number % beside * (GROUP + GAP),
+            "y": places.high + number // beside * GROUPS,
+        }
+        for number, group in enumerate(graph.groups)
+    ]
+    parts = shares(graph)
+    return render(
+        "icebear.concepts/circuit.svg",
+        name=repr(graph),
+        wide=wide,
+        high=places.high + -(-len(graph.groups) // beside) * GROUPS,
+        layers=places.layers,
+        bar=_bar(parts, wide - LEFT - GAP),
+        bar_caption=bar_caption(parts),
+        curves=[_curve(edge, places, rank, edge.influence / most) for rank, edge in enumerate(shown)],
+        boxes=boxes,
+        groups=groups,
+        size={"left": LEFT, "bar": BAR, "group": GROUP, "high": HIGH, "under": UNDER},
+    )
 
 
 def shares(graph: Graph) -> dict[str, float]:
@@ -159,39 +160,36 @@ def shares(graph: Graph) -> dict[str, float]:
     return {"nodes": nodes, "tokens": tokens, "outside the circuit": outside}
 
 
-def _bar(parts: dict[str, float], wide: float) -> str:
+def bar_caption(parts: dict[str, float]) -> str:
+    """The shares in words, and whether the circuit has next to nothing of the answer."""
+    whole = sum(map(abs, parts.values()))
+    more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > (1 - ELSEWHERE) * whole else ""
+    return ", ".join(f"{name} {share:.0%}" for name, share in parts.items()) + more
+
+
+def _bar(parts: dict[str, float], wide: float) -> list[dict[str, Any]]:
     """The shares above the picture, by size."""
     whole = sum(map(abs, parts.values()))
-    told = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
-    more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > (1 - ELSEWHERE) * whole else ""
-    x, drawn = float(LEFT), []
-    for (name, share), opacity in zip(parts.items(), (0.8, 0.5, 0.15), strict=True):
-        part = wide * abs(share) / whole
-        drawn.append(
-            f'<rect class="share" data-share="{name}" x="{x:.1f}" y="2" width="{part:.1f}" height="{BAR}" '
-            f'fill="currentColor" fill-opacity="{opacity}"/>'
-        )
-        x += part
-    return f'{"".join(drawn)}<text x="{LEFT}" y="{BAR + 14}" fill="currentColor">{told}{more}</text>'
+    widths = [wide * abs(share) / whole for share in parts.values()]
+    starts = accumulate(widths, initial=float(LEFT))
+    rows = zip(parts, starts, widths, (0.8, 0.5, 0.15), strict=False)
+    return [{"name": name, "x": x, "wide": part, "opacity": opacity} for name, x, part, opacity in rows]
 
 
-def _ranks(graph: Graph) -> dict[str, int]:
-    """Of each node among all by the size of its score, from 0."""
-    order = sorted(graph.nodes, key=lambda node: -abs(node.score))
-    return {node.id: rank for rank, node in enumerate(order)}
-
-
-def _curve(edge: Edge, places: Layout, rank: int, share: float) -> str:
+def _curve(edge: Edge, places: Layout, rank: int, share: float) -> dict[str, Any]:
     start, end = places.boxes[edge.source.id], places.boxes[edge.target.id]
     low, high = start.y, end.y + end.high
     bend = max(12.0, (low - high) / 2)
-    color = signed(edge.share)
-    return (
-        f'<path class="edge" data-source="{edge.source.id}" data-target="{edge.target.id}" data-rank="{rank}" '
-        f'd="M{start.middle:.0f} {low:.0f}C{start.middle:.0f} {low - bend:.0f} {end.middle:.0f} {high + bend:.0f} '
-        f'{end.middle:.0f} {high:.0f}" stroke="{color}" stroke-width="{0.6 + 3.4 * share:.1f}" '
-        f'stroke-opacity="{0.12 + 0.5 * share**0.5:.2f}"/>'
-    )
+    points = (start.middle, low, start.middle, low - bend, end.middle, high + bend, end.middle, high)
+    return {
+        "source": edge.source.id,
+        "target": edge.target.id,
+        "rank": rank,
+        "path": "M{:.0f} {:.0f}C{:.0f} {:.0f} {:.0f} {:.0f} {:.0f} {:.0f}".format(*points),
+        "color": signed(edge.share),
+        "width": 0.6 + 3.4 * share,
+        "opacity": 0.12 + 0.5 * share**0.5,
+    }
 
 
 def signed(number: float) -> str:
@@ -199,30 +197,24 @@ def signed(number: float) -> str:
     return hexadecimal(POSITIVE if number >= 0 else NEGATIVE)
 
 
-def _labelled(what: Token | Node | Answer, box: Box, lines: Sequence[str], color: str, rank: int) -> str:
+def _labelled(
+    id: str, box: Box, lines: Sequence[str], score: float = 0.0, color: str = GREY, rank: int = 0
+) -> dict[str, Any]:
     """A box with a text; the strip on its left is the group's colour, its own the sign of the score."""
-    score = what.score if isinstance(what, Node) else 0.0
-    fill = signed(score) if score else "#888888"
-    label = _safe(" ".join(lines))
-    first = box.y + box.high / 2 + 3.5 - 6 * (len(lines) - 1)
-    texts = "".join(
-        f'<text x="{box.x + 8:.0f}" y="{first + 12 * number:.1f}" fill="currentColor" '
-        f'opacity="{0.65 if number < len(lines) - 1 else 1}">{_safe(_cut(line, int((box.wide - 9) / 6)))}</text>'
-        for number, line in enumerate(lines)
-    )
-    return (
-        f'<g class="node" data-id="{what.id}" data-rank="{rank}" tabindex="0" role="button" aria-label="{label}">'
-        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.wide:.0f}" height="{box.high:.0f}" rx="4" '
-        f'style="fill:{UNDER}"/>'
-        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.wide:.0f}" height="{box.high:.0f}" rx="4" fill="{fill}" '
-        f'fill-opacity="{0.25 if score else 0.12}" stroke="{fill}" stroke-opacity="0.6"/>'
-        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="5" height="{box.high:.0f}" rx="2" fill="{color}"/>{texts}</g>'
-    )
-
-
-def _safe(text: str) -> str:
-    """Escaped, and without what XML forbids."""
-    return escape(re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text), quote=True)
+    first, last = box.y + box.high / 2 + 3.5 - 6 * (len(lines) - 1), len(lines) - 1
+    return {
+        "id": id,
+        "rank": rank,
+        "label": " ".join(lines),
+        "box": box,
+        "fill": signed(score) if score else "#888888",
+        "opacity": 0.25 if score else 0.12,
+        "strip": color,
+        "lines": [
+            (first + 12 * number, 0.65 if number < last else 1, _cut(line, int((box.wide - 9) / 6)))
+            for number, line in enumerate(lines)
+        ],
+    }
 
 
 def _cut(text: str, fits: int) -> str:
@@ -242,47 +234,21 @@ def _both(token: Token) -> tuple[str, ...]:
     return (here,) if here == there else (here, there)
 
 
-def _group(group: Group, number: int, color: str, x: float, y: float) -> str:
-    """A box under the picture."""
-    count = f"{len(group.nodes)} node{'s' * (len(group.nodes) != 1)}, score {group.score:+.2f}"
-    return (
-        f'<g class="group" data-group="{number}" tabindex="0" role="button" '
-        f'aria-label="{_safe(group.name)}"><rect x="{x:.0f}" y="{y:.0f}" width="{GROUP}" '
-        f'height="{HIGH * 1.4:.0f}" rx="4" fill="{color}" fill-opacity="0.15" stroke="{color}"/>'
-        f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" fill="currentColor" font-weight="600">{_safe(_cut(group.name, 36))}'
-        f'</text><text x="{x + 8:.0f}" y="{y + 31:.0f}" fill="currentColor" opacity="0.7">{escape(count)}</text></g>'
-    )
-
-
 # --- pages ---------------------------------------------------------------------------------------------
 
 
-def fragment(graph: Graph) -> str:
+def fragment(graph: Graph) -> Markup:
     """The picture that answers to pointing, for a notebook or a page: no frames, nothing fetched."""
-    data = json.dumps(cards(graph)).replace("<", "\\u003c")
     script = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
-    count = len(drawn(graph))
-    return (
-        f'<div class="circuit"><p>{escape(summary(graph))} {LEGEND}</p>'
-        f'<p class="choices"><label>nodes <input type="range" name="nodes" min="1" max="{len(graph.nodes)}" '
-        f'value="{len(graph.nodes)}"></label> <label>edges <input type="range" name="edges" min="0" max="{count}" '
-        f'value="{count}"></label> <span class="told" role="status"></span></p>'
-        f'<div class="card" aria-live="polite"></div><div class="picture">{svg(graph)}</div>{_edge_table(graph)}'
-        f'<script type="application/json">{data}</script>'
-        f"<style>{STYLE}</style><script>{script}\nwatchCircuits(document);</script></div>"
+    return render(
+        "icebear.concepts/circuit.html",
+        summary=summary(graph),
+        nodes=len(graph.nodes),
+        edges=drawn(graph),
+        picture=svg(graph),
+        cards=Markup(json.dumps(cards(graph)).replace("<", "\\u003c")),
+        script=Markup(script),
     )
-
-
-LEGEND = "Red gives to its target's difference, blue takes from it; the wider, the more influence."
-STYLE = (
-    ".circuit .picture{overflow-x:auto}.circuit svg{display:block}"
-    ".circuit .node,.circuit .group{cursor:pointer;outline-offset:2px}"
-    ".circuit .dim{opacity:.12}.circuit .lit{stroke-opacity:.95}.circuit .gone{display:none}"
-    ".circuit .card{height:9em;overflow:auto;font-size:.85em}"
-    ".circuit table{border-collapse:collapse;font-size:.85em}.circuit .choices label{margin-right:1.5em}"
-    ".circuit td,.circuit th{padding:.1em .7em;text-align:right}"
-    ".circuit td:nth-child(-n+2),.circuit th:nth-child(-n+2){text-align:left}"
-)
 
 
 def summary(graph: Graph) -> str:
@@ -326,30 +292,16 @@ def sources(graph: Graph, target: Node | Answer, k: int) -> str:
     return ", ".join([*(f"{edge.source} {edge.share:+.0%}" for edge in edges), f"not shown {hidden:+.0%}"])
 
 
-def _edge_table(graph: Graph) -> str:
-    """For those who cannot see the picture."""
-    rows = "".join(
-        f"<tr><td>{escape(str(edge.source))}</td><td>{escape(str(edge.target))}</td><td>{edge.effect:+.3f}</td>"
-        f"<td>{edge.patterns:+.3f}</td><td>{edge.share:+.1%}</td><td>{edge.influence:.2%}</td></tr>"
-        for edge in drawn(graph)
-    )
-    return (
-        f"<details><summary>The edges as a table</summary><table><thead><tr><th>from</th><th>to</th><th>effect</th>"
-        "<th>through patterns</th><th>share of the target</th><th>influence</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></details>"
-    )
-
-
-def html(graph: Graph) -> str:
+def html(graph: Graph) -> Markup:
     """A self-contained page."""
-    foot = f"<p><small>{escape(said(graph.made_with))}</small></p>"
-    return page("icebear circuit", fragment(graph) + foot, "body{max-width:80rem}")
+    body = render("icebear.concepts/circuit_page.html", fragment=fragment(graph), made_with=graph.made_with)
+    return page("icebear circuit", body, "body{max-width:80rem}")
 
 
 def on_paper(graph: Graph) -> str:
     """The picture on white, for a file of its own."""
-    found = svg(graph).replace("currentColor", "#111111").replace(UNDER, "#ffffff")
-    return found.replace('height="100%" fill="none"', 'height="100%" fill="#ffffff"', 1)
+    picture = str(svg(graph)).replace("currentColor", "#111111").replace(UNDER, "#ffffff")
+    return picture.replace('height="100%" fill="none"', 'height="100%" fill="#ffffff"', 1)
 
 
 def png(graph: Graph, scale: float = 2) -> bytes:

@@ -7,15 +7,15 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
+from markupsafe import Markup
 
 from icebear.concepts import files
-from icebear.concepts.render import page
+from icebear.concepts.render import page, render
 from icebear.errors import InputError
 from icebear.extras import need
 from icebear.paths import read_text, write_file
@@ -258,23 +258,15 @@ def _save(figure: Any, path: Path) -> Path:
 
 def html(
     found: Table, columns: Mapping[str, str], settings: dict[str, Any], lines: Sequence[str], figures: Sequence[Path]
-) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for name, cells in told(found, columns).items()
-    )
-    pictures = "".join(
-        f'<img alt="{escape(path.stem)}" style="max-width:100%" '
-        f'src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
-        for path in figures
-    )
-    said = escape(json.dumps(settings, ensure_ascii=False, indent=1))
-    body = (
-        f"<h1>{escape(settings['evaluation'])}: {escape(settings['model']['name'])}</h1>"
-        f'<div style="overflow-x:auto"><table><thead><tr><th>method</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>{pictures}"
-        f"<details><summary>Settings</summary><pre>{said}</pre></details>"
+) -> Markup:
+    """A self-contained page."""
+    body = render(
+        "icebear.concepts/evaluation.html",
+        settings=settings,
+        columns=columns,
+        cells=told(found, columns),
+        lines=lines,
+        figures={path.stem: b64encode(path.read_bytes()).decode() for path in figures},
+        written=json.dumps(settings, ensure_ascii=False, indent=1),
     )
     return page(f"icebear evaluate {settings['evaluation']}", body)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from icebear.concepts.calibration import TEXTS
 from icebear.concepts.concept.reading import read
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.render import render
 from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 from icebear.paths import read_text, write_file
@@ -218,16 +218,7 @@ class Concept(Tabled):
         return pandas.DataFrame([part.to_dict() for part in self.parts])
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{name}</th>" for name in ("neuron", "weight", "mean", "std", "furthest"))
-        rows = "".join(
-            f"<tr><td><code>{part.neuron} {part.polarity}</code></td><td>{part.weight:.3f}</td>"
-            f"<td>{part.mean:+.3f}</td><td>{part.std:.3f}</td><td>{part.furthest:+.2f}</td></tr>"
-            for part in self.parts
-        )
-        return (
-            f"<p><b>{escape(self.name)}</b>: {escape(self.about)}</p><table><thead><tr>{heads}</tr></thead>"
-            f"<tbody>{rows}</tbody></table>"
-        )
+        return render("icebear.steering/concept.html", concept=self)
 
     def to_dict(self) -> dict[str, Any]:
         return {

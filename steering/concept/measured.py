@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from icebear.concepts.concept.reading import BATCH, columns_of, counts
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.sites import visiting
-from icebear.concepts.render import heatmap, page
+from icebear.concepts.render import page, render
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,9 +42,8 @@ class Measured:
         """A self-contained page."""
         return page(f"icebear concept {self.concept}", self._repr_html_())
 
-    def _repr_html_(self) -> str:
-        said = f"<p><b>{escape(self.concept)}</b> {self.value:+.2f} standard deviations</p>"
-        return said + heatmap(list(self.tokens), list(self.values), template=self.apart)
+    def _repr_html_(self) -> Markup:
+        return render("icebear.steering/measured.html", measured=self)
 
 
 def measured(model: Model, concept: Concept, texts: Sequence[PromptLike]) -> list[Measured]:
