@@ -110,9 +110,7 @@ class Card(Tabled):
                 for by, hits in self.nearest.items()
             },
             "nearest_by_chance": {by: list(cosines) for by, cosines in self.nearest_by_chance.items()},
-            "statistics": {
-                name: getattr(self.statistics, name) for name in ("mean", "std", "min", "max", "positive", "histogram")
-            },
+            "statistics": self.statistics.to_dict(),
             "vocabulary": self.projection.to_dict() if self.projection else None,
             "examples": {polarity: list(map(_example, found)) for polarity, found in self.examples.items()},
         }

@@ -128,10 +128,11 @@ def large(neurons: int) -> None:
                         value = (1 - 2 * polarity) * float(k - rank)
                         yield neuron, polarity, rank, chosen[polarity][rank], 3, value
 
-        rows = ((n, n // each, "ffn", n % each, 0.0, 1.0, -9.0, 9.0, 0.5, "[1, 2, 1]") for n in range(neurons))
+        numbers = {"mean": 0.0, "std": 1.0, "min": -9.0, "max": 9.0, "positive": 0.5, "histogram": "[1, 2, 1]"}
+        rows = ({"id": n, "layer": n // each, "site": "ffn", "idx": n % each, **numbers} for n in range(neurons))
         with store.exclusively():
             store.commit_shards({0: [(sentence, b"") for sentence in made]}, {}, facts)
-            store.finish(rows, examples(), (), facts)
+            store.finish(rows, examples(), facts)
             ensure_classes(store)
         for name, length in (("w2", neurons), ("w1", neurons), ("examples", 2 * neurons), ("tokens", 128_256)):
             with store.vectors_file(name).open("wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sqlite3
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ SPELLED = ("model", "corpus", "claimed_limit")
 """Facts that may be said in another way: a path has many spellings, but one fingerprint, or one content."""
 NO_RESULT = ("icebear", "progress", "vectors")
 """The tables that tell how the others came about; of `vectors` the files count."""
-MADE_OF_RESULTS = ("examples", "samples", "classes", "meanings", "controls", "vectors")
+MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors")
 """The tables that another result empties."""
 
 
@@ -120,11 +121,10 @@ class ScanFile(SqliteFile):
             )
             many("INSERT OR REPLACE INTO progress VALUES (?, ?)", progress.items())
 
-    def finish(
-        self, statistics: Iterable[tuple], examples: Iterable[tuple], samples: Iterable[tuple], facts: dict[str, Any]
-    ) -> None:
+    def finish(self, statistics: Iterable[dict[str, Any]], examples: Iterable[tuple], facts: dict[str, Any]) -> None:
         """The result tables, in place of those of a smaller limit, in one transaction.
 
+        statistics: rows of the table of neurons, by column; columns that it lacks are added.
         The running summary stays only where a larger limit may come: it takes some 1,500 bytes a neuron (k = 32).
         """
         for name in NAMES:  # of the results before, or of an earlier store of this name
@@ -133,10 +133,8 @@ class ScanFile(SqliteFile):
             self.database.execute("DROP INDEX examples_by_sentence")  # row by row it takes longer
             for table in (*MADE_OF_RESULTS, *(["progress"] if facts["limit"] is None else [])):
                 self.database.execute(f"DELETE FROM {table}")
-            many = self.database.conn.executemany
-            many("INSERT OR REPLACE INTO neurons VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", statistics)
-            many("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
-            many("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+            self._insert_neurons(statistics)
+            self.database.conn.executemany("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
             self.database.execute(EXAMPLES_BY_SENTENCE)
             self._set_facts(facts)
         with suppress(sqlite3.Error):  # without room for a copy the file stays as large as it is
@@ -144,6 +142,16 @@ class ScanFile(SqliteFile):
         with suppress(sqlite3.Error):  # while others read
             # A file in WAL mode cannot be read where it cannot be written.
             self.database.execute("PRAGMA journal_mode = DELETE").fetchone()
+
+    def _insert_neurons(self, rows: Iterable[dict[str, Any]]) -> None:
+        rows = iter(rows)
+        first = next(rows)
+        have = {column.name for column in self.database["neurons"].columns}
+        for name in [name for name in first if name not in have]:
+            self.database.execute(f'ALTER TABLE neurons ADD COLUMN "{name}"')
+        names, values = ", ".join(f'"{name}"' for name in first), ", ".join(f":{name}" for name in first)
+        query = f"INSERT OR REPLACE INTO neurons ({names}) VALUES ({values})"
+        self.database.conn.executemany(query, itertools.chain([first], rows))
 
     def passed_over(self, limit: int) -> dict[str, int]:
         """How many sentences have no token that counts, and how many were cut at `limit` tokens."""

@@ -6,12 +6,11 @@
     sentences   id, text, title, start, end (offsets in the document), tokens (as the model splits it, JSON), with
                 full-text search in sentences_fts
     sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/index/scan.py)
-    neurons     id, layer, site, idx, and statistics over the corpus
+    neurons     id, layer, site, idx, and statistics over the corpus (see actmax/index/statistics.py)
     examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation (or relevance)
     classes     neuron, polarity, class: dead, token detector, positional, other (see actmax/index/classes.py)
     vectors     name, identity: of each file of vectors beside the store (see db/vectors.py)
     w2_norms    neuron, norm: of its W2 row, times the final norm's gain
-    samples     neuron, quantile, sentence, token, activation: a seeded sample over the neuron's range
     attributions  neuron, polarity, sentence, method, token relevances as JSON
     labels      neuron, text: what people called it; scores: how well that holds, if it was measured, JSON
     meanings    layer, site, idx (of a neuron or a head), polarity, kind and text of the automatic label, by (token or
@@ -28,7 +27,7 @@ from __future__ import annotations
 
 from sqlite_utils import Database
 
-VERSION = 6
+VERSION = 7
 """Of the tables; a store of another version is built anew."""
 
 EXAMPLES_BY_SENTENCE = "CREATE INDEX examples_by_sentence ON examples (sentence)"
@@ -48,9 +47,6 @@ SCHEMA = (
     "rank INTEGER NOT NULL, sentence INTEGER NOT NULL REFERENCES sentences, token INTEGER NOT NULL, "
     "activation REAL NOT NULL, PRIMARY KEY (neuron, polarity, rank)) WITHOUT ROWID",
     EXAMPLES_BY_SENTENCE,
-    "CREATE TABLE samples (neuron INTEGER NOT NULL REFERENCES neurons, quantile REAL NOT NULL, "
-    "sentence INTEGER NOT NULL REFERENCES sentences, token INTEGER NOT NULL, activation REAL NOT NULL, "
-    "PRIMARY KEY (neuron, quantile)) WITHOUT ROWID",
     "CREATE TABLE attributions (neuron INTEGER NOT NULL REFERENCES neurons, polarity INTEGER NOT NULL, "
     "sentence INTEGER NOT NULL REFERENCES sentences, method TEXT NOT NULL, relevance TEXT NOT NULL, "
     "PRIMARY KEY (neuron, polarity, sentence, method)) WITHOUT ROWID",

@@ -125,7 +125,7 @@ def vocabulary(store: Store, neuron: Neuron | str, k: int) -> Projection:
     The rows are kept in float16, so logits differ from the model's by some 0.1 %.
     """
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
-    identity = store.statistics(neuron).id
+    identity = store.neuron_id(neuron)
     row = store.w2_norm(neuron) * vectors.row(store.vectors("w2"), identity)
     tokens = store.vectors("tokens")
     ids, logits = vectors.products(tokens, row, tokens.ntotal)
@@ -155,7 +155,7 @@ def similar(store: Store, neuron: Neuron | str, k: int = 10, by: str = "writes",
     one_of(by, "comparison of neurons", NEAR)
     one_of(polarity, "polarity", POLARITIES)
     k = whole(k, "The number of neurons")
-    identity, sign = store.statistics(neuron).id, 1 if polarity == "+" else -1
+    identity, sign = store.neuron_id(neuron), 1 if polarity == "+" else -1
     index = store.vectors(NEAR[by])
     if by == "examples":
         query = vectors.row(index, 2 * identity + (sign < 0))

@@ -46,6 +46,9 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
         store.close()
 
 
+PLACE = "layer = ? AND site = ? AND idx = ?"
+
+
 class Store(ConceptsFile):
     """Readers may look on while one writer writes."""
 
@@ -81,17 +84,22 @@ class Store(ConceptsFile):
 
     # --- reading ----------------------------------------------------------------------------------------
 
-    def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
+    def neuron_id(self, neuron: Neuron | str) -> int:
+        """Its number in this index. Raises `StoreError` for a neuron that the index does not have."""
         neuron = as_neuron(neuron)
-        row = self.database.execute(
-            "SELECT id, mean, std, min, max, positive, histogram FROM neurons WHERE layer = ? AND site = ? AND idx = ?",
-            (neuron.layer, neuron.site, neuron.index),
-        ).fetchone()
+        place = (neuron.layer, neuron.site, neuron.index)
+        row = self.database.execute(f"SELECT id FROM neurons WHERE {PLACE}", place).fetchone()
         if row is None:
             made = "it is empty" if not self.facts() else "it has other sites or layers, or its scan is not finished"
             raise StoreError(f"{self.path} does not have {neuron} ({made}); run icebear index --store {self.path}.")
-        identity, mean, std, low, high, positive, histogram = row
-        return NeuronStatistics(neuron, identity, mean, std, low, high, positive, tuple(json.loads(histogram)))
+        return row[0]
+
+    def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
+        (row,) = self.database.query("SELECT * FROM neurons WHERE id = ?", (self.neuron_id(neuron),))
+        numbers = {name: value for name, value in row.items() if name not in ("id", "layer", "site", "idx")}
+        histogram = tuple(json.loads(numbers.pop("histogram")))
+        known = {name: numbers.pop(name) for name in ("mean", "std", "min", "max", "positive")}
+        return NeuronStatistics(as_neuron(neuron), **known, histogram=histogram, more=numbers)
 
     def statistic(self, neuron: Neuron | str, unit: str) -> float:
         """The ``max`` (largest magnitude) or ``std`` of a neuron, for edits in those units."""
@@ -112,18 +120,9 @@ class Store(ConceptsFile):
             "AND a.polarity = e.polarity AND a.sentence = e.sentence AND a.method = ? "
             "WHERE e.neuron = ? AND e.polarity = ? ORDER BY rank LIMIT ?",
             method,
-            self.statistics(neuron).id,
+            self.neuron_id(neuron),
             _sign(polarity),
             -1 if k is None else whole(k, "The number of examples"),
-        )
-
-    def samples(self, neuron: Neuron | str) -> list[Example]:
-        """A seeded sample over the neuron's range, from its lowest to its highest activation."""
-        return self._examples(
-            "activation",
-            "FROM (SELECT *, NULL AS relevance FROM samples) a JOIN sentences s ON s.id = sentence "
-            "WHERE neuron = ? ORDER BY quantile",
-            self.statistics(neuron).id,
         )
 
     def _examples(self, by: str, source: str, *arguments: Any) -> list[Example]:
@@ -145,7 +144,7 @@ class Store(ConceptsFile):
         """Rows of neuron, polarity, sentence id, token relevances, conservation."""
         packed = [
             (
-                self.statistics(neuron).id,
+                self.neuron_id(neuron),
                 _sign(polarity),
                 sentence,
                 method,
@@ -194,7 +193,7 @@ class Store(ConceptsFile):
     def classes(self, neuron: Neuron | str) -> dict[str, str]:
         """polarity -> class, see actmax/index/classes.py."""
         query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
-        rows = self.database.execute(query, (self.statistics(neuron).id,))
+        rows = self.database.execute(query, (self.neuron_id(neuron),))
         found = {"+-"[polarity]: kind for polarity, kind in rows}
         if not found:
             raise StoreError(f"The scan of {self.path} was interrupted at its end; run icebear index again.")
@@ -267,7 +266,7 @@ class Store(ConceptsFile):
 
     def w2_norm(self, neuron: Neuron | str) -> float:
         query = "SELECT norm FROM w2_norms WHERE neuron = ?"
-        row = self.database.execute(query, (self.statistics(neuron).id,)).fetchone()
+        row = self.database.execute(query, (self.neuron_id(neuron),)).fetchone()
         if row is None:
             raise StoreError(f"The vectors of {self.path} are missing; run icebear index again to make them.")
         return row[0]
@@ -330,19 +329,19 @@ class Store(ConceptsFile):
 
     def label(self, neuron: Neuron | str) -> str | None:
         """What somebody called the neuron."""
-        identity = self.statistics(neuron).id
+        identity = self.neuron_id(neuron)
         row = self.database.execute("SELECT text FROM labels WHERE neuron = ?", (identity,)).fetchone()
         return row[0] if row else None
 
     def label_scores(self, neuron: Neuron | str) -> dict[str, dict[str, Any]]:
         """polarity -> how well that holds (`Meaning.to_dict`), if it was measured."""
-        identity = self.statistics(neuron).id
+        identity = self.neuron_id(neuron)
         row = self.database.execute("SELECT scores FROM labels WHERE neuron = ?", (identity,)).fetchone()
         return {found["polarity"]: found for found in json.loads(row[0])} if row else {}
 
     def set_label(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Call the neuron `text`; an empty text removes its label. scores: how well it holds, if that was measured."""
-        identity, text = self.statistics(neuron).id, text_of(text)
+        identity, text = self.neuron_id(neuron), text_of(text)
         with self.writing():
             self.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
             if text.strip():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from icebear.errors import InputError
@@ -134,7 +134,6 @@ class NeuronStatistics:
     """A neuron's activations over a corpus: per token, the histogram over one token of each sentence."""
 
     neuron: Neuron
-    id: int
     mean: float
     std: float
     min: float
@@ -142,6 +141,12 @@ class NeuronStatistics:
     positive: float
     """The share of tokens with activation > 0."""
     histogram: tuple[int, ...]
+    more: dict[str, Any] = field(default_factory=dict)
+    """Column -> value of statistics beyond these (see `icebear.actmax.index.statistics`)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = {**vars(self), **self.more}
+        return {name: value for name, value in numbers.items() if name not in ("neuron", "more")}
 
 
 @dataclass(frozen=True)

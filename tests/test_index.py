@@ -20,7 +20,8 @@ from icebear.actmax.index import build as index
 from icebear.actmax.index.classes import classify
 from icebear.actmax.index.engines import local
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
-from icebear.actmax.index.topk import HISTOGRAM_EDGES, merge
+from icebear.actmax.index.statistics import HISTOGRAM_EDGES, STATISTICS, Statistic
+from icebear.actmax.index.topk import merge
 from icebear.concepts import ATTNLRP, CP_LRP, Model, attribute, calibration
 from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.concepts.corpus import sentence_id
@@ -78,9 +79,35 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
             seeded = {i: x[_hash(0, "token", i) % len(x), number].item() for i, x in seen.items()}
             bins = torch.bucketize(torch.tensor([seeded[i] for i in summed]), HISTOGRAM_EDGES, right=True)
             assert list(statistics.histogram) == torch.bincount(bins, minlength=len(HISTOGRAM_EDGES) + 1).tolist()
-            low, *_, high = store.samples(neuron)
-            assert low.activation == pytest.approx(min(seeded.values()), rel=1e-3)
-            assert high.activation == pytest.approx(max(seeded.values()), rel=1e-3)
+
+
+class Above(Statistic):
+    """(N,) how many activations are above a tenth."""
+
+    all_shards = True
+
+    def empty(self, neurons):
+        return torch.zeros(neurons, dtype=torch.int64)
+
+    def add(self, state, seen):
+        state += (seen.counted @ (seen.flat > 0.1).float()).long()
+
+    def columns(self, state, tokens):
+        return {"above": state.tolist()}
+
+
+def test_a_new_statistic_is_one_class_and_its_line(model, corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(STATISTICS, "above", Above())
+    monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
+    with open_store(tmp_path / "i.db", create=True) as store:
+        build_index(model, read_corpus(corpus.facts["corpus"], limit=10), store, k=K)
+        build_index(model, corpus, store, k=K)  # packed and unpacked between
+        seen = everything(model, list(corpus.sentences()))
+        for number in range(0, 60, 7):
+            neuron = Neuron(number // 20, "ffn", number % 20)
+            above = sum(int((x[:, number] > 0.1).sum()) for x in seen.values())
+            assert store.statistics(neuron).more == {"above": above}
+            assert describe(store, neuron).to_dict()["statistics"]["above"] == above
 
 
 def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeypatch):
@@ -319,7 +346,7 @@ def test_special_tokens_in_a_text_count_the_same_beside_others_as_alone(model):
     together, _ = scan_shard(marked, sentences, Settings(k=5))
     alone = functools.reduce(merge, (scan_shard(marked, [sentence], Settings(k=5))[0] for sentence in sentences))
     assert torch.allclose(together.values, alone.values, rtol=1e-4)
-    assert torch.allclose(together.extremes, alone.extremes, rtol=1e-4)
+    assert torch.allclose(together.statistics["extremes"], alone.statistics["extremes"], rtol=1e-4)
     assert_same_but_for_ties(together, alone, 5)
     same = together.sentences == alone.sentences
     assert together.tokens[same].equal(alone.tokens[same])

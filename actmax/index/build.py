@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +15,9 @@ import torch
 
 from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.engines import Engine, local
-from icebear.actmax.index.scan import Settings, empty_table, neuron_count, shards
-from icebear.actmax.index.topk import FIXED_POINT, Table, merge
+from icebear.actmax.index.scan import Settings, neuron_count, shards
+from icebear.actmax.index.statistics import STATISTICS
+from icebear.actmax.index.topk import Table, empty_table, merge
 from icebear.actmax.index.vectors import ensure_vectors, gated
 from icebear.concepts.corpus import Corpus
 from icebear.concepts.models.model import Model
@@ -33,8 +33,6 @@ SHARD = 256
 
 COMMIT_SECONDS = 20.0
 """A kill loses at most this much work, and the shard it falls in."""
-
-QUANTILES = tuple(n / 8 for n in range(9))
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def build_index(
     engine: Engine = local,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Counter[str]:
-    """Scan `corpus` into `store`: for each neuron the k most extreme sentences of both signs, a sample, statistics.
+    """Scan `corpus` into `store`: for each neuron the k most extreme sentences of both signs, and statistics.
 
     Interrupted, or finished with a smaller limit of the same corpus, it goes on where it was; the finished tables are
     the same to the bit, whatever the interruptions, the limits before, the order of shards and the engine. Returns the
@@ -102,7 +100,7 @@ def _build(
             "gated": "ffn" in settings.sites and gated(model),
             "made_with": provenance(model),
         }
-        store.finish(_statistics(table, model, settings.sites), _examples(table), _samples(table), facts)
+        store.finish(_statistics(table, model, settings.sites), _examples(table), facts)
     ensure_vectors(model, store)
     ensure_classes(store)
     return Counter(store.facts().get("counts") or {"sentences": store.count("sentences")})
@@ -162,12 +160,15 @@ def _as_read(model: Model, sentence: Sentence, settings: Settings) -> Sentence:
 
 
 def _pack(table: Table) -> dict[str, bytes]:
+    if not table.token_count:
+        return {}
+    parts = {**vars(table), **table.statistics}
+    del parts["statistics"]
     packed = {}
-    for field in dataclasses.fields(table) if table.token_count else ():
-        value = getattr(table, field.name)
+    for name, value in parts.items():
         buffer = io.BytesIO()
         np.save(buffer, value.numpy() if isinstance(value, torch.Tensor) else np.array(value), allow_pickle=False)
-        packed[field.name] = buffer.getvalue()
+        packed[name] = buffer.getvalue()
     return packed
 
 
@@ -175,35 +176,29 @@ def _unpack(packed: dict[str, bytes]) -> Table | None:
     if not packed:
         return None
     arrays = {name: np.load(io.BytesIO(value), allow_pickle=False) for name, value in packed.items()}
-    values: dict[str, Any] = {
+    parts: dict[str, Any] = {
         name: int(array) if array.ndim == 0 else torch.from_numpy(array) for name, array in arrays.items()
     }
-    return Table(**values)
+    statistics = {name: parts.pop(name) for name in STATISTICS}
+    return Table(**parts, statistics=statistics)
 
 
 # --- the result tables' rows ------------------------------------------------------------------------------
 
 
-def _statistics(table: Table, model: Model, sites: Sequence[str]) -> Iterator[tuple]:
-    count = table.counted
-    mean = table.total.double() / FIXED_POINT / count
-    std = (table.squares.double() / FIXED_POINT / count - mean**2).clamp(min=0).sqrt()
-    columns = zip(
-        mean.tolist(),
-        std.tolist(),
-        (-table.extremes[1]).tolist(),
-        table.extremes[0].tolist(),
-        (table.positive.double() / count).tolist(),
-        table.histogram.tolist(),
-        strict=True,
-    )
+def _statistics(table: Table, model: Model, sites: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row of the store's table of neurons for each of them."""
+    columns: dict[str, list[Any]] = {}
+    for name, statistic in STATISTICS.items():
+        columns |= statistic.columns(table.statistics[name], table.counted)
     names = ((layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site)))
-    for number, (name, (*numbers, histogram)) in enumerate(zip(names, columns, strict=True)):
-        yield (number, *name, *numbers, json.dumps(histogram, separators=(",", ":")))
+    for number, ((layer, site, index), *values) in enumerate(zip(names, *columns.values(), strict=True)):
+        place = {"id": number, "layer": layer, "site": site, "idx": index}
+        yield place | dict(zip(columns, values, strict=True))
 
 
 def _examples(table: Table) -> Iterator[tuple]:
-    for neuron in range(table.values.shape[1]):
+    for neuron in range(table.neurons):
         for polarity in range(2):
             sign = 1 - 2 * polarity
             rows = zip(
@@ -215,18 +210,3 @@ def _examples(table: Table) -> Iterator[tuple]:
             for rank, (sentence, token, value) in enumerate(rows):
                 if value > 0:
                     yield neuron, polarity, rank, sentence, token, sign * value
-
-
-def _samples(table: Table) -> Iterator[tuple]:
-    """At each of `QUANTILES` of a neuron's seeded sample, the sentence that is there."""
-    count = len(table.sample_sentences)
-    places = [round(quantile * (count - 1)) for quantile in QUANTILES]
-    by_id = table.sample_sentences.argsort()
-    values = table.sample_values[by_id]  # (M, N)
-    order = values.argsort(dim=0, stable=True)[places]  # (Q, N): equal values in order of sentence id
-    chosen = values.gather(0, order)
-    sentences, tokens = table.sample_sentences[by_id][order], table.sample_tokens[by_id][order]
-    for neuron in range(values.shape[1]):
-        rows = zip(sentences[:, neuron].tolist(), tokens[:, neuron].tolist(), chosen[:, neuron].tolist(), strict=True)
-        for quantile, row in zip(QUANTILES, rows, strict=True):
-            yield (neuron, quantile, *row)

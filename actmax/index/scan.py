@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.topk import EMPTY, FIXED_POINT, HISTOGRAM_EDGES, SAMPLE, Table, top_k
+from icebear.actmax.index.statistics import STATISTICS, LayerActivations
+from icebear.actmax.index.topk import EMPTY, Table, top_k
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
@@ -41,7 +42,7 @@ class Settings:
     max_tokens: int = 256
     """Of a sentence; the rest of it is not read."""
     seed: int = 0
-    """Of the sample."""
+    """Of what is drawn by chance."""
 
     def __post_init__(self) -> None:
         whole(self.k, "The number of examples of a neuron")
@@ -57,26 +58,6 @@ class Settings:
 def neuron_count(model: Model, sites: Sequence[str]) -> int:
     """Neurons are numbered by site, then layer, then index."""
     return sum(model.layers * model.width(site) for site in sites)
-
-
-def empty_table(neurons: int, k: int) -> Table:
-    """The table of nothing: merging with it changes nothing."""
-    return Table(
-        values=torch.full((2, neurons, k), -torch.inf),
-        sentences=torch.full((2, neurons, k), EMPTY),
-        tokens=torch.zeros(2, neurons, k, dtype=torch.int16),
-        extremes=torch.full((2, neurons), -torch.inf),
-        total=torch.zeros(neurons, dtype=torch.int64),
-        squares=torch.zeros(neurons, dtype=torch.int64),
-        positive=torch.zeros(neurons, dtype=torch.int64),
-        histogram=torch.zeros(neurons, len(HISTOGRAM_EDGES) + 1, dtype=torch.int32),
-        token_count=0,
-        counted=0,
-        sample_keys=torch.zeros(0, dtype=torch.int64),
-        sample_sentences=torch.zeros(0, dtype=torch.int64),
-        sample_tokens=torch.zeros(0, dtype=torch.int16),
-        sample_values=torch.zeros(0, neurons),
-    )
 
 
 def scan_shard(
@@ -125,10 +106,7 @@ class _Reader:
         self.ids = torch.zeros(count, dtype=torch.int64)
         self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
         self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
-        self.seeded = torch.zeros(count, starts)
-        self.seeded_tokens = torch.zeros(count, dtype=torch.int16)
-        self.empty = empty_table(starts, 1)
-        self.sums = torch.zeros(2, starts, dtype=torch.float64)
+        self.statistics = {name: one.empty(starts) for name, one in STATISTICS.items()}
         self.token_count = self.done = 0
 
     def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
@@ -138,13 +116,14 @@ class _Reader:
         span = slice(self.done, self.done + len(rows))
         self.ids[span] = torch.tensor([identity for identity, _ in rows])
         seed = self.settings.seed
-        self.seeded_tokens[span] = torch.tensor(
+        drawn = torch.tensor(
             [
                 1 + _hash(seed, "token", identity) % (length - 1)
                 for (identity, _), length in zip(rows, batch.lengths, strict=True)
-            ],
-            dtype=torch.int16,
+            ]
         )
+        counted = batch.mask.float()
+        counted[:, 0] = 0
         self.token_count += sum(batch.lengths) - len(rows)
         self.done = span.stop
 
@@ -152,7 +131,7 @@ class _Reader:
             columns = self.columns[site, layer]
             values = x.detach().float()
             best = _largest(values, batch)
-            self._summarise(columns, values, best, batch, span)
+            self._summarise(columns, LayerActivations(values, counted.flatten(), best, drawn))
             if self.settings.by == "activation":
                 self._enter(columns, values, best, batch, span)
             else:
@@ -175,22 +154,10 @@ class _Reader:
         run(self.model, target, [Inputs()], ATTNLRP)
         return target.stream
 
-    def _summarise(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
-        """Statistics of the activations x (B, T, N) of one layer, with their extremes (2, B, N)."""
-        extremes = self.empty.extremes[:, columns]
-        torch.maximum(extremes, best.amax(1), out=extremes)
-        self.seeded[span, columns] = x[torch.arange(len(x)), self.seeded_tokens[span].long()].cpu()  # (B, N)
-        if not self.summing:
-            return
-        flat = x.flatten(0, 1)  # (B * T, N)
-        counted = batch.mask.float()
-        counted[:, 0] = 0
-        weights = counted.flatten()  # a product with it is the sum over what counts
-        scratch = torch.empty_like(flat)
-        # Apple's GPUs have no float64.
-        self.sums[0, columns] += (weights @ flat).cpu().double()
-        self.sums[1, columns] += (weights @ torch.mul(flat, flat, out=scratch)).cpu().double()
-        self.empty.positive[columns] += (weights @ torch.gt(flat, 0, out=scratch)).long().cpu()
+    def _summarise(self, columns: slice, seen: LayerActivations) -> None:
+        for name, statistic in STATISTICS.items():
+            if self.summing or statistic.all_shards:
+                statistic.add(self.statistics[name][..., columns], seen)
 
     def _enter(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
         """Note which sentences may be among the top k by x (B, T, N), whose extremes are best (2, B, N)."""
@@ -209,29 +176,13 @@ class _Reader:
         values, ids, tokens = (torch.stack(parts) for parts in zip(*top, strict=True))
         ids = ids.masked_fill(values == -torch.inf, EMPTY)
         tokens = tokens.masked_fill(values == -torch.inf, 0)
-        keys = torch.tensor(
-            [_hash(self.settings.seed, "sample", identity) for identity in self.ids.tolist()], dtype=torch.int64
-        )
-        chosen = keys.argsort()[:SAMPLE]
-        fixed = (self.sums * FIXED_POINT).round().long()
-        if self.summing:
-            bins = torch.bucketize(self.seeded, HISTOGRAM_EDGES, right=True).T  # (N, S)
-            self.empty.histogram.scatter_add_(1, bins, torch.ones((), dtype=torch.int32).expand_as(bins))
         return Table(
-            values,
-            ids,
-            tokens,
-            self.empty.extremes,
-            fixed[0],
-            fixed[1],
-            self.empty.positive,
-            self.empty.histogram,
-            self.token_count,
-            self.token_count if self.summing else 0,
-            keys[chosen],
-            self.ids[chosen],
-            self.seeded_tokens[chosen],
-            self.seeded[chosen],
+            values=values,
+            sentences=ids,
+            tokens=tokens,
+            statistics={name: one.exact(self.statistics[name]) for name, one in STATISTICS.items()},
+            token_count=self.token_count,
+            counted=self.token_count if self.summing else 0,
         )
 
 

@@ -1,9 +1,4 @@
-"""Streaming summaries of activations: pure tensors, merged in any order with the same result, to the bit.
-
-A `Table` holds, for N neurons and both polarities, the k sentences with the most extreme activation, a seeded sample
-of sentences, and counts and sums. Floating-point sums depend on their order, so sums are kept as integers (fixed
-point), whose addition does not.
-"""
+"""Streaming summaries of activations: pure tensors, merged in any order with the same result, to the bit."""
 
 from __future__ import annotations
 
@@ -12,16 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FIXED_POINT = 2.0**16
-"""Units per 1 of activation in `total` and `squares`."""
-
-HISTOGRAM_EDGES = torch.tensor(
-    [-(2.0**e) for e in range(7, -6, -1)] + [0.0] + [2.0**e for e in range(-5, 8)], dtype=torch.float32
-)
-"""Powers of two from 1/32 to 128 on both sides of zero: 28 bins, the outer ones open."""
-
-SAMPLE = 128
-"""Sentences in the seeded sample."""
+from icebear.actmax.index.statistics import STATISTICS
 
 EMPTY = torch.iinfo(torch.int64).max
 """The sentence id of an empty place, whose value is minus infinity."""
@@ -29,7 +15,7 @@ EMPTY = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class Table:
-    """What was seen of N neurons. Polarity 0 is ``+`` (maxima), 1 is ``-`` (minima, stored negated)."""
+    """A summary of N neurons over some shards. Polarity 0 is ``+`` (maxima), 1 is ``-`` (minima, stored negated)."""
 
     values: Tensor
     """(2, N, k) float32, largest first; minus infinity where there are fewer sentences."""
@@ -37,31 +23,31 @@ class Table:
     """(2, N, k) int64 ids; equal values are in order of id."""
     tokens: Tensor
     """(2, N, k) int16: the position of the extreme token (the first of equal ones)."""
-    extremes: Tensor
-    """(2, N) float32: the largest activation, and the negated smallest."""
-    total: Tensor
-    """(N,) int64, fixed point: the sum over the tokens of `counted`."""
-    squares: Tensor
-    """(N,) int64, fixed point."""
-    positive: Tensor
-    """(N,) int64: those with activation > 0."""
-    histogram: Tensor
-    """(N, 28) int32 over one seeded token of each sentence of those shards."""
+    statistics: dict[str, Tensor]
+    """The states of `STATISTICS`, each (..., N)."""
     token_count: int
     counted: int
     """Tokens of the shards that sums are taken of (`icebear.actmax.index.scan.sums_up`)."""
-    sample_keys: Tensor
-    """(M,) int64 seeded hashes of the sampled sentences, ascending: the M smallest of all."""
-    sample_sentences: Tensor
-    """(M,) int64"""
-    sample_tokens: Tensor
-    """(M,) int16: the seeded token of each."""
-    sample_values: Tensor
-    """(M, N) float32: the activations there."""
 
     @property
     def k(self) -> int:
         return self.values.shape[2]
+
+    @property
+    def neurons(self) -> int:
+        return self.values.shape[1]
+
+
+def empty_table(neurons: int, k: int) -> Table:
+    """The table of nothing: merging with it changes nothing."""
+    return Table(
+        values=torch.full((2, neurons, k), -torch.inf),
+        sentences=torch.full((2, neurons, k), EMPTY),
+        tokens=torch.zeros(2, neurons, k, dtype=torch.int16),
+        statistics={name: one.exact(one.empty(neurons)) for name, one in STATISTICS.items()},
+        token_count=0,
+        counted=0,
+    )
 
 
 def merge(a: Table, b: Table) -> Table:
@@ -72,28 +58,13 @@ def merge(a: Table, b: Table) -> Table:
         torch.cat((a.tokens, b.tokens), -1),
         a.k,
     )
-    keys = torch.cat((a.sample_keys, b.sample_keys))
-    chosen = keys.argsort(stable=True)[:SAMPLE]
     return Table(
-        values,
-        sentences,
-        tokens,
-        torch.maximum(a.extremes, b.extremes),
-        a.total + b.total,
-        a.squares + b.squares,
-        a.positive + b.positive,
-        a.histogram + b.histogram,
-        a.token_count + b.token_count,
-        a.counted + b.counted,
-        keys[chosen],
-        *(
-            torch.cat((x, y))[chosen]
-            for x, y in (
-                (a.sample_sentences, b.sample_sentences),
-                (a.sample_tokens, b.sample_tokens),
-                (a.sample_values, b.sample_values),
-            )
-        ),
+        values=values,
+        sentences=sentences,
+        tokens=tokens,
+        statistics={name: one.merge(a.statistics[name], b.statistics[name]) for name, one in STATISTICS.items()},
+        token_count=a.token_count + b.token_count,
+        counted=a.counted + b.counted,
     )
 
 
