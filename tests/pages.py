@@ -1,13 +1,75 @@
-"""The scripts of docs/, and the site as `make docs` builds it."""
+"""The pages of docs/ and the README: their blocks, their commands, and the site as `make docs` builds it."""
 
 import importlib.util
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from icebear.app.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+GENERATED = ROOT / "docs" / "api.md"
+README = ROOT / "README.md"
+PAGES = [README, *sorted({*(ROOT / "docs").glob("*.md")} - {GENERATED})]
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<mark>[\w ]+) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    mark: str
+    code: str
+
+    @property
+    def runs(self):
+        """One marked `hours` is of a table that took hours, `elsewhere` of what is run by another page or test."""
+        return self.mark not in ("hours", "elsewhere")
+
+
+@cache
+def blocks(page):
+    return [Block(match["language"], match["mark"] or "", match["code"]) for match in BLOCK.finditer(page.read_text())]
+
+
+def commands(console):
+    """Each command of a console block as words, with the block's variables in place."""
+    lines = [line[2:] for line in console.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
+    values = dict(match.groups() for line in lines if (match := re.fullmatch(r'(\w+)="(.*?)"(?: +#.*)?', line)))
+    words = [shlex.split(line, comments=True) for line in lines if not re.match(r"\w+=", line)]
+    return [[re.sub(r"^\$(\w+)$", lambda name: values[name[1]], word) for word in line] for line in words]
+
+
+def read(words, verb=main):
+    """The verb and the names of the options of `icebear WORDS`. Raises where the command line does not take them."""
+    name, *rest = words
+    command = verb.commands[name]
+    if hasattr(command, "commands"):
+        below, options = read(rest, command)
+        return f"{name} {below}", options
+    command.make_context(name, list(rest))
+    return name, {word for word in rest if word.startswith("--")}
+
+
+@cache
+def run_by(page):
+    """What a page runs, as `read` has it."""
+    consoles = [block.code for block in blocks(page) if block.language == "console" and block.runs]
+    words = [words for code in consoles for words in commands(code)]
+    return [read(rest) for name, *rest in words if name == "icebear"]
+
+
+def runs_on_a_page(words, pages=PAGES):
+    """Whether one of the pages runs this command, with these options at least."""
+    verb, options = read(words)
+    return any(verb == other and options <= others for page in pages for other, others in run_by(page))
 
 
 def script(name):

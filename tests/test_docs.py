@@ -3,17 +3,28 @@
 import inspect
 import io
 import re
-import shlex
 import subprocess
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import nbformat
 import pytest
 from click.testing import CliRunner
-from pages import NOTEBOOKS, ROOT, build_site, script
+from pages import (
+    BLOCK,
+    GENERATED,
+    NOTEBOOKS,
+    PAGES,
+    README,
+    ROOT,
+    blocks,
+    build_site,
+    commands,
+    read,
+    runs_on_a_page,
+    script,
+)
 
 import icebear
 from icebear.app.cli.main import main
@@ -21,34 +32,9 @@ from icebear.concepts.models import loading
 from icebear.steering import side_effects as pricing
 from icebear.steering.flipping import search as flipping
 
-GENERATED = ROOT / "docs" / "api.md"
-PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {GENERATED})]
-BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>[\w ]+) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
-)
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 FEW = {"--samples": 1, "--limit": 20, "limit=": 20}
-"""What a block marked `long` does less of. One marked `hours` is of a table that took hours, `elsewhere` of what is run
-by another page or test."""
-
-
-@dataclass(frozen=True)
-class Block:
-    language: str
-    mark: str
-    code: str
-
-
-def blocks(page):
-    return [Block(found["language"], found["mark"] or "", found["code"]) for found in BLOCK.finditer(page.read_text())]
-
-
-def commands(console):
-    """Each command of a console block as words, with the block's variables in place."""
-    lines = [line[2:] for line in console.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
-    given = dict(found.groups() for line in lines if (found := re.fullmatch(r'(\w+)="(.*?)"(?: +#.*)?', line)))
-    words = [shlex.split(line, comments=True) for line in lines if not re.match(r"\w+=", line)]
-    return [[re.sub(r"^\$(\w+)$", lambda name: given[name[1]], word) for word in line] for line in words]
+"""What a block marked `long` does less of."""
 
 
 def lowered(code):
@@ -96,8 +82,7 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         if block.language == "python":
             said = python(code, names)
         elif block.language == "console":
-            unrun = block.mark in ("hours", "elsewhere")
-            said = "".join(command(words, folder, unrun) for words in commands(code))
+            said = "".join(command(words, folder, block.runs, page) for words in commands(code))
         elif block.language == "text" and said and not block.mark:
             assert_said(code, said)
         if long or block.language == "text":
@@ -111,16 +96,17 @@ def python(code, names):
     return output.getvalue()
 
 
-def command(words, folder, unrun):
-    """What `icebear` prints; `icebear index` goes on where the folder's index is. Of what is `unrun` the command
-    line is only read; of what sets up or builds, which other tests and CI run, it is only seen that it is there."""
+def command(words, folder, runs, page):
+    """What `icebear` prints; `icebear index` goes on where the folder's index is. A command that does not run, or that
+    the README has in common with another page, is only read; of what sets up or builds, which other tests and CI run,
+    it is only seen that it is there."""
     name, *rest = words
     if name == "make":
         subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
     elif name != "icebear":
         assert name == "python3" or name.endswith("/pip"), f"{name} is nothing that pages should run"
-    elif unrun:
-        read(main, rest)
+    elif not runs or (page == README and runs_on_a_page(rest, PAGES[1:])):
+        read(rest)
     elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_mcp.py start them
         if rest[0] == "index":
             for path in (folder / "wiki.db", *folder.glob("wiki.db.*.faiss")):
@@ -129,13 +115,6 @@ def command(words, folder, unrun):
         assert result.exit_code == 0, (words, result.output, result.exception)
         return result.stdout
     return ""
-
-
-def read(verb, words):
-    """Raises where the command line does not take the words."""
-    name, *rest = words
-    found = verb.commands[name]
-    return read(found, rest) if hasattr(found, "commands") else found.make_context(name, rest)
 
 
 def assert_said(shown, said):
