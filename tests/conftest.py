@@ -27,7 +27,7 @@ from icebear.concepts.corpus import held_out
 from icebear.concepts.models import loading
 from icebear.concepts.models.presets import PRESETS
 from icebear.db import open_store
-from icebear.steering import flip
+from icebear.steering import flip, side_effects
 
 LLAMA = LlamaConfig(
     vocab_size=50,
@@ -89,6 +89,7 @@ def pytest_collection_modifyitems(items):
         for fixture, mark in (("smol", "real"), ("chromium", "browser")):
             if fixture in item.fixturenames:
                 item.add_marker(mark)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(autouse=True)
@@ -272,10 +273,16 @@ def started_alone(work, *arguments):
 
 
 @pytest.fixture
-def few_held_out(monkeypatch):
-    """Prices that commands tell read 2 held-out sentences instead of 24."""
-    few = partial(held_out, 2)
-    monkeypatch.setattr("icebear.concepts.corpus.held_out", few)
+def few_contexts(monkeypatch):
+    """Side effects are measured in 4 contexts instead of 24, and on 2 held-out sentences instead of 24, for tests that
+    assert no number of theirs."""
+    few, measured = partial(held_out, 2), side_effects.Neutral.__init__
+
+    def start(self, model, texts=side_effects.NEUTRAL):
+        measured(self, model, texts[:4] if texts is side_effects.NEUTRAL else texts)
+
+    monkeypatch.setattr(side_effects.Neutral, "__init__", start)
+    monkeypatch.setattr("icebear.actmax.index.corpus.held_out", few)
     monkeypatch.setattr("icebear.app.cli.demo.held_out", few)
 
 

@@ -707,7 +707,7 @@ def test_the_server_ends_with_the_command(tmp_path, sent):
                 time.sleep(0.5)
 
 
-def test_a_concept_is_found_measured_and_turned(environment):
+def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
     """From pasted texts; what it is called is shown as it is; a mistake is a sentence."""
     page = fine(visit("concept", measured="She played an old song on the piano."))
     music, rest = (Path(__file__).parent.parent / "examples" / name for name in ("music.txt", "not-music.txt"))

@@ -68,7 +68,7 @@ def test_what_is_answered_and_where_it_came_from():
         assert part in output
 
 
-def test_steering_and_flipping_a_chat(few_held_out, tmp_path):
+def test_steering_and_flipping_a_chat(few_contexts, tmp_path):
     edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@turn:last-user")
     steered = told("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]

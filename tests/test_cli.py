@@ -12,7 +12,7 @@ from icebear.app.cli import demo
 from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
 
-pytestmark = pytest.mark.usefixtures("smol", "few_held_out")
+pytestmark = pytest.mark.usefixtures("smol", "few_contexts")
 RUN = CliRunner()
 PROMPT = "The ice bear lives in the"
 

@@ -228,13 +228,13 @@ def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, found):
             assert model.generate(prompt, max_new_tokens=8) == plain
 
 
-@pytest.mark.parametrize("kl", [0.02, 0.25])
-def test_a_price_is_met(smol, kl):
+def test_a_price_is_met(smol):
     concept = Concept.of(smol, "north", {(Neuron(29, "ffn", 860), "+"): 1.0, (Neuron(24, "ffn", 299), "+"): 0.5})
     places = Neutral(smol, NEUTRAL[:3])
-    recipe = concept.recipe(smol, kl=kl, neutral=places)
-    assert places.divergence(list(recipe)) == pytest.approx(kl, rel=0.05)
-    assert recipe.provenance["kl"] == pytest.approx(kl, rel=0.05)
+    for kl in (0.02, 0.25):
+        recipe = concept.recipe(smol, kl=kl, neutral=places)
+        assert places.divergence(list(recipe)) == pytest.approx(kl, rel=0.05)
+        assert recipe.provenance["kl"] == pytest.approx(kl, rel=0.05)
 
 
 @given(st.floats(1e-4, 2), st.floats(0.01, 30), st.floats(1.2, 3))
@@ -406,7 +406,7 @@ def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol):
 
 
 @pytest.mark.real
-def test_the_verbs(smol, tmp_path):
+def test_the_verbs(smol, few_contexts, tmp_path):
     music = [
         f"The {a} played a {b} for the {c} at the concert."
         for a, b, c in itertools.product(

@@ -461,7 +461,7 @@ def test_flips_are_judged_by_ids(letters):
 # --- the commands ---
 
 
-@pytest.mark.usefixtures("smol", "few_held_out")
+@pytest.mark.usefixtures("smol", "few_contexts")
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001", "--save", "d.json", "--json"]

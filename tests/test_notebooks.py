@@ -35,6 +35,7 @@ def pages(shared):
 
 
 @pytest.mark.real
+@pytest.mark.long
 @by_name
 def test_a_notebook_runs_and_its_page_is_written(path, pages):
     """The page is what `make docs` includes."""
@@ -53,6 +54,7 @@ def test_a_notebook_whose_claim_is_false_fails(tmp_path):
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     """In a real browser, from the site as it is built; nothing is fetched from elsewhere."""
     build_site(tmp_path, lambda path: pages(path).read_text())
