@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,9 +21,11 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Faithfulness, Without
 from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import projections
+from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.paths import write_file
 from icebear.records import Meaning, Projection, Ranked
+from icebear.steering.random_edits import beside_chance
 from icebear.tables import Tabled
 
 if TYPE_CHECKING:
@@ -74,6 +76,17 @@ class Ranking:
             self.layers,
             self.include_template,
         )
+
+
+@dataclass(frozen=True)
+class ExplainedToken:
+    """A token of what the model read."""
+
+    position: int
+    token: str
+    relevance: float
+    note: str
+    """``sink``: collects attention in every text; ``template``: written by a chat's template."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,8 @@ class Explanation(Tabled):
     """Sufficiency and necessity of the largest nodes, with controls; only of a comparison of two prompts."""
     removed: BesideChance | None = None
     """The two tokens that contribute most removed, or as many others."""
+    silenced: BesideChance | None = None
+    """The first nodes set to 0 (`silencing`), or as many others."""
     alone: Relevance | None = None
     """Of a comparison: the tokens' relevance without it."""
     circuit: CheckedCircuit | None = None
@@ -165,11 +180,19 @@ class Explanation(Tabled):
             ranking,
             nodes,
             tuple(ablation(model, relevance, size, ranking.site or "ffn") for size in sizes),
-            removed,
-            alone,
-            CheckedCircuit.of(graph) if graph else None,
-            tuple(describe(store, neuron, model, CARD_EXAMPLES) for neuron in neurons) if store else (),
+            removed=removed,
+            alone=alone,
+            circuit=CheckedCircuit.of(graph) if graph else None,
+            cards=tuple(describe(store, neuron, model, CARD_EXAMPLES) for neuron in neurons) if store else (),
         )
+
+    @property
+    def tokens(self) -> list[ExplainedToken]:
+        """Every token, in order."""
+        relevance = self.relevance
+        notes = dict.fromkeys(relevance.sinks, "sink") | dict.fromkeys(relevance.template, "template")
+        rows = zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)
+        return [ExplainedToken(place, text, value, notes.get(place, "")) for place, (text, value) in enumerate(rows)]
 
     @property
     def meanings(self) -> list[Meaning]:
@@ -191,7 +214,8 @@ class Explanation(Tabled):
         optional = {
             "meanings": [meaning.to_dict() for meaning in self.meanings],
             "ablation": [vars(row) for row in self.ablations],
-            "removed": self.removed and {**vars(self.removed), "verdict": str(self.removed)},
+            "removed": self.removed and self.removed.to_dict(),
+            "silenced": self.silenced and self.silenced.to_dict(),
             "alone": self.alone and self.alone.to_dict(0),
             **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
@@ -334,6 +358,24 @@ def controlled(
         graph=graph,
         cards=cards,
     )
+
+
+def silencing(
+    model: Model,
+    prompt: PromptLike,
+    relevance: Relevance,
+    rows: Sequence[Ranked],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BesideChance:
+    """Ranked nodes set to 0, each at its token, or as many others of the same layers. Raises `InputError`."""
+
+    def edit(row: Ranked) -> Edit:
+        # Edits count positions in the encoder's or the decoder's own tokens.
+        position = row.position - relevance.read if row.position >= relevance.read else row.position
+        return Edit(row.neuron, "scale", 0.0, where=f"position:{position}")
+
+    target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
+    return beside_chance(model, prompt, list(map(edit, rows)), target, contrast, on_progress=on_progress)
 
 
 def _exchangeable(model: Model, relevance: Relevance) -> bool:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from icebear.edits import Edit as Edit
     from icebear.recipe import Recipe as Recipe
     from icebear.steering.apply import steer as steer
+    from icebear.steering.comparison import Comparison as Comparison
+    from icebear.steering.comparison import compare as compare
     from icebear.steering.concept.concept import Concept as Concept
     from icebear.steering.concept.finding import find_concept as find_concept
     from icebear.steering.flipping.search import flip as flip
@@ -21,6 +23,7 @@ __all__, __getattr__, __dir__ = public(
     {
         "icebear.steering.apply": "steer",
         "icebear.steering.random_edits": "beside_chance",
+        "icebear.steering.comparison": "Comparison compare",
         "icebear.edits": "Edit",
         "icebear.steering.flipping.search": "flip",
         "icebear.steering.concept.concept": "Concept",

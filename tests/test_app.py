@@ -30,7 +30,7 @@ from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.render import heatmap
 from icebear.db import Neuron, open_store
 from icebear.errors import DownloadError
-from icebear.steering.compare import compare
+from icebear.steering.comparison import compare
 
 MAIN = "../app/web/script/main.py"
 
@@ -234,7 +234,7 @@ def test_the_code_it_shows_does_what_it_did(environment, smol):
     python = page.code[1].value.replace("load_model('smollm2-135m')", "MODEL")
     printed = []
     exec(python, {"MODEL": smol, "print": printed.append})
-    assert printed == [result["steered"]["text"]]
+    assert printed == [result.steered.text]
 
 
 def test_compare(environment):
@@ -567,7 +567,7 @@ def test_views_take_a_conversation(environment, smol):
     printed = []
     python = page.code[0].value.replace("load_model('smollm2-135m')", "MODEL")
     exec(python, {"MODEL": smol, "print": printed.append})
-    assert printed == [page.session_state["generated"][1]["steered"]["text"]]
+    assert printed == [page.session_state["generated"][1].steered.text]
     both = (said(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
     assert "Groups" in text(fine(visit("circuit", prompt=next(both), counterfactual=next(both), nodes="5")))
     assert "cannot be read" in visit("steer", prompt=chat[:-1]).error[0].value

@@ -21,6 +21,7 @@ from icebear.app.mcp import answers, tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import KEPT, Session
 from icebear.concepts import attribute, circuit
+from icebear.concepts.attribution.counterfactuals import Suggestion
 from icebear.concepts.attribution.random_controls import BesideChance, removing
 from icebear.db import open_store
 from icebear.edits import parse_edits
@@ -31,6 +32,7 @@ PROMPT, OTHER = "ice bear", "big cats"
 CAMEL = "The wild camel lives in the"
 TOOLS = {
     "predict": "prompt chat k max_new_tokens",
+    "suggest_counterfactuals": "prompt",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
     "circuit": "prompt counterfactual target contrast chat nodes",
@@ -190,15 +192,23 @@ def test_which_neurons_with_their_controls(session, model, site, counterfactual)
     best = relevance.top(2, site, position="all" if counterfactual else "last")
     assert [row["neuron"] for row in found["neurons"]] == [str(row.neuron) for row in best]
     assert found["control"]["draws"] == 20 if site != "head" else 0 < found["control"]["draws"] <= 20
-    assert bool(found["exchange"]) is (counterfactual is not None and site != "attn")
-    for row in found["exchange"]:
-        assert {"left", "left_without_random_others", "left_without_most_changed"} <= set(row)
+    assert bool(found["ablation"]) is (counterfactual is not None and site != "attn")
+    for row in found["ablation"]:
+        assert {"kept", "matched_kept", "left", "matched_left", "changed_left"} <= set(row)
+
+
+def test_what_to_compare_with(session, monkeypatch):
+    """The library's suggestions, of which the agent picks one."""
+    row = Suggestion((1, 2), "big cats", "big", "ice", "z", 0.25, -3.0)
+    monkeypatch.setattr(tools, "suggest_counterfactuals", lambda model, prompt: [row])
+    (found,) = told(session, "suggest_counterfactuals", prompt=PROMPT)["counterfactuals"]
+    assert found == {"text": "big cats", "word": "big", "instead_of": "ice", "answer": "z", "probability": 0.25}
 
 
 def test_how_together(session, model):
     found = told(session, "circuit", prompt=PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
     graph = circuit(model, PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
-    assert [row["left"] for row in found["groups"]] == pytest.approx(
+    assert [row["share"] for row in found["groups"]] == pytest.approx(
         [graph.without(group).share for group in graph.groups[:8]], rel=1e-3, abs=1e-4
     )
     more = told(session, "more", handle=found["handle"], part="edges", count=1)
@@ -252,7 +262,9 @@ def test_concepts(session, generator):
 
 
 def test_numbers_are_short_and_old_results_go(session):
-    assert answers.short(answers.Next("x", 0.123456789, 1e-9)) == answers.Next("x", 0.12346, 1e-9)
+    assert answers.short(answers.ConceptMeasured(0.123456789, [{"value": 1e-9}])) == answers.ConceptMeasured(
+        0.12346, [{"value": 1e-9}]
+    )
     for _ in range(KEPT + 5):
         last = session.keep("tokens", None, {})
     assert list(session.results)[-1] == last == f"tokens-{KEPT + 5}"
@@ -393,11 +405,11 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
     words = ["--folder", str(tmp_path), "--store", str(folder / "wiki.db")]
     said, why, which, means, claim, false, turned, page = over_stdio(investigate, *words)
     assert said["next"][0]["text"] == " Arctic"
-    assert {row["text"] for row in why["tokens"][:2]} == {" ice", " bear"}
+    assert {row["token"] for row in why["tokens"][:2]} == {" ice", " bear"}
     assert why["control"]["beyond_chance"] is None  # three other pairs of words, which are too few to say
     assert abs(why["control"]["change"]) > abs(why["control"]["largest_by_chance"])
-    largest = which["exchange"][-1]
-    assert largest["left"] < 0.1 < 0.9 < largest["left_without_random_others"]
+    largest = which["ablation"][-1]
+    assert largest["left"] < 0.1 < 0.9 < largest["matched_left"]
     assert means["examples"]
     assert claim["control"]["beyond_chance"]
     assert "more than chance (p 0.05)" in claim["control"]["verdict"]

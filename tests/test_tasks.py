@@ -23,7 +23,7 @@ from icebear.concepts.vocabulary import w1, w2
 from icebear.db import open_store
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.steering import Edit, steer
-from icebear.steering.compare import compare
+from icebear.steering.comparison import compare
 
 NAMES = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
 CONFIGS = {
@@ -371,7 +371,7 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     assert f"{number:+.2f}" in shown.splitlines()[0]
     assert "1.00" not in shown.splitlines()[0]
     assert f"{number:+.2f}" in found.to_html()
-    chart = charts.paired_bars(steered["plain"]["next"], steered["steered"]["next"]).to_dict()
+    chart = charts.paired_bars(steered.plain.next, steered.steered.next).to_dict()
     assert chart["encoding"]["x"]["field"] == "logit"
     assert abs(found.conservation().rest) < 1e-4 * abs(number)
     assert found.top(1)

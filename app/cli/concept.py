@@ -216,7 +216,7 @@ def steer(
     """
     from icebear.app.cli.concepts_told import turned_line
     from icebear.app.cli.terminal import side_by_side
-    from icebear.steering.compare import compare
+    from icebear.steering.comparison import compare
 
     if strength is not None and kl is not None:
         raise click.UsageError("Give either --strength or --kl.")
@@ -225,12 +225,16 @@ def steer(
     price = 0.25 if strength is None and kl is None else kl
     recipe = found.recipe(model, strength, price, where, away=away)
     result = compare(model, prompt, recipe, max_new_tokens, None, temperature, seed)
-    values = [found.measure(model, prompt + result[key]["text"]).value for key in ("plain", "steered")]
+    values = [found.measure(model, prompt + side.text).value for side in (result.plain, result.steered)]
     if save:
         recipe.save(save)
     if as_json:
         print_json(
-            {**result, "recipe": recipe.to_dict(), "measured": dict(zip(("plain", "steered"), values, strict=True))}
+            {
+                **result.to_dict(),
+                "recipe": recipe.to_dict(),
+                "measured": dict(zip(("plain", "steered"), values, strict=True)),
+            }
         )
     else:
         stdout().print(side_by_side(result), turned_line(found, recipe, values))

@@ -28,7 +28,7 @@ from icebear.concepts.models.loading import load_model
 from icebear.concepts.vocabulary import projections
 from icebear.db.store import open_store
 from icebear.records import Neuron
-from icebear.steering.compare import compare
+from icebear.steering.comparison import compare
 from icebear.steering.flipping.search import flip
 from icebear.steering.side_effects import price
 
@@ -104,5 +104,5 @@ def run(console: Console) -> dict[str, Any]:
         "groups": [{"name": group.name, "nodes": [node.id for node in group.nodes]} for group in graph.groups],
         "card": described.to_dict(),
         "recipe": recipe.to_dict(),
-        "steered": result,
+        "steered": result.to_dict(),
     }

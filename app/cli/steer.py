@@ -52,7 +52,7 @@ def steer(
     from icebear.app.cli.terminal import side_by_side
     from icebear.edits import parse_edits
     from icebear.recipe import Recipe
-    from icebear.steering.compare import compare
+    from icebear.steering.comparison import compare
 
     if bool(edits) == bool(recipe):
         raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
@@ -63,7 +63,7 @@ def steer(
         statistic = store.statistic if store else None
         result = compare(model, asked, wanted, max_new_tokens, statistic, temperature, seed)
     if as_json:
-        print_json(result)
+        print_json(result.to_dict())
     else:
         stdout().print(side_by_side(result))
 

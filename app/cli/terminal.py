@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.records import Without
     from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Meaning, Projection, Promotion, Ranked, TokenScore
+    from icebear.steering.comparison import Comparison
 
 
 def heatmap(relevance: Relevance) -> Text:
@@ -276,26 +277,27 @@ def projection(result: Projection) -> Table:
     return table
 
 
-def side_by_side(found: dict[str, Any]) -> Group:
-    """Two generations and their first-token probabilities, as `icebear.steering.compare.compare` gives them."""
-    plain, steered = found["plain"], found["steered"]
-    own = isinstance(found["prompt"], str)
-    begin = said(found["prompt"]) + ("\n" if not own else "" if found["task"] == "causal" else " → ")
+def side_by_side(comparison: Comparison) -> Group:
+    """Two generations and their first-token probabilities."""
+    sides = (comparison.plain, comparison.steered)
+    end = "\n" if not isinstance(comparison.prompt, str) else "" if comparison.task == "causal" else " → "
+    begin = said(comparison.prompt) + end
     table = Table(box=box.ROUNDED, expand=True)
     for name in ("plain", "steered"):
         table.add_column(name, ratio=1, overflow="fold")
-    table.add_row(*(Text.assemble((begin, "dim"), side["text"]) for side in (plain, steered)))
+    table.add_row(*(Text.assemble((begin, "dim"), side.text) for side in sides))
     table.add_section()
-    table.add_row(*(Text(_bars(side["next"])) for side in (plain, steered)))
+    table.add_row(*(Text(_bars(side.next)) for side in sides))
     return Group(table)
 
 
-def _bars(tokens: list[dict[str, Any]]) -> str:
-    if any(token["probability"] is None for token in tokens):  # a number is predicted
-        return "\n".join(f"{token['text']!r:<14} {token['logit']:+.3f}" for token in tokens)
-    return "\n".join(
-        f"{token['text']!r:<14} {token['probability']:.3f} {'█' * round(20 * token['probability'])}" for token in tokens
-    )
+def _bars(tokens: Sequence[TokenScore]) -> str:
+    def bar(token: TokenScore) -> str:
+        if token.probability is None:  # a number is predicted
+            return f"{token.logit:+.3f}"
+        return f"{token.probability:.3f} {'█' * round(20 * token.probability)}"
+
+    return "\n".join(f"{token.text!r:<14} {bar(token)}" for token in tokens)
 
 
 def recipe_table(found: Recipe) -> Group:

@@ -1,91 +1,38 @@
-"""What tools answer: short records, of which schemas are made. What is causal has its control in it."""
+"""What tools answer: short records, of which schemas are made. Rows and controls are what the library's `to_dict` says.
+What is causal has its control in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from icebear.concepts.attribution.controls import Ablation
-from icebear.concepts.attribution.random_controls import BesideChance
-from icebear.records import TokenScore
-
 ROWS = 8
 """Of a list, in an answer; a handle has all."""
+Row = dict[str, Any]
 
 
-def short(told: Any) -> Any:
+def short(value: Any) -> Any:
     """The same with five digits of each number."""
-    if isinstance(told, float):
-        return float(f"{told:.5g}")
-    if isinstance(told, list):
-        return [short(part) for part in told]
-    if isinstance(told, dict):
-        return {key: short(part) for key, part in told.items()}
-    if is_dataclass(told) and not isinstance(told, type):
-        return replace(told, **{field.name: short(getattr(told, field.name)) for field in fields(told)})
-    return told
-
-
-@dataclass(frozen=True)
-class Next:
-    """A token that may come next."""
-
-    text: str
-    probability: float | None
-    logit: float
-
-    @classmethod
-    def of(cls, token: TokenScore) -> Next:
-        return cls(token.text, token.probability, token.logit)
-
-
-@dataclass(frozen=True)
-class Control:
-    """A change beside the same change made elsewhere, at random. Quote it with any claim."""
-
-    verdict: str
-    beyond_chance: bool | None
-    """True: in less than one case of twenty by chance. False: no evidence, whatever else the answer shows. None: more
-    than any of the others, which are too few to say."""
-    change: float
-    largest_by_chance: float
-    draws: int
-    p: float
-
-    @classmethod
-    def of(cls, found: BesideChance) -> Control:
-        return cls(str(found), found.beyond, found.change, found.largest, len(found.drawn), found.p)
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What is left of the difference when (neuron, token) pairs take the other prompt's activations; 1 is all of it.
-    Those of the largest relevance by size, for or against; as many others of the same layers and tokens; those that
-    change most."""
-
-    pairs: int
-    left: float
-    left_without_random_others: float
-    left_without_most_changed: float
-
-    @classmethod
-    def of(cls, found: Ablation) -> Exchange:
-        return cls(found.nodes, found.left, found.matched_left, found.changed_left)
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, list):
+        return [short(part) for part in value]
+    if isinstance(value, dict):
+        return {key: short(part) for key, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: short(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 @dataclass(frozen=True)
 class Predicted:
-    next: list[Next]
+    next: list[Row]
     continuation: str
 
 
 @dataclass(frozen=True)
-class TokenRow:
-    position: int
-    text: str
-    relevance: float
-    note: str
-    """``sink``: collects attention in every text; ``template``: written by a chat's template."""
+class Suggested:
+    counterfactuals: list[Row]
 
 
 @dataclass(frozen=True)
@@ -93,69 +40,36 @@ class Attributed:
     explained: str
     compared: str
     account: str
-    tokens: list[TokenRow]
+    tokens: list[Row]
     """The largest by size."""
-    control: Control
+    control: Row
     handle: str
-
-
-@dataclass(frozen=True)
-class NeuronRow:
-    neuron: str
-    position: int
-    token: str
-    activation: float | None
-    """None of a head, which has many."""
-    activation_there: float | None
-    relevance: float
-    promotes: str
-    """On the direct path to the vocabulary; of early layers it says little."""
-    label: str | None
-    """What it reads, with a score on texts that the label was not made from; of an index that has labels."""
 
 
 @dataclass(frozen=True)
 class RankedNeurons:
     explained: str
     compared: str
-    neurons: list[NeuronRow]
-    control: Control
+    neurons: list[Row]
+    """`promotes` is on the direct path to the vocabulary; of early layers it says little. `label`, where it is
+    significant, says what the neuron reads."""
+    control: Row
     """These neurons switched off (set to 0), each at its token, beside as many others."""
-    exchange: list[Exchange]
+    ablation: list[Row]
     """Of a comparison with another prompt: so many pairs exchanged; what makes the difference between both."""
     handle: str
 
 
 @dataclass(frozen=True)
-class GroupRow:
-    name: str
-    nodes: list[str]
-    """neuron@position, the first of them; the handle has all."""
-    score: float
-    left: float
-    """Of the difference, when the group takes the other prompt's activations; the control beside it:"""
-    left_without_random_others: float
-    next: str
-    """What is most probable then."""
-
-
-@dataclass(frozen=True)
 class CircuitTold:
     summary: str
-    groups: list[GroupRow]
-    exchange: Exchange
-    along_its_edges: float
-    """The share of the difference that comes along its edges alone; the control beside it:"""
-    along_random_edges: float
+    groups: list[Row]
+    """With `share`: what is left of the difference when the group takes the other prompt's activations; `matched`: the
+    same with as many others."""
+    ablation: Row
+    faithfulness: Row
+    """`share` of the difference comes along its edges alone, `matched` along as many random ones."""
     handle: str
-
-
-@dataclass(frozen=True)
-class ExampleRow:
-    polarity: str
-    activation: float
-    token: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -165,23 +79,14 @@ class NeuronTold:
     """Labels with their scores, or that there is no clear meaning."""
     promotes: list[str]
     suppresses: list[str]
-    examples: list[ExampleRow]
+    examples: list[Row]
     note: str
     handle: str
 
 
 @dataclass(frozen=True)
-class HitRow:
-    neuron: str
-    polarity: str
-    score: float
-    why: list[str]
-    label: str | None
-
-
-@dataclass(frozen=True)
 class Found:
-    neurons: list[HitRow]
+    neurons: list[Row]
     note: str
     """A likeness of words and texts, no cause."""
 
@@ -190,9 +95,9 @@ class Found:
 class Steered:
     plain: str
     steered: str
-    next_plain: list[Next]
-    next_steered: list[Next]
-    control: Control
+    next_plain: list[Row]
+    next_steered: list[Row]
+    control: Row
     """The same edits of other neurons."""
     price: str
     """What else changes."""
@@ -204,8 +109,8 @@ class Flipped:
     edits: list[str]
     plain: str
     steered: str
-    next_steered: list[Next]
-    control: Control
+    next_steered: list[Row]
+    control: Row
     price: str
     kl: float
     warnings: list[str]
@@ -215,7 +120,7 @@ class Flipped:
 @dataclass(frozen=True)
 class ConceptTold:
     name: str
-    neurons: list[dict[str, Any]]
+    neurons: list[Row]
     about: str
     auroc: float
     """On texts that nothing was chosen on; chance is 0.5."""
@@ -227,7 +132,7 @@ class ConceptTold:
 class ConceptMeasured:
     value: float
     """Standard deviations over the texts without it; 0 is their mean."""
-    tokens: list[TokenRow]
+    tokens: list[Row]
 
 
 @dataclass(frozen=True)
@@ -237,7 +142,7 @@ class ConceptTurned:
     edits: list[str]
     measured_plain: float
     measured_steered: float
-    control: Control
+    control: Row
     """The same measure of texts with the same edits of other neurons of the same layers."""
     as_asked: bool
     """Whether it went up, or with `away` down."""
@@ -251,7 +156,7 @@ class More:
     part: str
     start: int
     total: int
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     parts: list[str]
     """That this handle has."""
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
-from html import escape
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
@@ -18,26 +16,25 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
+from icebear.actmax.explanation import CheckedCircuit, Explanation, Ranking, silencing
 from icebear.actmax.labels.telling import title
 from icebear.app.cli.options import likewise
 from icebear.app.mcp import answers
-from icebear.app.mcp.answers import ROWS, Control, Exchange, Next, TokenRow
+from icebear.app.mcp.answers import ROWS
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import ablation
+from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.random_controls import DRAWS, BesideChance, explained, removing
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat
-from icebear.concepts.render import page, relevance_fragment
-from icebear.concepts.vocabulary import project, projections
+from icebear.concepts.vocabulary import project
 from icebear.edits import Edit, parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
-from icebear.records import Neuron, Ranked
+from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.compare import compare
+from icebear.steering.comparison import Continuation, compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
@@ -59,6 +56,8 @@ Length = Annotated[int, Field(ge=1, le=200, description="How many tokens are wri
 Name = Annotated[str, Field(max_length=200)]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
 Report = Callable[..., None]
+RANKED = 200
+"""Rows behind the handle of a ranking."""
 LISTS = (100, 1000)
 """How many (neuron, token) pairs are exchanged as well."""
 
@@ -121,7 +120,15 @@ class Tools:
     @property
     def all(self) -> tuple[Callable[..., Any], ...]:
         """In the order of an investigation."""
-        causes = (self.predict, self.attribute, self.rank, self.circuit, self.neuron, self.search)
+        causes = (
+            self.predict,
+            self.suggest_counterfactuals,
+            self.attribute,
+            self.rank,
+            self.circuit,
+            self.neuron,
+            self.search,
+        )
         changes = (self.steer, self.flip, self.concept_find, self.concept_measure, self.concept_turn)
         return (*causes, *changes, self.more, self.save)
 
@@ -135,7 +142,7 @@ class Tools:
         model, asked = self.session.model, _asked(prompt, chat)
         report = reporting(ctx, whole=max_new_tokens)
         text = model.generate(asked, max_new_tokens, on_token=report) if model.generates else ""
-        return answers.Predicted([Next.of(token) for token in model.predict(asked, k)], text)
+        return answers.Predicted(list(map(vars, model.predict(asked, k))), text)
 
     @tool
     def attribute(
@@ -151,14 +158,18 @@ class Tools:
         """Which tokens of the prompt carried the next token (AttnLRP relevance), or with `counterfactual` what made the
         difference to another prompt. The control removes the two tokens that speak most for it, and others."""
         model, asked = self.session.model, _asked(prompt, chat)
-        found = attribute(model, asked, target, contrast, counterfactual=_likewise(asked, counterfactual), sites=())
-        control = Control.of(removing(model, asked, found))
-        rows = _tokens(found)
-        parts = {"tokens": list(map(vars, rows))}
-        handle = self.session.keep("tokens", None, parts, **_files(found, control))
-        shown = sorted(rows, key=lambda row: -abs(row.relevance))[:k]
-        told = explained(found.target, found.contrast), found.meaning(), found.account()
-        return answers.Attributed(*told, shown, control, handle)
+        relevance = attribute(model, asked, target, contrast, counterfactual=_likewise(asked, counterfactual), sites=())
+        explanation = Explanation.of(model, relevance, removed=removing(model, asked, relevance))
+        assert explanation.removed is not None
+        rows = list(map(vars, explanation.tokens))
+        return answers.Attributed(
+            explained=explained(relevance.target, relevance.contrast),
+            compared=relevance.meaning(),
+            account=relevance.account(),
+            tokens=_largest(rows, k, "relevance"),
+            control=explanation.removed.to_dict(),
+            handle=self._kept("tokens", explanation),
+        )
 
     @tool
     def rank(
@@ -178,39 +189,39 @@ class Tools:
         which are less active; with `counterfactual` those that change most are a harder one."""
         model, asked = self.session.model, _asked(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
-        found = attribute(model, asked, target, contrast, counterfactual=_likewise(asked, counterfactual), sites=sites)
-        every = found.top(200, site, position="all" if counterfactual else "last")
-        rows = self._neurons(found, every)
-        edits = [Edit(row.neuron, "scale", 0.0, where=f"position:{_in_stack(found, row)}") for row in every[:k]]
-        target_id, contrast_id = (token.id if token else None for token in (found.target, found.contrast))
-        beside = beside_chance(model, asked, edits, target_id, contrast_id, on_progress=reporting(ctx))
-        control = Control.of(beside)
-        exchanged = counterfactual and site != "attn"
-        lists = [ablation(model, found, size, site) for size in sorted({k, *LISTS})] if exchanged else []
-        parts = {"neurons": list(map(vars, rows)), "tokens": list(map(vars, _tokens(found)))}
-        handle = self.session.keep("neurons", None, parts, **_files(found, control))
-        told = explained(found.target, found.contrast), found.meaning()
-        return answers.RankedNeurons(*told, rows[:k], control, list(map(Exchange.of, lists)), handle)
-
-    def _neurons(self, found: Relevance, rows: Sequence[Ranked]) -> list[answers.NeuronRow]:
-        model = self.session.model
-        words = projections(model, (row.neuron for row in rows), 5)
+        other = _likewise(asked, counterfactual)
+        relevance = attribute(model, asked, target, contrast, counterfactual=other, sites=sites)
+        sizes = sorted({k, *LISTS}) if counterfactual and site != "attn" else []
         with self.session.store() as store:
-            known = store.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
-        labels = {pair: meaning.badge for pair, meaning in known.items()}
-        return [
-            answers.NeuronRow(
-                str(row.neuron),
-                row.position,
-                found.token_strings[row.position],
-                None if row.neuron.site == "head" else row.activation,
-                row.counterfactual,
-                row.relevance,
-                words[row.neuron].words(row.polarity) if row.neuron in words else "",
-                labels.get((row.neuron, row.polarity)),
-            )
-            for row in rows
-        ]
+            explanation = Explanation.of(model, relevance, Ranking(RANKED, site), store=store, sizes=sizes)
+        rows = [node.ranked for node in explanation.nodes[:k]]
+        control = silencing(model, asked, relevance, rows, on_progress=reporting(ctx))
+        explanation = replace(explanation, silenced=control)
+        return answers.RankedNeurons(
+            explained=explained(relevance.target, relevance.contrast),
+            compared=relevance.meaning(),
+            neurons=[node.to_dict() for node in explanation.nodes[:k]],
+            control=control.to_dict(),
+            ablation=list(map(vars, explanation.ablations)),
+            handle=self._kept("neurons", explanation),
+        )
+
+    def _kept(self, kind: str, explanation: Explanation) -> str:
+        """The handle of an explanation; what is saved has its controls in it, too."""
+        parts = {
+            "neurons": [node.to_dict() for node in explanation.nodes],
+            "tokens": list(map(vars, explanation.tokens)),
+        }
+        files = {"json": explanation.to_json, "html": explanation.to_html}
+        return self.session.keep(kind, explanation, {name: rows for name, rows in parts.items() if rows}, **files)
+
+    @tool
+    def suggest_counterfactuals(self, ctx: Context, prompt: Prompt) -> answers.Suggested:
+        """Prompts of as many tokens with another answer, to compare with: choose one whose difference is what you ask
+        about, and give it as `counterfactual`."""
+        suggestions = suggest_counterfactuals(self.session.model, prompt)
+        names = ("text", "word", "instead_of", "answer", "probability")
+        return answers.Suggested([{name: getattr(row, name) for name in names} for row in suggestions])
 
     @tool
     def circuit(
@@ -229,22 +240,18 @@ class Tools:
         model, asked = self.session.model, _asked(prompt, chat)
         other = _likewise(asked, counterfactual)
         graph = circuit(model, asked, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
-        found = graph.faithfulness()
-        rows = []
-        for group in graph.groups[:ROWS]:
-            anyio.from_thread.check_cancelled()
-            off = graph.without(group)
-            names = [node.id for node in group.nodes[:ROWS]]
-            score, then = group.score, off.predictions[0].text
-            rows.append(answers.GroupRow(group.name, names, score, off.share, off.matched, then))
+        checked = CheckedCircuit.of(graph, ROWS)
+        groups = checked.to_dict()["without"]
+        for row, group in zip(groups, graph.groups, strict=False):
+            row["nodes"], row["score"] = [node.id for node in group.nodes[:ROWS]], group.score
         parts = {
             "nodes": _rows(graph.nodes_frame()),
             "edges": _rows(graph.to_frame()),
             "groups": [{"name": one.name, "nodes": [node.id for node in one.nodes]} for one in graph.groups],
         }
         handle = self.session.keep("circuit", graph, parts, json=graph.to_json, html=graph.to_html)
-        carried = Exchange.of(graph.ablation())
-        return answers.CircuitTold(summary(graph), rows, carried, found.share, found.matched, handle)
+        carried, faithful = vars(graph.ablation()), vars(checked.faithfulness)
+        return answers.CircuitTold(summary(graph), groups, carried, faithful, handle)
 
     # --- what neurons mean ------------------------------------------------------------------------------
 
@@ -261,21 +268,19 @@ class Tools:
         words = card.projection if card else project(model, wanted, 20)
         promoted, suppressed = ([], []) if words is None else (words.promoted, words.suppressed)
         rows = [
-            answers.ExampleRow(polarity, example.value, example.token_text, example.sentence.text)
-            for polarity, found in (card.examples if card else {}).items()
-            for example in found
+            {"polarity": polarity, "activation": one.value, "token": one.token_text, "text": one.sentence.text}
+            for polarity, examples in (card.examples if card else {}).items()
+            for one in examples
         ]
-        parts = {"examples": rows, "promoted": promoted, "suppressed": suppressed}
+        tokens = {"promoted": list(map(vars, promoted)), "suppressed": list(map(vars, suppressed))}
         files = {"html": card.to_html} if card else {}
-        handle = self.session.keep(
-            "neuron", card, {name: list(map(vars, some)) for name, some in parts.items()}, **files
-        )
+        handle = self.session.keep("neuron", card, {"examples": rows, **tokens}, **files)
         return answers.NeuronTold(
             neuron=str(wanted),
             meaning=[f"{sign}: {title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"],
             promotes=[token.text for token in promoted[:ROWS]],
             suppresses=[token.text for token in suppressed[:ROWS]],
-            examples=[row for sign in "+-" for row in [one for one in rows if one.polarity == sign][:k]],
+            examples=[row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
             note="promoted at + and suppressed at -, on the direct path to the vocabulary",
             handle=handle,
         )
@@ -290,10 +295,7 @@ class Tools:
             assert store is not None
             hits = store.search(text, k)
             rows = [
-                answers.HitRow(
-                    str(hit.neuron), hit.polarity, hit.score, list(hit.why), store.named(hit.neuron, hit.polarity)
-                )
-                for hit in hits
+                {**vars(hit), "neuron": str(hit.neuron), "label": store.named(hit.neuron, hit.polarity)} for hit in hits
             ]
         return answers.Found(rows, "Found by likeness, which is no cause; steer says what a neuron does.")
 
@@ -322,10 +324,15 @@ class Tools:
             raw = [edit.in_raw_units(statistic) if statistic else edit for edit in wanted]
         control = beside_chance(model, asked, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         found = compare(model, asked, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
-        plain, steered = found["plain"], found["steered"]
         kl = self.session.neutral.divergence(raw)
         return answers.Steered(
-            plain["text"], steered["text"], _next(plain), _next(steered), Control.of(control), self._price(kl), kl
+            found.plain.text,
+            found.steered.text,
+            _next(found.plain),
+            _next(found.steered),
+            control.to_dict(),
+            self._price(kl),
+            kl,
         )
 
     def _price(self, kl: float) -> str:
@@ -359,10 +366,10 @@ class Tools:
         told = [str(edit) for edit in edits]
         return answers.Flipped(
             edits=told,
-            plain=found["plain"]["text"],
-            steered=found["steered"]["text"],
-            next_steered=_next(found["steered"]),
-            control=Control.of(control),
+            plain=found.plain.text,
+            steered=found.steered.text,
+            next_steered=_next(found.steered),
+            control=control.to_dict(),
             price=self._price(cost.kl),
             kl=cost.kl,
             warnings=cost.warnings,
@@ -392,10 +399,10 @@ class Tools:
         .json file in the server's folder."""
         measured = self._concept(concept).measure(self.session.model, text)
         rows = [
-            TokenRow(place, token, value, "not counted" if place in measured.apart else "")
+            {"position": place, "token": token, "value": value, "counted": place not in measured.apart}
             for place, (token, value) in enumerate(zip(measured.tokens, measured.values, strict=True))
         ]
-        return answers.ConceptMeasured(measured.value, sorted(rows, key=lambda row: -abs(row.relevance))[:ROWS])
+        return answers.ConceptMeasured(measured.value, _largest(rows, ROWS, "value"))
 
     @tool
     def concept_turn(
@@ -434,7 +441,7 @@ class Tools:
             edits=[str(edit) for edit in edits],
             measured_plain=plain,
             measured_steered=steered,
-            control=Control.of(control),
+            control=control.to_dict(),
             as_asked=steered < plain if away else steered > plain,
             price=self._price(cost),
             kl=cost,
@@ -494,31 +501,14 @@ def _likewise(asked: PromptLike, other: str | None) -> Any:
     return None if other is None else likewise(asked, other)
 
 
-def _next(side: dict[str, Any]) -> list[Next]:
-    return [Next(token["text"], token["probability"], token["logit"]) for token in side["next"][:5]]
+def _next(side: Continuation) -> list[dict[str, Any]]:
+    return list(map(vars, side.next[:5]))
 
 
 def _rows(frame: Any) -> list[dict[str, Any]]:
     return frame.to_dict("records")
 
 
-def _tokens(found: Relevance) -> list[TokenRow]:
-    notes = dict.fromkeys(found.sinks, "sink") | dict.fromkeys(found.template, "template")
-    return [
-        TokenRow(place, text, value, notes.get(place, ""))
-        for place, (text, value) in enumerate(zip(found.token_strings, found.tokens.tolist(), strict=True))
-    ]
-
-
-def _in_stack(found: Relevance, row: Ranked) -> int:
-    """The position as edits count it: in what the encoder read, or in what the decoder did."""
-    return row.position - found.read if row.position >= found.read else row.position
-
-
-def _files(found: Relevance, control: Control) -> dict[str, Callable[[], str]]:
-    """What is saved has its control in it, too."""
-    said = f"<p>{escape(control.verdict)}</p>"
-    return {
-        "json": lambda: json.dumps({"control": asdict(control), **found.to_dict()}, ensure_ascii=False, indent=1),
-        "html": lambda: page("icebear relevance", relevance_fragment(found, k=30) + said),
-    }
+def _largest(rows: list[dict[str, Any]], k: int, name: str) -> list[dict[str, Any]]:
+    """The k rows in which a number is largest by size."""
+    return sorted(rows, key=lambda row: -abs(row[name]))[:k]

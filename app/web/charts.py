@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
@@ -14,6 +14,7 @@ from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
 if TYPE_CHECKING:
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.attribution.sources import Origins
+    from icebear.records import TokenScore
 
 FOR, AGAINST = "for it", "against it"
 BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
@@ -59,12 +60,12 @@ def _map(rows: list[dict[str, Any]], x: alt.X, across: str, title: str) -> alt.C
     )
 
 
-def paired_bars(plain: list[dict[str, Any]], steered: list[dict[str, Any]]) -> alt.Chart:
+def paired_bars(plain: Sequence[TokenScore], steered: Sequence[TokenScore]) -> alt.Chart:
     """The probabilities of the next token, without and with edits; of a model that predicts a number that number."""
-    value = "logit" if any(token["probability"] is None for token in plain) else "probability"
+    value = "logit" if any(token.probability is None for token in plain) else "probability"
     scale = alt.Scale() if value == "logit" else alt.Scale(domain=[0, 1])
     rows = [
-        {"token": repr(token["text"]), value: token[value], "text": name}
+        {"token": repr(token.text), value: getattr(token, value), "text": name}
         for name, tokens in (("plain", plain), ("steered", steered))
         for token in tokens
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas
 import streamlit as st
 
@@ -12,7 +10,7 @@ from icebear.app.cli.demo import PROMPT
 from icebear.app.web.state import WIDE, downloads, has_labels, known, model, neuron_table, plain, store, typed
 from icebear.app.web.steer import side_by_side
 from icebear.concepts.render import heatmap
-from icebear.steering.compare import compare
+from icebear.steering.comparison import Comparison, compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import find_concept
 
@@ -122,11 +120,11 @@ def _turn(found: Concept) -> None:
         side_by_side(result)
 
 
-def _turned(found: Concept, prompt: str, price: float, away: bool) -> tuple[dict[str, Any], str]:
+def _turned(found: Concept, prompt: str, price: float, away: bool) -> tuple[Comparison, str]:
     loaded = model()
     recipe = found.recipe(loaded, kl=price, away=away)
     result = compare(loaded, prompt, recipe, 30)
-    plain_value, steered = (found.measure(loaded, prompt + result[side]["text"]).value for side in ("plain", "steered"))
+    plain_value, steered = (found.measure(loaded, prompt + side.text).value for side in (result.plain, result.steered))
     line = (
         f"Strength {recipe.provenance['strength']:.3g}, {recipe.provenance['kl']:.3f} nats; the plain model measures "
         f"{plain_value:+.2f} in the plain text and {steered:+.2f} in the steered one."

@@ -8,10 +8,10 @@ import re
 import shlex
 from contextlib import ExitStack
 from dataclasses import replace
-from html import escape
 from typing import Any
 
 import streamlit as st
+from markupsafe import Markup
 
 from icebear.app.cli.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
@@ -31,8 +31,11 @@ from icebear.app.web.state import (
 from icebear.concepts.models.chat import Chat
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.recipe import Recipe
-from icebear.steering.compare import compare
+from icebear.steering.comparison import Comparison, compare
 
+SIDE = Markup(
+    '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
+)
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
 
@@ -120,7 +123,7 @@ def _sliders(edits: list[Edit]) -> None:
         )
 
 
-def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> dict[str, Any]:
+def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> Comparison:
     bar = st.progress(0.0, "Generating")
     stop = st.empty()
     stop.button("Stop", key="stop_generating")  # any click ends this run at the next step of the bar
@@ -140,20 +143,19 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
     return result
 
 
-def side_by_side(result: dict[str, Any]) -> None:
+def side_by_side(result: Comparison) -> None:
     """Both texts, and the first token's probabilities."""
-    plain_text, steered = result["plain"]["text"], result["steered"]["text"]
-    for column, name, html in zip(st.columns(2), ("plain", "steered"), differences(plain_text, steered), strict=True):
+    sides = differences(result.plain.text, result.steered.text)
+    for column, name, html in zip(st.columns(2), ("plain", "steered"), sides, strict=True):
         with column.container(border=True):
             st.caption(name)
-            prompt = f'<span style="opacity:.6">{escape(_told(result["prompt"]))}</span>'
-            st.html(f'<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{prompt}{html}</div>')
-    chart = charts.paired_bars(result["plain"]["next"], result["steered"]["next"])
+            st.html(SIDE.format(_told(result.prompt), html))
+    chart = charts.paired_bars(result.plain.next, result.steered.next)
     st.altair_chart(chart)
     downloads(
         "steered",
         {
-            "json": lambda: json.dumps(result, ensure_ascii=False, indent=1),
+            "json": lambda: json.dumps(result.to_dict(), ensure_ascii=False, indent=1),
             **charts.files(chart),
         },
     )
@@ -166,16 +168,16 @@ def _told(prompt: str | list[dict[str, Any]]) -> str:
     return "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
 
 
-def differences(plain_text: str, steered: str) -> tuple[str, str]:
+def differences(plain_text: str, steered: str) -> tuple[Markup, Markup]:
     """Both texts as HTML, the words that only one of them has marked."""
     words = [re.findall(r"\s*\S+|\s+", text) for text in (plain_text, steered)]
-    out: tuple[list[str], list[str]] = ([], [])
+    out: tuple[list[Markup], list[Markup]] = ([], [])
     for same, *bounds in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
         for side, (first, last) in enumerate((bounds[:2], bounds[2:])):
             text = "".join(words[side][first:last])
-            space, shown = text[: len(text) - len(text.lstrip())], escape(text.lstrip())
-            out[side].append(space + (f"<mark>{shown}</mark>" if shown and same != "equal" else shown))
-    return "".join(out[0]), "".join(out[1])
+            space, word = text[: len(text) - len(text.lstrip())], text.lstrip()
+            out[side].append(Markup("{}<mark>{}</mark>" if word and same != "equal" else "{}{}").format(space, word))
+    return Markup().join(out[0]), Markup().join(out[1])
 
 
 def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:
@@ -199,13 +201,13 @@ def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, see
         drawn = f", temperature={temperature:g}, seed={seed}" if temperature else ""
         chat = "Chat, " if isinstance(asked, Chat) else ""
         lines = [
-            f"from icebear.concepts import {chat}load_model\nfrom steering import steer\n",
+            f"from icebear import {chat}load_model, steer\n",
             f"model = load_model({model_name()!r})",
             f"with steer(model, {[str(edit) for edit in edits]!r}):",
             f"    print(model.generate({asked!r}, max_new_tokens={count}{drawn}))",
         ]
         if units:
-            lines.insert(1, "from icebear.db import open_store\n")
+            lines.insert(1, "from icebear import open_store\n")
             lines[3] = f"with open_store({str(store_path())!r}) as store, steer(model, " + (
                 f"{[str(edit) for edit in edits]!r}, store.statistic):"
             )

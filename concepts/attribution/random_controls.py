@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,17 @@ class BesideChance:
         """Whether chance changes it as much in at most one case of twenty; None where no draw does, but they are too
         few to say."""
         return None if self.p > 0.05 and not self.as_large else self.p <= 0.05
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: the verdict in a sentence, and its numbers."""
+        return {
+            "verdict": str(self),
+            "beyond_chance": self.beyond,
+            "change": self.change,
+            "largest_by_chance": self.largest,
+            "draws": len(self.drawn),
+            "p": self.p,
+        }
 
     def __str__(self) -> str:
         told = f"{self.number} goes from {self.before:+.3f} to {self.after:+.3f} ({self.change:+.3f}) with {self.what}"

@@ -1,0 +1,106 @@
+"""`compare`: what a model writes after a prompt without and with edits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.models.provenance import provenance
+from icebear.edits import Edit
+from icebear.recipe import Recipe
+from icebear.records import TokenScore
+from icebear.steering.apply import Statistic, steer
+from icebear.steering.flipping.phrases import kept
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a model writes, and which tokens it finds probable first."""
+
+    text: str
+    """The answer alone where the model does not generate."""
+    next: tuple[TokenScore, ...]
+    """The five most probable next tokens, then those of the other continuation."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"first_token": self.next[0].text, "text": self.text, "next": [vars(token) for token in self.next]}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A prompt's continuation without and with edits."""
+
+    plain: Continuation
+    steered: Continuation
+    prompt: Any
+    """A text, token ids, or a chat's messages."""
+    task: str
+    edits: tuple[str, ...]
+    recipe: str | None
+    """The name of the recipe that the edits are of."""
+    temperature: float
+    seed: int
+    made_with: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        sides = {"plain": self.plain.to_dict(), "steered": self.steered.to_dict()}
+        settings = {name: getattr(self, name) for name in ("prompt", "task", "recipe", "temperature", "seed")}
+        return {**self.made_with, **settings, "edits": list(self.edits), **sides}
+
+
+def compare(
+    model: Model,
+    prompt: PromptLike,
+    edits: Recipe | Sequence[Edit | str],
+    max_new_tokens: int,
+    statistic: Statistic | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    on_token: Callable[[int], None] | None = None,
+) -> Comparison:
+    """The text and next-token probabilities without and with `edits`.
+
+    Parameters
+    ----------
+    edits, statistic
+        As of `steer`.
+    max_new_tokens, temperature, seed, on_token
+        As of `Model.generate`; on_token counts through both texts.
+
+    Raises
+    ------
+    InputError
+        For edits that the model does not have.
+    """
+    done = 0
+
+    def counted(count: int) -> None:
+        if on_token:
+            on_token(done + count)
+
+    def continuation(also: Sequence[TokenScore]) -> Continuation:
+        text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if model.generates else None
+        following = tuple(model.predict(prompt, 5, [token.id for token in also]))
+        return Continuation(following[0].text if text is None else text, following)
+
+    plain = continuation(())
+    done = max_new_tokens
+    with steer(model, edits, statistic):
+        steered = continuation(plain.next)
+    both = Continuation(plain.text, tuple(model.predict(prompt, 5, [token.id for token in steered.next])))
+    name = edits.name if isinstance(edits, Recipe) else None
+    return Comparison(
+        both,
+        steered,
+        kept(prompt),
+        model.task.name,
+        tuple(map(str, edits)),
+        name,
+        temperature,
+        seed,
+        provenance(model),
+    )
