@@ -193,7 +193,7 @@ def test_across_a_clause_difference_rules_find_what_carries_the_answer(smol, tmp
     command = ["evaluate", "ablation", "--tasks", "across-clause", "--samples", "3", "--out", str(tmp_path / "a")]
     command += ["--methods", "difference,matched", "--json"]
     done = json.loads(run(*command))
-    scores = {row["method"]: row for row in done["tasks"]["across-clause"]["table"]}
+    scores = {row["method"]: row for row in done["parts"][0]["tables"][0]["rows"]}
     assert scores["difference"]["kept_100 median"] > 0.3
     assert scores["difference"]["left_1000 median"] < 0.2
     assert abs(scores["matched"]["kept_100 median"]) < 0.1

@@ -20,11 +20,12 @@ from icebear import Concept, find_concept
 from icebear.app.cli.main import main
 from icebear.concepts import attribute, circuit
 from icebear.concepts.concept import topics as latent_topics
-from icebear.concepts.concept.choosing import auroc, auroc_error, universal
+from icebear.concepts.concept.choosing import universal
 from icebear.concepts.concept.reading import read
 from icebear.concepts.concept.topics import CONCEPTS, part_of, topics
 from icebear.concepts.concept.vectors import pushed, streams
 from icebear.concepts.methods.lrp import CP_LRP
+from icebear.concepts.statistics import auroc, auroc_error
 from icebear.db import open_store
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
@@ -472,9 +473,9 @@ def test_evaluate_steering(smol, tmp_path, monkeypatch):
     out = str(tmp_path / "out")
     result = CliRunner().invoke(main, ["evaluate", "steering", "--concepts", "music", "--out", out, "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)["tables"]
-    assert set(found) == {"detection", "0.1 nats"}
-    (line,) = [json.loads(row) for row in (tmp_path / "out" / "samples" / "samples.jsonl").read_text().splitlines()]
+    (part,) = json.loads(result.stdout)["parts"]
+    assert {table["table"] for table in part["tables"]} == {"detection", "0.1 nats"}
+    (line,) = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     cells = line["prices"]["0.1"]
     assert {"means 5", "w2 5", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(
         cells

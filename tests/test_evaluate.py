@@ -14,6 +14,8 @@ from conftest import started_alone
 from icebear.app.cli.main import main
 from icebear.concepts import selftest
 from icebear.concepts.evaluation import pruning, report, runner
+from icebear.concepts.evaluation.protocol import Part
+from icebear.concepts.statistics import table
 from icebear.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +28,13 @@ def strict(text):
         raise AssertionError(f"{name} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def rows_of(document):
+    """Of its only table."""
+    (part,) = document["parts"]
+    (only,) = part["tables"]
+    return only["rows"]
 
 
 @pytest.fixture
@@ -53,10 +62,10 @@ def test_methods_written_out_are_told_apart_at_the_commas_outside_their_brackets
     wanted = ["random", written, "vit"]
     options = ("--methods", methods, "--samples", "2", "--out", "found", "--json")
     found = strict(evaluate("groundtruth", *options))
-    assert [row["method"] for row in found["table"]] == wanted
-    assert found["settings"]["methods"][written] == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.1))"
+    assert [row["method"] for row in rows_of(found)] == wanted
+    assert found["parts"][0]["settings"]["methods"][written] == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.1))"
     pruned = ("--methods", f"random,{written}", "--samples", "1", "--corpus", "texts.txt", "--out", "p", "--json")
-    assert [row["method"] for row in strict(evaluate("pruning", *pruned))["table"]] == wanted[:2]
+    assert [row["method"] for row in rows_of(strict(evaluate("pruning", *pruned)))] == wanted[:2]
 
 
 # --- strict JSON ---
@@ -76,8 +85,8 @@ def test_what_an_evaluation_prints_and_writes_is_strict_json(verb, evaluate):
     found = strict(evaluate(verb.split()[0], *VERBS[verb], "--json"))
     assert found
     written = {path.name: strict(path.read_text()) for path in Path().glob("found/*.json")}
-    assert ("found" in VERBS[verb]) == bool({"results.json", "flips.json"} & set(written))
-    for row in found.get("table", ()):
+    assert "results.json" in written
+    for row in rows_of(found):
         values = [value for key, value in row.items() if key.endswith(" mean")]
         assert (None in values) == (row["method"] == "alti")
 
@@ -93,7 +102,7 @@ def evaluated(folder, started):
         return {"number": number, "text": "a line\u2028 or two" + "x" * 8000}
 
     started.set()
-    runner.run(folder, {"seed": 0}, range(500), measure)
+    runner.resume(folder, {"seed": 0}, Part({}, range(500), measure))
 
 
 def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path):
@@ -142,12 +151,13 @@ def test_a_pruning_goes_on_with_the_methods_that_are_done(evaluate, monkeypatch)
 def test_a_damaged_folder_loses_nothing(tmp_path):
     settings = {"seed": 0}
     measure = lambda number: {"number": number}  # noqa: E731
-    runner.run(tmp_path, settings, range(3), measure)
+    part = Part({}, range(3), measure)
+    runner.resume(tmp_path, settings, part)
     lines = tmp_path / "samples.jsonl"
     damaged = lines.read_text().replace('{"number": 1}', '{"number"')
     lines.write_text(damaged)
     with pytest.raises(InputError, match="damaged"):
-        runner.run(tmp_path, settings, range(3), measure)
+        runner.resume(tmp_path, settings, part)
     assert lines.read_text() == damaged
 
 
@@ -164,11 +174,11 @@ def test_p_is_that_of_every_change_of_signs_and_never_0():
     generator = np.random.default_rng(0)
     for differences in (np.ones(5), *generator.normal(0.5, 1, (4, 8))):
         samples = [{"methods": {"best": {"x": 9.0}, "other": {"x": 9 - value}}} for value in differences]
-        found = report.table(samples, {"x": ""}, ["best", "other"])
+        found = table(samples, {"x": ""}, ["best", "other"])
         other = found["other" if differences.sum() > 0 else "best"]["x"]
         assert other.p == pytest.approx(slow_p(differences), abs=0.02)
     samples = [{"methods": {"best": {"x": 9.0 + number}, "other": {"x": number}}} for number in range(60)]
-    assert report.table(samples, {"x": ""}, ["best", "other"])["other"]["x"].p > 0
+    assert table(samples, {"x": ""}, ["best", "other"])["other"]["x"].p > 0
 
 
 def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
@@ -181,7 +191,7 @@ def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
     ]
 
     def p(names):
-        found = report.table(samples, {"x": ""}, ["best", *names])
+        found = table(samples, {"x": ""}, ["best", *names])
         return {name: found[name]["x"].p for name in names}
 
     able = [name for name in worse if worse[name].mean() > 0]

@@ -15,9 +15,11 @@ from icebear.actmax import read_corpus
 from icebear.app.cli.main import main
 from icebear.concepts import Model
 from icebear.concepts.evaluation import faithfulness, groundtruth, metrics, pruning, report, runner
+from icebear.concepts.evaluation.protocol import Part
 from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews
 from icebear.concepts.methods.registry import METHODS, methods_of
 from icebear.concepts.models.plan import plan
+from icebear.concepts.statistics import paired_p, table
 from icebear.errors import InputError, NumericalError, UnknownName
 
 RUN = CliRunner()
@@ -115,7 +117,7 @@ def test_the_best_of_a_column():
         {"methods": {"good": {"x": 1 + value, "y": 1.0}, "bad": {"x": float(value), "y": 2.0}}}
         for value in generator.normal(size=50)
     ]
-    found = report.table(samples, {"x": "higher is better", "y": "so, lower is better"}, ["good", "bad", "unable"])
+    found = table(samples, {"x": "higher is better", "y": "so, lower is better"}, ["good", "bad", "unable"])
     assert found["good"]["x"].p is None
     assert found["good"]["y"].p is None
     assert found["bad"]["x"].p < 0.01
@@ -125,7 +127,7 @@ def test_the_best_of_a_column():
     )
     assert "—" in report.markdown(found, {"x": ""})
     # A difference that is noise is no difference.
-    noise, nothing = report.paired_p(np.stack((generator.normal(size=200), np.zeros(200))))
+    noise, nothing = paired_p(np.stack((generator.normal(size=200), np.zeros(200))))
     assert noise > 0.05
     assert nothing == 1
 
@@ -134,14 +136,23 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     methods = methods_of("random,gxi,attnlrp,occlusion")
     generator = random.Random(0)
     prompts = [generator.choices(range(50), k=8) for _ in range(4)]
-    facts = runner.facts(model, "faithfulness", methods, seed=0, shares=faithfulness.SHARES)
+    facts = {
+        "evaluation": "faithfulness",
+        "model": {"name": "m"},
+        "methods": {name: repr(method) for name, method in methods.items()},
+        "steps": faithfulness.SHARES,
+    }
+
+    def resumed(folder, measure, settings=facts):
+        return runner.resume(tmp_path / folder, settings, Part(faithfulness.COLUMNS, prompts, measure))
+
     measured = []
 
     def measure(prompt):
         measured.append(prompt)
         return faithfulness.sample(model, Question(prompt), methods)
 
-    whole = runner.run(tmp_path / "a", facts, prompts, measure)
+    whole = resumed("a", measure)
 
     def breaks(prompt):
         if prompt == prompts[2]:
@@ -149,11 +160,11 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
         return measure(prompt)
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(tmp_path / "b", facts, prompts, breaks)
+        resumed("b", breaks)
     with (tmp_path / "b" / "samples.jsonl").open("a") as file:
         file.write('{"tokens": [1, 2')  # killed while it wrote
     measured.clear()
-    again = runner.run(tmp_path / "b", facts, prompts, measure)
+    again = resumed("b", measure)
     assert measured == prompts[2:]
     tables = []
     for folder, lines in (("a", whole), ("b", again)):
@@ -167,9 +178,9 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     assert "<b>cannot" not in page
     assert len(json.loads((tmp_path / "b" / "results.json").read_text())["samples"]) == 4
     with pytest.raises(InputError):
-        runner.run(tmp_path / "b", {**facts, "seed": 1}, prompts, measure)
+        resumed("b", measure, {**facts, "seed": 1})
     with pytest.raises(NumericalError):
-        runner.run(tmp_path / "c", facts, prompts, lambda prompt: {"x": float("nan")})
+        resumed("c", lambda prompt: {"x": float("nan")})
 
 
 def test_groups_go_on_where_they_stopped(tmp_path):
@@ -181,9 +192,10 @@ def test_groups_go_on_where_they_stopped(tmp_path):
             raise KeyboardInterrupt
         return [{"x": item} for item in group]
 
+    part = Part({}, range(5), measure, together=2)
     with pytest.raises(KeyboardInterrupt):
-        runner.run_together(tmp_path, {}, range(5), measure, 2)
-    assert [line["x"] for line in runner.run_together(tmp_path, {}, range(5), measure, 2)] == [0, 1, 2, 3, 4]
+        runner.resume(tmp_path, {}, part)
+    assert [line["x"] for line in runner.resume(tmp_path, {}, part)] == [0, 1, 2, 3, 4]
     assert seen == [[0, 1], [2, 3], [4], [4]]
 
 
@@ -387,8 +399,8 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     options = ["--samples", "2", "--methods", "random,gxi,alti", "--out", "g"]
     result = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--json"])
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert [row["method"] for row in found["table"]] == ["random", "gxi", "alti"]
+    (found,) = json.loads(result.stdout)["parts"]
+    assert [row["method"] for row in found["tables"][0]["rows"]] == ["random", "gxi", "alti"]
     assert "ALTI is for encoders" in found["unable"]["alti"]
     shown = RUN.invoke(main, ["evaluate", "groundtruth", *options])
     assert "—" in shown.stdout

@@ -16,10 +16,11 @@ from test_tasks import make
 from icebear.app.cli.main import main
 from icebear.concepts import ATTNLRP, Chat, Model, Neuron, attribute
 from icebear.concepts.calibration import calibrate
+from icebear.concepts.evaluation import runner
 from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
 from icebear.steering import Edit, Recipe, flip, steer
-from icebear.steering.evaluations.flips import Pair, first_tokens, flips, run, summary
+from icebear.steering.evaluations.flips import Flips, Pair, first_tokens, flips
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import predicted, probability
 from icebear.steering.flipping.search import (
@@ -397,27 +398,35 @@ def test_a_phrase_in_a_chat(smol):
 # --- many flips ---
 
 
-def test_evaluating_flips(smol, tmp_path):
-    pairs = [
-        Pair("The Eiffel Tower is located in the city of", " Rome", "The Colosseum is located in the city of"),
-        Pair("The currency of the United States is the", " "),
-        Pair(ICE_BEAR, " Arctic"),
-    ]
+def test_evaluating_flips(smol, tmp_path, monkeypatch):
     choosers = ["gradient", "chance 0"]
-    lines = run(smol, pairs, tmp_path, choosers=choosers)
-    assert run(smol, pairs, tmp_path, choosers=choosers) == lines  # from the folder
+    monkeypatch.setattr("icebear.steering.evaluations.flips.CHOOSERS", {name: CHOOSERS[name] for name in choosers})
+    like = "The Colosseum is located in the city of"
+    pairs = [
+        {"prompt": "The Eiffel Tower is located in the city of", "to": " Rome", "like": like},
+        {"prompt": "The currency of the United States is the", "to": " "},
+        {"prompt": ICE_BEAR, "to": " Arctic"},
+    ]
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
+    evaluation = Flips(str(tmp_path / "pairs.json"))
+    (part,) = runner.run(evaluation, smol, tmp_path / "out")
+    (again,) = runner.run(evaluation, smol, tmp_path / "out")
+    assert part.to_dict() == again.to_dict()  # from the folder
+    lines = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert [len(line["runs"]) for line in lines] == [4, 0, 0]
     assert ("is empty" in lines[1]["why"], lines[2]["already"]) == (True, True)
     for row in lines[0]["runs"]:
         if row["chosen_by"] == "gradient":
             assert (row["flipped"], row["kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
-            told = Recipe.load(tmp_path / f"00-{row['reach']}-gradient.json").provenance
-            assert (told["to"], told["beyond"]) == (" Rome", row["reach"] == "beyond")
-            assert row["rows"] in [rows for rows, _ in told["rounds"]]
-    found = summary(lines)
-    assert (found["pairs"], found["left out, as the token was first already"]) == (1, 1)
-    assert found["reaches"]["seen"]["gradient"]["flipped"] == 1
-    assert set(found["reaches"]["beyond"]) == set(choosers)
+            origin = Recipe.load(tmp_path / "out" / f"00-{row['reach']}-gradient.json").provenance
+            assert (origin["to"], origin["beyond"]) == (" Rome", row["reach"] == "beyond")
+            assert row["rows"] in [rows for rows, _ in origin["rounds"]]
+    (counts,) = part.listings["pairs"]
+    assert (counts["pairs"], counts["left out, as the token was first already"]) == (1, 1)
+    medians = {(row["reach"], row["chosen_by"]): row for row in part.listings["medians over what flipped"]}
+    assert medians["seen", "gradient"]["flipped"] == 1
+    assert {name for reach, name in medians if reach == "beyond"} == set(choosers)
+    assert part.tables[0].cells["gradient, seen"]["flipped"].mean == 1
 
 
 def test_controls_have_the_same_budget_and_reach(letters):
@@ -519,8 +528,8 @@ def test_the_commands_of_evaluations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
     flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", "--no-controls"])
-    assert "candidates by" in flips.stdout, flips.stderr
-    assert '"flipped": 1' in (tmp_path / "f" / "flips.json").read_text()
+    assert "medians over what flipped" in flips.stdout, flips.stderr
+    assert '"flipped": true' in (tmp_path / "f" / "samples.jsonl").read_text()
     for text, message in (("nothing", "JSON"), ("[{}]", "JSON")):
         (tmp_path / "x.json").write_text(text)
         wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f"])

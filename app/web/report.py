@@ -38,6 +38,6 @@ def _read(folder: str, modified: int) -> tuple[dict[str, Any], list[dict[str, st
     results = report.load(folder)
     settings, columns = results.settings, results.columns
     table = report.table(results.samples, columns, list(settings["methods"]))
-    cells = report.told(table, columns)
+    cells = report.texts(table, columns)
     rows = [{"method": name, **dict(zip(columns, said, strict=True))} for name, said in cells.items()]
     return settings, rows, report.legend(results.samples, columns, results.notes, results.unable)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from icebear.concepts.statistics import auroc
 from icebear.extras import need
 
 SIZES = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100)
@@ -46,20 +46,6 @@ class Step:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def auroc(values: np.ndarray, positive: np.ndarray) -> float:
-    """The chance that one of the positive has the larger value; a tie counts one half."""
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(positive, values))
-
-
-def auroc_error(value: float, positive: int, negative: int) -> float:
-    """Its standard error (Hanley & McNeil 1982)."""
-    one, two = value / (2 - value), 2 * value**2 / (1 + value)
-    spread = value * (1 - value) + (positive - 1) * (one - value**2) + (negative - 1) * (two - value**2)
-    return math.sqrt(max(spread, 0.0) / (positive * negative))
 
 
 def separation(x: np.ndarray, positive: np.ndarray) -> np.ndarray:

@@ -4,9 +4,11 @@ and a task's circuit on pairs that it has not seen."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import pandas
 import torch
@@ -21,7 +23,9 @@ from icebear.concepts.circuits.checks import READINGS, between
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group
+from icebear.concepts.evaluation import pairs
 from icebear.concepts.evaluation.pairs import Pair, answers
+from icebear.concepts.evaluation.protocol import Evaluation, Lines, Option, Part, Samples, Seed, Table, Tasks
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 
@@ -47,6 +51,11 @@ PARTS: dict[str, dict[str, str]] = {
         "answer": "median of the mean |change of F| by switching a group off",
     },
 }
+TASK = {
+    "kept": "median [quartiles] of F of so many nodes alone, on pairs that the task's circuit is not made of",
+    "left": "median of |F| without them, lower is better",
+}
+"""Of a task's circuit, beside each pair's own nodes and matched ones."""
 FEWEST = 10
 """Nodes of a circuit that is judged."""
 LEARN = 10
@@ -55,10 +64,58 @@ NODES = (100, 1000)
 """Of a task's circuit."""
 
 
+@dataclass(frozen=True)
+class Circuits(Evaluation):
+    """Check circuits by interventions: edges, graphs run by their own edges, groups, tasks.
+
+    Each task's pairs have a circuit each, checked by forward passes; and one of them all, checked on other pairs.
+
+    Example:
+      icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
+    """
+
+    name: ClassVar = "circuits"
+    needs: ClassVar = ("evaluate", "circuits")
+    samples: Samples = 20
+    seed: Seed = 0
+    tasks: Tasks = "all"
+    nodes: Annotated[int, Option()] = 60
+
+    def __post_init__(self) -> None:
+        pairs.named(self.tasks)
+        if self.nodes < FEWEST:
+            raise InputError(f"{self.nodes} nodes are too few to correlate their edges; give at least {FEWEST}.")
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        choices: dict[str, dict[int, Tensor]] = {}
+        count = max(self.samples, 3 * LEARN)
+        for task, usable, _ in pairs.usable_by_task(model, pairs.named(self.tasks), count, self.seed):
+            held_out, choices[task] = of_task(model, usable)
+            overlap = overlaps(task, choices)
+            yield Part(
+                {},
+                usable[: self.samples],
+                partial(sample, model, nodes=self.nodes),
+                name=task,
+                tables=partial(_tables, held_out),
+                listings=partial(_listings, overlap),
+            )
+
+
+def _tables(held_out: Lines, lines: Lines) -> dict[str, Table]:
+    tables = {
+        part: Table(columns, [{**line, "methods": line[part]} for line in lines]) for part, columns in PARTS.items()
+    }
+    return tables | ({"task": Table(TASK, held_out)} if held_out else {})
+
+
+def _listings(overlap: list[dict[str, Any]], lines: Lines) -> dict[str, list[dict[str, Any]]]:
+    together = {name: pooled(lines, name) for name in READINGS}
+    return {"correlation of the edges of all pairs together": [together], "nodes shared with other tasks": overlap}
+
+
 def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     """All `PARTS` of a pair's circuit; JSON-ready. `moments` are for correlations over all pairs."""
-    if nodes < FEWEST:
-        raise InputError(f"Too few nodes to correlate their edges; give at least {FEWEST}.")
     target, contrast = answers(model, pair)
     graph = circuit(model, pair.prompt, target, contrast, counterfactual=pair.other, nodes=nodes)
     whole, half = graph.interventions(), graph.interventions(half=True)
@@ -147,42 +204,40 @@ def _cosine(rows: Tensor) -> float:
 # --- a task's circuit ----------------------------------------------------------------------------------
 
 
-def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[dict[str, Any], dict[int, Tensor]]:
-    """What a task's circuit carries of pairs that it has not seen, beside each pair's own nodes and matched ones (JSON-
-    ready, empty where too few are of one length); and its choices of nodes, by their number."""
-    found: dict[tuple[int, ...], list[Relevance]] = {}
+def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], dict[int, Tensor]]:
+    """A task's circuit on pairs that it has not seen, beside each pair's own nodes and matched ones: a line with
+    `TASK`'s numbers for each pair (none where too few are of one length); and its choices of nodes, by their number."""
+    by_shape: dict[tuple[int, ...], list[Relevance]] = {}
     for pair in pairs:
         target, contrast = answers(model, pair)
         one = attribute(model, pair.prompt, target, contrast, counterfactual=pair.other, sites=("ffn",))
-        found.setdefault(tuple(one.ffn.shape), []).append(one)
-    most = max(found.values(), key=len)
+        by_shape.setdefault(tuple(one.ffn.shape), []).append(one)
+    most = max(by_shape.values(), key=len)
     if len(most) < 2 * LEARN:
-        return {}, {}
+        return [], {}
     scores = torch.stack([relevance.ffn for relevance in most[:LEARN]]).mean(0)
     choices = {count: largest(scores, count) for count in NODES}
     generator = torch.Generator().manual_seed(0)
-    rows = []
+    names = [f"{kind}, {count}" for count in NODES for kind in ("task", "own", "matched")]
+    lines = []
     for relevance in most[LEARN:]:
-        nodes = Nodes.of(model, relevance)
-        asked = [
+        chosen = [
             choice
             for count, task in choices.items()
             for choice in (task, largest(relevance.ffn, count), matched(task, generator))
         ]
-        rows.append([*zip(*shares(nodes, asked), strict=True)])
-    told: dict[str, Any] = {"pairs": len(rows), "learnt": LEARN}
-    for place, name in enumerate(f"{kind}, {count}" for count in NODES for kind in ("task", "own", "matched")):
-        kept, left = zip(*(row[place] for row in rows), strict=True)
-        told[name] = {"kept": median(kept), "left": median(map(abs, left))}
-    return told, choices
+        carried = zip(*shares(Nodes.of(model, relevance), chosen), strict=True)
+        numbers = {name: {"kept": kept, "left": abs(left)} for name, (kept, left) in zip(names, carried, strict=True)}
+        lines.append({"methods": numbers})
+    return lines, choices
 
 
-def overlaps(choices: dict[str, dict[int, Tensor]]) -> list[dict[str, Any]]:
-    """How alike each two tasks' circuits of prompts of one length are, and by chance; JSON-ready."""
-    found = []
-    for place, (one, mine) in enumerate(choices.items()):
-        for other, theirs in list(choices.items())[place + 1 :]:
-            if mine and theirs and mine[NODES[0]].shape == theirs[NODES[0]].shape:
-                share, chance = checks.shared(mine[NODES[0]], theirs[NODES[0]])
-                found.append({"tasks": [one, other], "nodes": NODES[0], "shared": share, "by_chance": chance})
-    return found
+def overlaps(task: str, choices: Mapping[str, dict[int, Tensor]]) -> list[dict[str, Any]]:
+    """How alike a task's circuit and those of other tasks of the same length are, and by chance; JSON-ready."""
+    rows, mine = [], choices[task].get(NODES[0])
+    for other, by_count in choices.items():
+        theirs = by_count.get(NODES[0])
+        if other != task and mine is not None and theirs is not None and mine.shape == theirs.shape:
+            share, chance = checks.shared(theirs, mine)
+            rows.append({"tasks": [other, task], "nodes": NODES[0], "shared": share, "by_chance": chance})
+    return rows

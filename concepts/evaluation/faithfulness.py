@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation import metrics
-from icebear.concepts.evaluation.questions import Question
+from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Methods, Option, Part, Samples, Seed, accuracy
+from icebear.concepts.evaluation.questions import CORPORA, Question, of_task
 from icebear.concepts.methods.common import without
 from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import able_and_unable, methods_of
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.errors import InputError
@@ -29,6 +33,55 @@ COLUMNS = {
     "compr": "loss without the most relevant, higher is better",
     "suff": "loss with the most relevant alone, lower is better",
 }
+
+
+TUNED_ON = 10
+"""Other samples that parameters are chosen on."""
+
+
+@dataclass(frozen=True)
+class Faithfulness(Evaluation):
+    """Remove tokens, most and least relevant first, and watch the predicted answer go.
+
+    Predicted is the next word, whether a review is positive, or one answer of four.
+
+    Example:
+      icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
+    """
+
+    name: ClassVar = "faithfulness"
+    steps: ClassVar = SHARES
+    methods: Methods = "all"
+    samples: Samples = 20
+    seed: Seed = 0
+    task: Annotated[Literal["next-word", "reviews", "choice"], Option("What is asked of the model.")] = "next-word"
+    corpus: CorpusName = None
+    max_tokens: Annotated[int, Option(least=17)] = 128
+    tune: Annotated[
+        bool, Option("Choose parameters on other samples first, where a method has one.", decides=False)
+    ] = False
+
+    def __post_init__(self) -> None:
+        methods_of(self.methods)
+        if self.task == "choice" and self.corpus:
+            raise InputError("--task choice makes its own prompts; leave out --corpus.")
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        corpus = self.corpus or CORPORA[self.task]
+        count = self.samples + TUNED_ON * self.tune
+        questions = of_task(model, self.task, corpus, count, self.seed, self.max_tokens)
+        methods, unable = able_and_unable(model, questions[0].prompt, methods_of(self.methods))
+        if self.tune:
+            methods = tuned(model, questions[self.samples :], methods)
+        yield Part(
+            COLUMNS,
+            questions[: self.samples],
+            partial(sample, model, methods=methods),
+            methods=methods,
+            unable=unable,
+            settings={"corpus": corpus},
+            notes=accuracy,
+        )
 
 
 def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> dict[str, Any]:

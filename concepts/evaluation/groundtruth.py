@@ -6,12 +6,25 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation import metrics
+from icebear.concepts.evaluation.protocol import (
+    DataFile,
+    Evaluation,
+    Lines,
+    Methods,
+    Option,
+    Part,
+    Samples,
+    Seed,
+    Table,
+    accuracy,
+)
+from icebear.concepts.methods.registry import able_and_unable, methods_of
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError
@@ -120,6 +133,54 @@ def _squad(articles: list[dict[str, Any]]) -> list[Item]:
                 end = start + len(answer["text"])
                 found.append(Item(prompt, f" {answer['text']}", "", (start, end), len(paragraph["context"])))
     return found
+
+
+@dataclass(frozen=True)
+class GroundTruth(Evaluation):
+    """Whether relevance lies where the evidence is: the subject of a verb, the answer in a text.
+
+    Instead of a task, --data takes a BLiMP file (JSON lines) or a SQuAD file (JSON).
+
+    Example:
+      icebear evaluate groundtruth --samples 4 --methods attnlrp,gxi,random --out agreement
+    """
+
+    name: ClassVar = "groundtruth"
+    methods: Methods = "all"
+    samples: Samples = 20
+    seed: Seed = 0
+    task: Annotated[Literal["agreement", "anaphora", "qa"], Option("What is asked of the model.")] = "agreement"
+    data: DataFile = None
+    no_contrast: Annotated[bool, Option("Explain the right answer, not the right against the wrong one.")] = False
+    tokens: Annotated[
+        Literal["all", "inner", "context"],
+        Option(
+            "Which tokens count: all, none special nor the first, or a question's text only. You can change it for a "
+            "folder that is measured.",
+            decides=False,
+        ),
+    ] = "all"
+
+    def __post_init__(self) -> None:
+        methods_of(self.methods)
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        make = TASKS[self.task]
+        items = read(self.data, self.samples, self.seed) if self.data else make(self.samples, self.seed)
+        methods, unable = able_and_unable(model, items[0].prompt, methods_of(self.methods))
+        yield Part(
+            COLUMNS,
+            items,
+            lambda group: samples(model, group, methods, not self.no_contrast),
+            together=TOGETHER,
+            methods=methods,
+            unable=unable,
+            tables=lambda lines: {"": Table(COLUMNS, [x for x in counted(lines, self.tokens) if x["counts"]])},
+            notes=self._notes,
+        )
+
+    def _notes(self, lines: Lines) -> list[str]:
+        return [*accuracy(counted(lines, self.tokens)), f"tokens that count: {self.tokens}"]
 
 
 # --- measured -------------------------------------------------------------------------------------------

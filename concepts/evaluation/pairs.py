@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
@@ -14,6 +15,8 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError, UnknownName
 from icebear.paths import read_text
+
+log = logging.getLogger("icebear")
 
 CLEAR = 0.5
 """Logits by which a model must be right on both prompts."""
@@ -183,6 +186,18 @@ def read(path: str) -> list[Pair]:
     if not found:
         raise InputError(f"{path} has no pair; give at least one.")
     return found
+
+
+def usable_by_task(
+    model: Model, tasks: Mapping[str, Sequence[Pair]], count: int, seed: int
+) -> Iterator[tuple[str, list[Pair], int]]:
+    """Of each task the pairs to measure, and how many were tried; a task without any is passed over with a warning."""
+    for task, pairs in tasks.items():
+        right, tried = usable(model, pairs, count, seed)
+        if right:
+            yield task, right, tried
+        else:
+            log.warning(f"{task}: the model is right on none of {tried} pairs of equal length.")
 
 
 def usable(model: Model, pairs: Sequence[Pair], count: int, seed: int = 0) -> tuple[list[Pair], int]:

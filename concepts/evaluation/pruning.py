@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation import metrics
+from icebear.concepts.evaluation.protocol import (
+    CorpusName,
+    Evaluation,
+    FfnOrHead,
+    Methods,
+    Option,
+    Part,
+    Samples,
+    Seed,
+    Table,
+)
+from icebear.concepts.evaluation.questions import CORPORA, of_task
 from icebear.concepts.methods.common import log_probability
 from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import methods_of
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.concepts.passes.neurons import Values
@@ -32,6 +46,46 @@ COLUMNS = {
 METHODS = ("random", "activation", "gxi", "cp-lrp", "attnlrp")
 CONTROLS = ("random", "activation")
 """Uniform numbers, and the magnitude of each neuron's activation."""
+
+
+@dataclass(frozen=True)
+class Pruning(Evaluation):
+    """Prune FFN neurons or heads, least and most relevant first, and watch the predicted words go.
+
+    Which are needed by prompts in general: ranked on some, set to zero for others. Those of one answer: ablation.
+
+    Example:
+      icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
+    """
+
+    name: ClassVar = "pruning"
+    steps: ClassVar = SHARES
+    methods: Methods = "all"
+    samples: Samples = 20
+    seed: Seed = 0
+    site: FfnOrHead = "ffn"
+    corpus: CorpusName = None
+    max_tokens: Annotated[int, Option(least=17)] = 64
+
+    def __post_init__(self) -> None:
+        methods_of(self.methods, METHODS, CONTROLS)
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        """Methods are measured one by one, each on all prompts."""
+        methods = methods_of(self.methods, METHODS, CONTROLS)
+        corpus = self.corpus or CORPORA["next-word"]
+        questions = of_task(model, "next-word", corpus, 2 * self.samples, self.seed, self.max_tokens)
+        prompts, reference = split([question.prompt for question in questions], self.seed)
+        note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(SHARES)} of all."
+        yield Part(
+            COLUMNS,
+            list(methods.values()),
+            lambda method: curves(model, prompts, reference, method, self.site, self.seed),
+            methods=methods,
+            settings={"corpus": corpus},
+            tables=lambda lines: {"": Table(COLUMNS, samples(prompts, dict(zip(methods, lines, strict=True))))},
+            notes=lambda _: [note],
+        )
 
 
 def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | str, seed: int = 0) -> Tensor:

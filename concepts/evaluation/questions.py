@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation.groundtruth import homes
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
@@ -25,6 +26,20 @@ class Question:
             return None
         logits = model.next_logits(self.prompt)
         return max(self.answers, key=lambda answer: logits[model.answer_id(answer, "answer")].item())
+
+
+CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": ""}
+"""Task -> its corpus by default."""
+
+
+def of_task(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
+    """Questions of one of `CORPORA`'s tasks."""
+    if task == "choice":
+        return choices(model, samples, seed)
+    documents = list(read_corpus(corpus).documents())
+    if task == "reviews":
+        return reviews(model, documents, samples, seed, longest)
+    return next_words(model, [text for _, text in documents], samples, seed, longest)
 
 
 def next_words(model: Model, texts: Iterable[str], samples: int, seed: int = 0, longest: int = 128) -> list[Question]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VI
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.methods.perturbation import AtMan, Occlusion
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.plan import Plan, plan
 from icebear.errors import IcebearError, InputError, UnknownName
 from icebear.values import shown
 
@@ -108,6 +108,15 @@ def why_not(model: Model, plan: Plan, method: Method) -> str | None:
     except IcebearError as error:
         return str(error)
     return None
+
+
+def able_and_unable(
+    model: Model, prompt: Any, methods: Mapping[str, Method]
+) -> tuple[dict[str, Method], dict[str, str]]:
+    """Methods that can score the tokens of a prompt, and why others cannot."""
+    tried = {name: why_not(model, plan(model, [prompt]), method) for name, method in methods.items()}
+    unable = {name: why for name, why in tried.items() if why}
+    return {name: method for name, method in methods.items() if name not in unable}, unable
 
 
 def _written(text: str) -> Method:

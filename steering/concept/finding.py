@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icebear.concepts.concept.choosing import auroc, auroc_error, choose, universal
+from icebear.concepts.concept.choosing import choose, universal
 from icebear.concepts.concept.ranking import RANKINGS, Material
 from icebear.concepts.concept.reading import Read, neurons_of, read
 from icebear.concepts.models.model import Model
+from icebear.concepts.statistics import auroc, auroc_error
 from icebear.errors import InputError
 from icebear.steering.concept.concept import Concept, Part
 from icebear.values import one_of, seed_of, several, text_of, whole

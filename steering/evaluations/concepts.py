@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.concept.choosing import auroc, separation, universal
+from icebear.concepts.concept.choosing import separation, universal
 from icebear.concepts.concept.ranking import RANKINGS, Material, word_ids
 from icebear.concepts.concept.reading import Read, columns_of, neurons_of, read
-from icebear.concepts.concept.topics import PARTS, Topic, Topics
+from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, Topics, topics
 from icebear.concepts.concept.vectors import pushed, streams
+from icebear.concepts.corpus import read_corpus
+from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, Option, Part, Seed, Table
+from icebear.concepts.evaluation.questions import CORPORA
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
 from icebear.hashing import stable_hash
 from icebear.steering.apply import steer
@@ -72,6 +77,39 @@ DETECTED = {
 }
 
 Turned = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class ConceptSteering(Evaluation):
+    """Concepts of few neurons against a residual-stream vector, a prompt and random controls, at equal off-target KL.
+
+    How well each detects a concept in texts of other words, and what each writes at an off-target KL of 0.02, 0.1, 0.25
+    and 0.5 nats. Tables and a figure of the whole frontier; about an hour for twelve concepts.
+
+    Example:
+      icebear evaluate steering --concepts music --out steering
+    """
+
+    name: ClassVar = "steering"
+    needs: ClassVar = ("evaluate", "circuits")
+    concepts: Annotated[str, Option("music, sport, animals, medicine, ...; commas.", decides=False)] = "all"
+    seed: Seed = 0
+    corpus: CorpusName = None
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        corpus = self.corpus or CORPORA["next-word"]
+        names = list(CONCEPTS) if self.concepts == "all" else [name.strip() for name in self.concepts.split(",")]
+        rows = [(sentence.title, sentence.text) for sentence in read_corpus(corpus).sentences()]
+        material = topics(rows, names, self.seed)
+        yield Part(
+            {},
+            material.concepts,
+            partial(sample, Ground.of(model, material), seed=self.seed),
+            settings={"corpus": corpus, "concepts": names, "prices": list(PRICES)},
+            tables=tables,
+            notes=notes,
+            write=lambda folder, lines: frontier(folder / "frontier.png", lines),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -391,15 +429,17 @@ def sample(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def parts(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[dict[str, str], list[dict[str, Any]]]]:
-    """Name of a table -> its columns, and a sample a concept."""
-    detected = [{"concept": line["concept"], "methods": line["detection"]} for line in lines]
+def tables(lines: Lines) -> dict[str, Table]:
+    """Detection, and one for each price; a sample a concept."""
     columns = {name: about for name, about in DETECTED.items() if all(_has(line, name) for line in lines)}
-    found = {"detection": (columns, detected)}
-    for price in PRICES:
-        rows = [{"concept": line["concept"], "methods": line["prices"][f"{price}"]} for line in lines]
-        found[f"{price} nats"] = (COLUMNS, rows)
-    return found
+    detected = [{"concept": line["concept"], "methods": line["detection"]} for line in lines]
+    by_price = {
+        f"{price} nats": Table(
+            COLUMNS, [{"concept": line["concept"], "methods": line["prices"][f"{price}"]} for line in lines]
+        )
+        for price in PRICES
+    }
+    return {"detection": Table(columns, detected), **by_price}
 
 
 def _has(line: dict[str, Any], column: str) -> bool:

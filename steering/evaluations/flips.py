@@ -1,15 +1,15 @@
-"""`icebear evaluate flips`: how often, with how few neurons and at what price answers can be flipped."""
+"""Evaluation: how often, with how few neurons and at what side effects answers can be flipped."""
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any, ClassVar
 
-from icebear.concepts.evaluation import runner
+from icebear.concepts.evaluation.protocol import Evaluation, Line, Lines, Option, Part
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
@@ -18,12 +18,13 @@ from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.flipping.phrases import asked_ids, comes, probability, wanted_ids
+from icebear.steering.flipping.phrases import asked_ids, comes, probability, said, wanted_ids
 from icebear.steering.flipping.search import CHOOSERS, flip
 from icebear.steering.side_effects import Neutral
 
 REACHES = ("seen", "beyond")
 """Whether neurons stay inside what they were seen to be."""
+COLUMNS = {"flipped": "share of the pairs that flip"}
 MEDIANS = ("neurons", "after", "kl")
 SPENT = (48, 96, 192, 288, 384, 480, 960)
 """Edited rows of the prompt after which flips are counted: 48 are a round."""
@@ -34,6 +35,39 @@ class Pair:
     prompt: PromptLike
     to: str
     like: PromptLike | None = None
+
+
+@dataclass(frozen=True)
+class Flips(Evaluation):
+    """How often answers flip, inside the neurons' activation range and beyond, the side effects, and controls.
+
+    --data is a JSON list of objects with prompt, to and like; the recipes are kept in --out as well.
+
+    Example:
+      icebear evaluate flips --data flips.json --out flips
+    """
+
+    name: ClassVar = "flips"
+    data: Annotated[str, Option("A file of your own to evaluate on.", is_file=True, decides=False)]
+    max_neurons: Annotated[int, Option()] = 10
+    no_like: Annotated[bool, Option("Without the source prompts.", decides=False)] = False
+    controls: Annotated[
+        bool,
+        Option("Candidates by gradient, distance, activation and chance too, with the same search.", decides=False),
+    ] = True
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        pairs = [replace(pair, like=None) if self.no_like else pair for pair in read(self.data)]
+        choosers, neutral = list(CHOOSERS)[: None if self.controls else 1], Neutral(model)
+        yield Part(
+            COLUMNS,
+            pairs,
+            lambda pair: sample(model, pair, choosers, self.max_neurons, neutral),
+            methods={f"{choose}, {reach}": choose for reach in REACHES for choose in choosers},
+            settings={"pairs": [vars(pair) for pair in pairs], "reaches": list(REACHES)},
+            listings=listings,
+            write=write_recipes,
+        )
 
 
 def read(path: str) -> list[Pair]:
@@ -51,70 +85,45 @@ def read(path: str) -> list[Pair]:
         raise InputError(f"{path} must be a JSON list of objects with prompt, to and like.") from None
 
 
-def _prompt(given: Any) -> PromptLike:
-    return list(Chat(given).messages) if isinstance(given, list) else str(given)
+def _prompt(prompt: Any) -> PromptLike:
+    return list(Chat(prompt).messages) if isinstance(prompt, list) else str(prompt)
 
 
-def run(
-    model: Model,
-    pairs: Sequence[Pair],
-    folder: str | Path,
-    max_neurons: int = 10,
-    choosers: Sequence[str] = tuple(CHOOSERS),
-    reaches: Sequence[str] = REACHES,
-    on_progress: runner.OnProgress | None = None,
-) -> list[dict[str, Any]]:
-    """For each pair and reach: whether it flips, with how many neurons and at what price, with candidates found by
-    relevance and by the controls of `icebear.steering.flipping.search.CHOOSERS`, which have the same search around
-    them; recipes are kept in `folder` and checked as loaded from there.
-
-    Interrupted, it goes on in its folder. Raises `InputError` where that holds others.
-    """
-    asked = {"pairs": [vars(pair) for pair in pairs], "max_neurons": max_neurons, "reaches": list(reaches)}
-    settings = runner.facts(model, "flips", dict.fromkeys(choosers), **asked)
-    neutral = Neutral(model)
-
-    def measure(item: tuple[int, Pair]) -> dict[str, Any]:
-        number, pair = item
-        try:
-            before = probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
-        except IcebearError as error:
-            return {**vars(pair), "why": str(error), "runs": []}
-        already = flips(model, pair, [])
-        runs = [
-            _run(model, pair, reach, choose, max_neurons, neutral, Path(folder) / f"{number:02d}")
-            for reach in reaches
-            for choose in choosers
-            if not already
-        ]
-        return {**vars(pair), "before": before, "already": already, "runs": runs}
-
-    return runner.run(folder, settings, list(enumerate(pairs)), measure, on_progress)
+def sample(model: Model, pair: Pair, choosers: Sequence[str], max_neurons: int, neutral: Neutral) -> Line:
+    """Whether a pair flips, with how many neurons and at what off-target KL, with candidates by relevance and by the
+    controls of `icebear.steering.flipping.search.CHOOSERS`, which have the same search around them."""
+    try:
+        before = probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
+    except IcebearError as error:
+        return {**vars(pair), "why": str(error), "runs": [], "counts": False}
+    already = flips(model, pair, [])
+    runs = [
+        {"reach": reach, "chosen_by": choose, **_run(model, pair, reach, choose, max_neurons, neutral)}
+        for reach in REACHES
+        for choose in choosers
+        if not already
+    ]
+    methods = {f"{run['chosen_by']}, {run['reach']}": {"flipped": float(run["flipped"])} for run in runs}
+    line = {**vars(pair), "before": before, "already": already, "runs": runs}
+    return {**line, "counts": bool(runs), "methods": methods}
 
 
-def _run(
-    model: Model, pair: Pair, reach: str, choose: str, max_neurons: int, neutral: Neutral, path: Path
-) -> dict[str, Any]:
-    said = {"reach": reach, "chosen_by": choose}
+def _run(model: Model, pair: Pair, reach: str, choose: str, max_neurons: int, neutral: Neutral) -> dict[str, Any]:
     try:
         beyond = reach == "beyond"
-        found = flip(model, pair.prompt, pair.to, pair.like, max_neurons, beyond=beyond, choose=choose)
+        recipe = flip(model, pair.prompt, pair.to, pair.like, max_neurons, beyond=beyond, choose=choose)
     except IcebearError as error:
-        return {**said, "flipped": False, "why": str(error)}
-    kl = neutral.divergence(list(found))
-    place = path.with_name(f"{path.name}-{reach}-{choose.replace(' ', '-')}.json")
-    found.noting(price={"kl": kl}).save(place)
-    recipe = Recipe.load(place)
+        return {"flipped": False, "why": str(error)}
+    kl = neutral.divergence(list(recipe))
+    recipe = Recipe.from_json(recipe.noting(price={"kl": kl}).to_json())  # judged is what a file of it says
     rounds = recipe.provenance["rounds"]
-    after = probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
     return {
-        **said,
         "flipped": flips(model, pair, list(recipe)),
         "neurons": len(recipe),
-        "after": after,
+        "after": probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt)),
         "kl": kl,
         "rows": next((rows for rows, margin in rounds if margin > 0), rounds[-1][0]),
-        "edits": [str(edit) for edit in recipe],
+        "recipe": recipe.to_dict(),
     }
 
 
@@ -136,22 +145,51 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     return {"prompt": prompt, "holds": holds, "first": [vars(row) for row in found]}
 
 
-def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts, medians over what flipped, and flips by edited rows spent, for each reach and way of choosing."""
-    asked = [line for line in lines if line["runs"]]
-    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in asked:
-        for row in line["runs"]:
-            runs.setdefault((row["reach"], row["chosen_by"]), []).append(row)
-    found: dict[str, dict[str, Any]] = {}
-    for (reach, choose), rows in runs.items():
-        done = [row for row in rows if row["flipped"]]
-        medians = {f"median {key}": statistics.median(row[key] for row in done) if done else None for key in MEDIANS}
-        spent = {str(most): sum(row["rows"] <= most for row in done) for most in SPENT}
-        found.setdefault(reach, {})[choose] = {"flipped": len(done), **medians, "flipped by edited rows": spent}
+def write_recipes(folder: Path, lines: Lines) -> None:
+    for number, line in enumerate(lines):
+        for run in line["runs"]:
+            if "recipe" in run:
+                name = f"{number:02d}-{run['reach']}-{run['chosen_by'].replace(' ', '-')}.json"
+                Recipe.from_json(json.dumps(run["recipe"])).save(folder / name)
+
+
+def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
+    """What candidates by relevance did to each pair; and medians over what flipped, and how many flipped after so many
+    edited rows, for each reach and way of choosing candidates."""
+    flipped = [
+        {
+            "prompt": said(line["prompt"]),
+            "to": line["to"],
+            "reach": run["reach"],
+            "flipped": run["flipped"],
+            **{name: run.get(name) for name in ("neurons", "after", "kl", "rows")},
+            "before": line["before"],
+        }
+        for line in lines
+        for run in line["runs"]
+        if run["chosen_by"] == next(iter(CHOOSERS))
+    ]
+    return {"flips": flipped, "medians over what flipped": summary(lines), "pairs": [_counts(lines)]}
+
+
+def _counts(lines: Lines) -> dict[str, int]:
     return {
-        "pairs": len(asked),
+        "pairs": sum(bool(line["runs"]) for line in lines),
         "left out, as the token was first already": sum(line.get("already", False) for line in lines),
         "left out, as it cannot be asked": sum("why" in line for line in lines),
-        "reaches": found,
     }
+
+
+def summary(lines: Lines) -> list[dict[str, Any]]:
+    """A row for each reach and way of choosing candidates."""
+    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        for run in line["runs"]:
+            runs.setdefault((run["reach"], run["chosen_by"]), []).append(run)
+    rows = []
+    for (reach, choose), tried in runs.items():
+        done = [run for run in tried if run["flipped"]]
+        medians = {f"median {name}": median(run[name] for run in done) if done else None for name in MEDIANS}
+        spent = {f"within {most} rows": sum(run["rows"] <= most for run in done) for most in SPENT}
+        rows.append({"reach": reach, "chosen_by": choose, "flipped": len(done), **medians, **spent})
+    return rows

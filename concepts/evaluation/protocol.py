@@ -1,0 +1,125 @@
+"""What an evaluation is: its options, and parts with samples, a measure and the columns of a table.
+
+`icebear.concepts.evaluation.runner` resumes it, computes the statistics and writes the reports; `icebear evaluate NAME`
+is made from the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+
+if TYPE_CHECKING:
+    from icebear.concepts.models.model import Model
+
+Line = dict[str, Any]
+"""What was measured of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
+false ``counts`` stays out of the tables."""
+Lines = Sequence[Line]
+
+
+@dataclass(frozen=True)
+class Option:
+    """How the command line shows a field of an evaluation; `Annotated` puts it beside the field's type.
+
+    A `Literal` type gives the choices, a field without a default is required.
+    """
+
+    help: str = ""
+    """Empty for an option that other commands have, which says the same everywhere (`icebear.app.cli.options`)."""
+    least: int | None = None
+    most: int | None = None
+    is_file: bool = False
+    decides: bool = True
+    """Whether a folder's samples depend on it: a folder of other settings is refused."""
+
+
+Seed = Annotated[int, Option()]
+Samples = Annotated[int, Option("How many prompts are measured.", least=1)]
+Methods = Annotated[str, Option("Names, with commas (docs/evaluate.md). LRP can be written out.", decides=False)]
+"""Their settings are in `Part.methods`."""
+Tasks = Annotated[str, Option("simple, phrase, across-clause, capitals, ...; commas.", decides=False)]
+DataFile = Annotated[str | None, Option("A file of your own to evaluate on.", is_file=True)]
+CorpusName = Annotated[str | None, Option(decides=False)]
+FfnOrHead = Annotated[Literal["ffn", "head"], Option()]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, and lines that have their numbers."""
+
+    columns: Mapping[str, str]
+    """Name -> what it is. "... lower is better" decides which method is the best; "median ..." shows medians."""
+    lines: Lines
+
+
+@dataclass(frozen=True)
+class Part:
+    """A folder of an evaluation: samples that are measured in the same way, and what comes of their lines."""
+
+    columns: Mapping[str, str]
+    """Of the table."""
+    samples: Sequence[Any]
+    measure: Callable[[Any], Any]
+    """Sample -> line; with `together`, a list of at most so many samples -> a line for each."""
+    name: str = ""
+    """The folder, in --out; empty where an evaluation has one part."""
+    together: int | None = None
+    methods: Mapping[str, Any] = field(default_factory=dict)
+    unable: Mapping[str, str] = field(default_factory=dict)
+    """Methods that cannot run on the model, and why."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What decides the numbers, beside the options, the model and the methods."""
+    tables: Callable[[Lines], Mapping[str, Table]] | None = None
+    """Where there are several, each in a folder of its own."""
+    notes: Callable[[Lines], Sequence[str]] = lambda lines: ()
+    listings: Callable[[Lines], Mapping[str, list[dict[str, Any]]]] = lambda lines: {}
+    """Name -> rows of what has no methods and columns; JSON-ready."""
+    write: Callable[[Path, Lines], None] = lambda folder, lines: None
+    """Files beside those of the tables."""
+
+    def of(self, lines: Lines) -> Mapping[str, Table]:
+        if self.tables:
+            return self.tables(lines)
+        return {"": Table(self.columns, [line for line in lines if line.get("counts", True)])}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A subclass has its options as fields with an `Option` each, its help as docstring, and `parts`."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ("evaluate",)
+    """Optional parts of icebear (`icebear.extras`)."""
+    steps: ClassVar[Sequence[float]] = ()
+    """Over which the samples' curves are drawn."""
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        """The parts, one after the other; each is measured and reported before the next is asked for.
+
+        Raises
+        ------
+        InputError
+            If there is nothing to measure.
+        """
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """The options that decide the numbers."""
+        return {name: getattr(self, name) for name, option in options_of(type(self)).items() if option.decides}
+
+
+def options_of(kind: type[Evaluation]) -> dict[str, Option]:
+    """Field -> its option."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: next(iter(hints[one.name].__metadata__)) for one in fields(kind)}
+
+
+def accuracy(lines: Lines) -> list[str]:
+    """A note: how many samples the model is right on (``correct`` of a line), and how many stay out of the tables."""
+    judged = [line["correct"] for line in lines if line.get("correct") is not None]
+    left = len(lines) - sum(line.get("counts", True) for line in lines)
+    rest = f"; left out, as not predicted or unusable: {left}" if left else ""
+    return [f"accuracy of the model: {sum(judged)} of {len(judged)}{rest}"] if judged else []

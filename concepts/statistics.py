@@ -1,0 +1,98 @@
+"""Statistics of evaluations: a method's number with its error, paired tests, AUROC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method's number: mean over samples, its standard error, and whether it differs from the best."""
+
+    mean: float
+    error: float | None
+    """None of a single sample."""
+    p: float | None
+    """Two-sided, against the best method of the column (`paired_p`, `holm`); None for the best itself."""
+    median: float
+    lower: float
+    """The lower quartile."""
+    upper: float
+
+    def text(self, about: str) -> str:
+        """As its column shows it: medians where the column's text begins with "median"."""
+        best = "" if self.p is not None else " *"
+        if about.startswith("median"):
+            return f"{self.median:.3f} [{self.lower:.2f}, {self.upper:.2f}]"
+        return f"{self.mean:.3f}{'' if self.error is None else f' ± {self.error:.3f}'}{best}"
+
+
+Cells = dict[str, dict[str, Cell | None]]
+"""method -> column -> cell; None where the method cannot run."""
+
+
+def table(
+    samples: Sequence[dict[str, Any]], columns: Mapping[str, str], methods: Sequence[str], seed: int = 0
+) -> Cells:
+    """Of samples that have `methods`: name -> column -> number; a column whose text ends in "lower is better" is so."""
+    cells: Cells = {name: dict.fromkeys(columns) for name in methods}
+    able = [name for name in methods if samples and all(name in sample["methods"] for sample in samples)]
+    if not able:
+        return cells
+    for column, about in columns.items():
+        values = np.array([[sample["methods"][name][column] for sample in samples] for name in able])  # (M, S)
+        means = values.mean(1)
+        best = int((-means if about.endswith("lower is better") else means).argmax())
+        others = [row for row in range(len(able)) if row != best]
+        corrected = dict(zip(others, holm(paired_p(values[others] - values[best], seed)), strict=True))
+        for row, name in enumerate(able):
+            quartiles = np.quantile(values[row], (0.5, 0.25, 0.75)).tolist()
+            cells[name][column] = Cell(float(means[row]), _error(values[row]), corrected.get(row), *quartiles)
+    return cells
+
+
+def _error(values: np.ndarray) -> float | None:
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+
+
+def paired_p(differences: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(M,) of differences (M, S) of S samples: two-sided p that their mean is zero, by random changes of sign.
+
+    What was measured is one of the changes that are counted, so that p is never 0 (Phipson & Smyth 2010).
+    """
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, differences.shape[1]))
+    sums, measured = np.abs(signs @ differences.T), np.abs(differences.sum(1))
+    return (1 + (sums >= measured * (1 - 1e-9)).sum(0)) / (1 + RESAMPLES)
+
+
+def holm(p: np.ndarray) -> list[float]:
+    """Corrected for as many comparisons (Holm 1979): the smallest times n, the next times n - 1, none below its
+    predecessor."""
+    order = p.argsort()
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(np.minimum(1, p[order] * np.arange(len(p), 0, -1)))
+    return corrected.tolist()
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The chance that one of the positive has the larger score (a tie counts one half); NaN without both."""
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    hits = np.bincount(place, positive, len(count))
+    rest = count - hits
+    below = rest.cumsum() - rest
+    total = hits.sum() * rest.sum()
+    return float((hits * (below + rest / 2)).sum() / total) if total else math.nan
+
+
+def auroc_error(value: float, positive: int, negative: int) -> float:
+    """Its standard error (Hanley & McNeil 1982)."""
+    one, two = value / (2 - value), 2 * value**2 / (1 + value)
+    spread = value * (1 - value) + (positive - 1) * (one - value**2) + (negative - 1) * (two - value**2)
+    return math.sqrt(max(spread, 0.0) / (positive * negative))
