@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from icebear import convert
 from icebear.edits import Edit, parse_edits
-from icebear.errors import InputError, RecipeError
+from icebear.errors import RecipeError
 from icebear.paths import read_text, write_file
 from icebear.values import real
 
-FORMAT = 1
 OF_THE_WHOLE = ("price", "after")
 """Provenance that is measured with all edits at their full strength."""
 
@@ -81,42 +81,15 @@ class Recipe:
             model.check(edit.neuron)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "icebear_recipe": FORMAT,
-            "name": self.name,
-            "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
-            "edits": [str(edit) for edit in self.edits],
-            "provenance": self.provenance,
-        }
+        return convert.to_dict(self)
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+        return convert.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """Raises `RecipeError` that says what is wrong."""
-        try:
-            data = json.loads(text)
-            json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-        except (ValueError, RecursionError) as error:
-            raise RecipeError(f"The recipe is not JSON ({error}); save it again with icebear.") from None
-        if not isinstance(data, dict) or data.get("icebear_recipe") != FORMAT:
-            raise RecipeError(f"This is not an icebear recipe: it lacks 'icebear_recipe': {FORMAT}.")
-        try:
-            model, edits = data["model"], data["edits"]
-            fields = (data["name"], model["name"], model["fingerprint"], *edits)
-            provenance = data.get("provenance", {})
-        except (KeyError, TypeError):
-            raise RecipeError("The recipe must have name, model.name, model.fingerprint and edits.") from None
-        if not isinstance(edits, list) or not all(isinstance(part, str) for part in fields):
-            raise RecipeError("The recipe's name, model and edits must be texts, the edits in a list.")
-        if not isinstance(provenance, dict):
-            raise RecipeError("The recipe's provenance must be an object.")
-        try:
-            parsed = tuple(Edit.parse(edit) for edit in edits)
-        except InputError as error:
-            raise RecipeError(f"The recipe {data['name']!r} has a bad edit: {error}") from None
-        return cls(data["name"], parsed, model["name"], model["fingerprint"], provenance)
+        return convert.from_json(text, cls, RecipeError)
 
     def save(self, path: str | Path) -> None:
         write_file(path, self.to_json() + "\n", RecipeError)

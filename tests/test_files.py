@@ -123,7 +123,7 @@ class Inner:
 class Outer:
     kind: Literal["a", "b"]
     inner: tuple[Inner, ...]
-    one: Inner | Gamma
+    one: Gamma
     maybe: int | None
     named: dict[str, list[float]]
 
@@ -134,7 +134,7 @@ OUTER = st.builds(
     Outer,
     st.sampled_from("ab"),
     st.lists(INNER).map(tuple),
-    INNER | st.builds(Gamma, st.floats(0, 9)),
+    st.builds(Gamma, st.floats(0, 9)),
     st.none() | st.integers(),
     st.dictionaries(st.text(), st.lists(st.floats())),
 )
@@ -142,8 +142,8 @@ OUTER = st.builds(
 
 @given(OUTER)
 def test_any_record_comes_back_through_json(record):
-    told = json.loads(json.dumps(files.encoded(record, Outer), allow_nan=False))
-    assert alike(files.decoded(told, Outer), record)
+    told = json.loads(json.dumps(files.CONVERTER.unstructure(record, Outer), allow_nan=False))
+    assert alike(files.CONVERTER.structure(told, Outer), record)
 
 
 # --- hostile files -------------------------------------------------------------------------------------

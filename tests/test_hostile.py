@@ -17,7 +17,7 @@ from icebear.app.cli.main import main
 from icebear.concepts import calibration, load_model
 from icebear.db import open_store
 
-RECIPE = {"icebear_recipe": 1, "name": "r", "model": {"name": "tiny", "fingerprint": ""}, "edits": ["L1.ffn.3=2"]}
+RECIPE = {"icebear_recipe": 1, "name": "r", "model_name": "tiny", "model_fingerprint": "", "edits": ["L1.ffn.3=2"]}
 
 LINES = r"""
 attribute --model tiny ""

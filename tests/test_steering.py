@@ -138,7 +138,7 @@ def test_decay_moves_part_of_the_way(llama):
 
 
 def test_units_need_an_index_and_use_it(llama):
-    with pytest.raises(InputError, match="index"), steer(llama, ["L0.ffn.2=1max"]):
+    with pytest.raises(InputError, match="icebear index"), steer(llama, ["L0.ffn.2=1max"]):
         pass
     with steer(llama, ["L0.ffn.2=2max"], statistic=lambda neuron, unit: {"max": 3.0}[unit]):
         found = attribute(llama, IDS)
@@ -159,25 +159,25 @@ def test_a_recipe_reads_back_and_fits_one_model(llama, smol, tmp_path):
     recipe = Recipe.for_model(llama, "né <b>", [Edit.parse("L1.ffn.3=0.1@last")], prompt="p")
     recipe.save(tmp_path / "r.json")
     assert Recipe.load(tmp_path / "r.json") == recipe
-    with pytest.raises(RecipeError), steer(smol, recipe):
+    with pytest.raises(RecipeError, match="was made for random llama"), steer(smol, recipe):
         pass
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "JSON"),
-        ("[]", "recipe"),
-        ('{"icebear_recipe": 1}', "must have name"),
-        ('{"icebear_recipe": 1, "name": "x", "model": {"name": "m", "fingerprint": "f"}, "edits": [3]}', "texts"),
+        ("{", "not JSON"),
+        ("[]", "not an icebear recipe"),
+        ('{"icebear_recipe": 1}', "lacks 'name'"),
+        ('{"icebear_recipe": 1, "name": "x", "model_name": "", "model_fingerprint": "", "edits": [3]}', "'3'"),
         (
-            '{"icebear_recipe": 1, "name": "x", "model": {"name": "m", "fingerprint": "f"}, "edits": ["L1.ffn.2=nan"]}',
+            '{"icebear_recipe": 1, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=nan"]}',
             "finite",
         ),
         (
-            '{"icebear_recipe": 1, "name": "x", "model": {"name": "m", "fingerprint": "f"}, "edits": ["L1.ffn.2=1"], '
+            '{"icebear_recipe": 1, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=1"], '
             '"provenance": 3}',
-            "provenance",
+            "bad part",
         ),
     ],
 )

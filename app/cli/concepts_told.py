@@ -70,7 +70,7 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
     for record in records:
         told = record["provenance"]
         score = f"{told['auroc']:.3f} ± {told['error']:.3f}" if "auroc" in told else "-"
-        row = (record["name"], str(len(record["parts"])), score, told.get("found_by", ""), record["model"]["name"])
+        row = (record["name"], str(len(record["parts"])), score, told.get("found_by", ""), record["model_name"])
         table.add_row(*map(Text, row))
     return table
 

@@ -14,9 +14,9 @@ import numpy as np
 import pandas
 from markupsafe import Markup
 
-from icebear.concepts import files
 from icebear.concepts.render import page, render
 from icebear.concepts.statistics import RESAMPLES, Cells, table
+from icebear.convert import CONVERTER
 from icebear.errors import InputError
 from icebear.extras import need
 from icebear.paths import read_text, write_file
@@ -138,7 +138,7 @@ def load(folder: str | Path) -> Results:
         if results["icebear_evaluation"] != FORMAT:
             raise ValueError(f"it is not of version {FORMAT}")
         parts = ("settings", "columns", "notes", "unable", "samples")
-        return files.decoded({name: results[name] for name in parts}, Results)
+        return CONVERTER.structure({name: results[name] for name in parts}, Results)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(f"{folder} holds no results of icebear evaluate ({error}); check the path.") from None
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from icebear import convert
 from icebear.concepts.calibration import TEXTS
 from icebear.concepts.concept.reading import read
 from icebear.concepts.models.model import Model
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
     from icebear.concepts.circuits.records import Group
 
-FORMAT = 1
-
 
 @dataclass(frozen=True)
 class Part:
@@ -50,12 +48,18 @@ class Part:
     furthest: float
     """The activation furthest to that side of all that were seen."""
 
+    def __post_init__(self) -> None:
+        one_of(self.polarity, "polarity", POLARITIES)
+        for name in ("weight", "mean", "furthest"):
+            real(getattr(self, name), f"The {name} of {self.neuron}")
+        real(self.std, f"The standard deviation of {self.neuron}", POSITIVE)
+
     @property
     def sign(self) -> int:
         return 1 if self.polarity == "+" else -1
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "neuron": str(self.neuron)}
+        return convert.CONVERTER.unstructure(self)
 
 
 @dataclass(frozen=True)
@@ -221,40 +225,20 @@ class Concept(Tabled):
         return render("icebear.steering/concept.html", concept=self)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "icebear_concept": FORMAT,
-            "name": self.name,
-            "model": {"name": self.model_name, "fingerprint": self.model_fingerprint},
-            "parts": [part.to_dict() for part in self.parts],
-            "provenance": self.provenance,
-        }
+        return convert.to_dict(self)
 
     @classmethod
-    def from_dict(cls, found: Any) -> Concept:
+    def from_dict(cls, data: Any) -> Concept:
         """Raises `RecipeError` that says what is wrong."""
-        if not isinstance(found, dict) or found.get("icebear_concept") != FORMAT:
-            raise RecipeError(f"This is not an icebear concept: it lacks 'icebear_concept': {FORMAT}.")
-        try:
-            parts = tuple(_part(row) for row in found["parts"])
-            model = found["model"]
-            told = (found["name"], model["name"], model["fingerprint"])
-        except (KeyError, TypeError, ValueError, OverflowError, InputError) as error:
-            raise RecipeError(f"The concept has a bad part ({error}); save it again with icebear.") from None
-        if not all(isinstance(one, str) for one in told) or not isinstance(found.get("provenance", {}), dict):
-            raise RecipeError("The concept's name and model must be texts, its provenance an object.")
-        return cls(told[0], parts, told[1], told[2], found.get("provenance", {}))
+        return convert.from_dict(data, cls, RecipeError)
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+        return convert.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Concept:
-        try:
-            found = json.loads(text)
-            json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-        except (ValueError, RecursionError) as error:
-            raise RecipeError(f"The concept is not JSON ({error}); save it again with icebear.") from None
-        return cls.from_dict(found)
+        """Raises `RecipeError` that says what is wrong."""
+        return convert.from_json(text, cls, RecipeError)
 
     def save(self, path: str | Path) -> None:
         write_file(path, self.to_json() + "\n", RecipeError)
@@ -288,10 +272,3 @@ def long_enough(model: Model, texts: Iterable[str]) -> list[str]:
 def _spread(values: np.ndarray) -> float:
     """A neuron that never moves weighs nothing: its deviation is taken as 1."""
     return float(values.std()) or 1.0
-
-
-def _part(row: dict[str, Any]) -> Part:
-    numbers = [float(row[name]) for name in ("weight", "mean", "std", "furthest")]
-    if row["polarity"] not in ("+", "-") or not np.isfinite(numbers).all() or numbers[2] <= 0:
-        raise ValueError(f"of {row['neuron']}")
-    return Part(Neuron.parse(row["neuron"]), row["polarity"], *numbers)
