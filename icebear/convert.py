@@ -43,9 +43,9 @@ def converter() -> Converter:
         made.register_structure_hook(kind, _strictly)
     made.register_structure_hook(float, _float)
     made.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else repr(value))
-    for kind in (Neuron, Edit):
-        made.register_structure_hook(kind, lambda value, kind: kind.parse(checked(value, isinstance(value, str), kind)))
-        made.register_unstructure_hook(kind, str)
+    for record in (Neuron, Edit):
+        made.register_structure_hook(record, lambda value, kind: kind.parse(value))
+        made.register_unstructure_hook(record, str)
     made.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence)
     return made
 
