@@ -336,7 +336,7 @@ def test_a_circuits_group_is_a_concept(smol):
         smol, "The ice bear lives in the", contrast=" desert", counterfactual="The wild camel lives in the", nodes=8
     )
     group = max(graph.groups, key=lambda group: len(group.nodes))
-    concept = graph.concept(group)
+    concept = Concept.of_group(graph, group)
     assert {part.neuron for part in concept.parts} == {node.neuron for node in group.nodes}
     assert concept.provenance["found_by"] == "circuit"
     values = [

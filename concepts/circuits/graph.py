@@ -41,7 +41,6 @@ from icebear.values import seed_of, several, shown, whole
 if TYPE_CHECKING:
     import pandas
 
-    from icebear import Concept
     from icebear.db.store import Store
 
 FORMAT = 1
@@ -234,7 +233,7 @@ class Graph(Tabled):
         """The same graph with other groups: by the sentences of a store too, or joined up to another distance."""
         return replace(self, other_groups=grouped(self, store, apart))
 
-    def _group(self, group: Group | str) -> Group:
+    def group(self, group: Group | str) -> Group:
         """A group, or that of a name. Raises `InputError` where there is none."""
         for one in self.groups if isinstance(group, str) else ():
             if one.name == group:
@@ -246,12 +245,12 @@ class Graph(Tabled):
 
     def without(self, group: Group | str) -> Without:
         """The answer when a group takes the other prompt's activations, all other neurons computed as ever."""
-        return checks.without(self, self._group(group))
+        return checks.without(self, self.group(group))
 
     def recipe(self, group: Group | str, off: bool = False) -> Recipe:
         """Edits that put a group to the other prompt's values, at its tokens; off: to zero. Raises `InputError` for a
         head that is not switched off, which has no one value."""
-        edits, group = [], self._group(group)
+        edits, group = [], self.group(group)
         for node in group.nodes:
             if node.neuron.site == "head" and not off:
                 raise InputError(f"{node.neuron} has many activations and no one value to take; switch it off instead.")
@@ -260,12 +259,6 @@ class Graph(Tabled):
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
         prompt = "".join(self.relevances[0].token_strings)
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
-
-    def concept(self, group: Group | str) -> Concept:
-        """The group's neurons as a concept, weighed by their scores: to measure in other texts, and to turn."""
-        import icebear  # the name knows the room above
-
-        return icebear.Concept.of_group(self, self._group(group))
 
     # --- files ----------------------------------------------------------------------------------------
 

@@ -128,9 +128,10 @@ class Concept(Tabled):
         return cls(name, tuple(parts), model.name, model.fingerprint, told)
 
     @classmethod
-    def of_group(cls, graph: Graph, group: Group) -> Concept:
-        """The neurons of a circuit's group, weighed by their scores' sizes; each goes to the side where it is in the
-        prompt, seen from the other one."""
+    def of_group(cls, graph: Graph, group: Group | str) -> Concept:
+        """The neurons of a circuit's group (or the group of a name), weighted by the absolute value of their scores.
+        A neuron's polarity is the sign of its activation minus that in the counterfactual prompt."""
+        group = graph.group(group)
         weights: dict[tuple[Neuron, str], float] = {}
         for node in group.nodes:
             if node.neuron.site == "head":
@@ -140,8 +141,7 @@ class Concept(Tabled):
         strongest: dict[Neuron, tuple[Neuron, str]] = {}  # a neuron at several tokens may go to both sides
         for key in sorted(weights, key=lambda key: weights[key]):
             strongest[key[0]] = key
-        kept = {key: weights[key] for key in strongest.values()}
-        return cls.of(graph.model, group.name, kept, found_by="circuit")
+        return cls.of(graph.model, group.name, {key: weights[key] for key in strongest.values()}, found_by="circuit")
 
     # --- used ---------------------------------------------------------------------------------------------
 
