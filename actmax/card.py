@@ -136,9 +136,9 @@ def describe(
         vocabulary; by default where these have less than `LARGE` bytes.
     """
     neuron, k = as_neuron(neuron), values.whole(k, "The number of examples")
-    whole = store.vector_bytes() < LARGE if whole is None else whole
-    statistics = store.statistics(neuron)
-    meanings = {polarity: found for (_, polarity), found in store.meanings([neuron]).items()}
+    whole = store.vectors.size() < LARGE if whole is None else whole
+    statistics = store.neurons.statistics(neuron)
+    meanings = {polarity: found for (_, polarity), found in store.labels.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
     common = [by for by, silent in SILENT.items() if whole and neuron.site not in silent]
     writes = neuron.site not in SILENT["writes"]
@@ -148,13 +148,13 @@ def describe(
         _vocabulary(store, statistics, model, k) if writes and (whole or model) else None,
         {polarity: found[:k] for polarity, found in examples.items()},
         statistics,
-        store.classes(neuron),
+        store.neurons.classes(neuron),
         meanings,
         {polarity: held_out(store, found) for polarity, found in meanings.items()},
-        store.label(neuron),
-        store.label_scores(neuron),
+        store.labels.own(neuron),
+        store.labels.own_scores(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
-        {by: store.by_chance(by) for by in common},
+        {by: store.neuron_search.chance(by) for by in common},
         not whole,
         store.made_with(),
     )
@@ -163,7 +163,7 @@ def describe(
 def held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
     """Of `icebear.actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made from."""
     groups = meaning.record.get("examples", {})
-    sentences = store.sentences([row["sentence"] for rows in groups.values() for row in rows])
+    sentences = store.sentences.of([row["sentence"] for rows in groups.values() for row in rows])
     sign = 1 if meaning.polarity == "+" else -1
     return {
         name: [Example(sign * row["value"], row["token"], sentences[row["sentence"]]) for row in rows]

@@ -392,14 +392,14 @@ def explained_nodes(
     """Ranked rows with their words, and the labels that a store has for them."""
     rows = list(rows)
     words = projections(model, (row.neuron for row in rows), WORDS)
-    known = store.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
+    known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
     significant = {pair: meaning for pair, meaning in known.items() if meaning.clear}
     return tuple(
         ExplainedNode(
             row,
             relevance.token_strings[row.position],
             words.get(row.neuron),
-            store.named(row.neuron, row.polarity) if store else None,
+            store.labels.name(row.neuron, row.polarity) if store else None,
             significant.get((row.neuron, row.polarity)),
         )
         for row in rows

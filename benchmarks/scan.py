@@ -71,7 +71,7 @@ def speed(documents: int) -> None:
 def later(documents: int, path: str) -> None:
     model = load_model()
     with open_store(path) as store:
-        k, shape = store.fact("k"), (2, store.count("neurons"))
+        k, shape = store.facts.get("k"), (2, store.count("neurons"))
         threshold = torch.full(shape, -torch.inf)
         query = "SELECT polarity, neuron, ABS(activation) FROM examples WHERE rank = ?"
         for polarity, neuron, value in store.database.execute(query, (k - 1,)):
@@ -131,13 +131,13 @@ def large(neurons: int) -> None:
         numbers = {"mean": 0.0, "std": 1.0, "min": -9.0, "max": 9.0, "positive": 0.5, "histogram": "[1, 2, 1]"}
         rows = ({"id": n, "layer": n // each, "site": "ffn", "idx": n % each, **numbers} for n in range(neurons))
         with store.exclusively():
-            store.commit_shards({0: [(sentence, b"") for sentence in made]}, {}, facts)
-            store.finish(rows, examples(), facts)
+            store.scan.commit({0: [(sentence, b"") for sentence in made]}, {}, facts)
+            store.scan.finish(rows, examples(), facts)
             ensure_classes(store)
         for name, length in (("w2", neurons), ("w1", neurons), ("examples", 2 * neurons), ("tokens", 128_256)):
-            with store.vectors_file(name).open("wb") as file:
+            with store.vectors.path(name).open("wb") as file:
                 file.truncate(length * 4096 * 2)  # float16
-        print(f"database {store.path.stat().st_size / 1e9:.1f} GB, vectors {store.vector_bytes() / 1e9:.1f} GB")
+        print(f"database {store.path.stat().st_size / 1e9:.1f} GB, vectors {store.vectors.size() / 1e9:.1f} GB")
         drawn = [Neuron(int(layer), "ffn", int(i)) for layer, i in generator.integers(0, (layers, each), (100, 2))]
         before = read_bytes()
         cards = [1000 * seconds(lambda: describe(store, neuron)) for neuron in drawn]  # noqa: B023

@@ -2,97 +2,72 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import sqlite3
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from icebear.db import vectors
+from icebear.db.facts import FactTables
 from icebear.db.schema import EXAMPLES_BY_SENTENCE
 from icebear.db.sqlite import SqliteFile
+from icebear.db.vector_files import VectorFiles
 from icebear.db.vectors import NAMES
 from icebear.errors import StoreError
 from icebear.records import Sentence
 
 SPELLED = ("model", "corpus", "claimed_limit")
 """Facts that may be said in another way: a path has many spellings, but one fingerprint, or one content."""
-NO_RESULT = ("icebear", "progress", "vectors")
-"""The tables that tell how the others came about; of `vectors` the files count."""
 MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors")
 """The tables that another result empties."""
 
 
-class ScanFile(SqliteFile):
+class ScanTables:
     """Nothing in it is claimed before the first commit of shards; the results change in one transaction, at the end."""
 
-    # --- what the index is made of ----------------------------------------------------------------------
-
-    def facts(self) -> dict[str, Any]:
-        """What the index was made of; empty before the first commit of a scan."""
-        return {key: json.loads(value) for key, value in self.database.execute("SELECT key, value FROM icebear")}
-
-    def fact(self, key: str) -> Any:
-        """One of the facts. Raises `StoreError` when there is no index yet."""
-        facts = self.facts()
-        if key not in facts:
-            raise StoreError(f"{self.path} has no index yet; run icebear index --store {self.path}.")
-        return facts[key]
+    def __init__(self, file: SqliteFile, facts: FactTables, vectors: VectorFiles) -> None:
+        self.file, self.facts, self.vectors = file, facts, vectors
 
     def finished_with(self, facts: dict[str, Any]) -> bool:
         """Whether the index is that of `facts`, and done; False where a scan can begin, or go on to more documents.
 
         Raises `StoreError` if it is made of something else, or of more documents of the corpus; writes nothing.
         """
-        have = self.facts()
+        have, path = self.facts.all(), self.file.path
         if not have:
             return False
-        for key, value in facts.items():
-            if key == "content" and have[key] != value and have["corpus"] == facts["corpus"]:
-                raise StoreError(
-                    f"{self.path} was built when {have['corpus']} had another content; use another --store."
-                )
-            if key == "fingerprint":
-                if have[key] != value:
-                    raise StoreError(
-                        f"{self.path} was built with another model ({have['model']}, {have[key]}), not with "
-                        f"{facts['model']} ({value}); load that with --model, or use another --store."
-                    )
-            elif key not in SPELLED and have.get(key) != value:
+        if have["corpus"] == facts["corpus"] and have["content"] != facts["content"]:
+            raise StoreError(f"{path} was built when {have['corpus']} had another content; use another --store.")
+        if have["fingerprint"] != facts["fingerprint"]:
+            raise StoreError(
+                f"{path} was built with another model ({have['model']}, {have['fingerprint']}), not with "
+                f"{facts['model']} ({facts['fingerprint']}); load that with --model, or use another --store."
+            )
+        for key in facts:
+            if key not in SPELLED and have.get(key) != facts[key]:
                 name = "corpus" if key == "content" else key
                 raise StoreError(
-                    f"{self.path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use the same again, "
-                    "or another --store."
+                    f"{path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use the same again, or "
+                    "another --store."
                 )
         claimed, limit = have["claimed_limit"], facts["claimed_limit"]
         if limit is not None and (claimed is None or limit < claimed):
             raise StoreError(
-                f"{self.path} was built with {'no limit' if claimed is None else f'the limit {claimed}'}, not {limit}; "
+                f"{path} was built with {'no limit' if claimed is None else f'the limit {claimed}'}, not {limit}; "
                 "a scan goes on to more documents, not to fewer: use the same limit again, or another --store."
             )
         return "finished" in have and have["limit"] == limit
 
-    def _set_facts(self, facts: dict[str, Any]) -> None:
-        self.database.conn.executemany(
-            "INSERT OR REPLACE INTO icebear VALUES (?, ?)", [(k, json.dumps(v)) for k, v in facts.items()]
-        )
-
-    # --- the scan ---------------------------------------------------------------------------------------
-
-    def scanned(self) -> dict[int, int]:
+    def shards(self) -> dict[int, int]:
         """Number of a shard that was committed -> its sentences."""
-        return dict(self.database.execute("SELECT number, sentences FROM shards").fetchall())
+        return dict(self.file.database.execute("SELECT number, sentences FROM shards").fetchall())
 
     def progress(self) -> dict[str, bytes]:
         """The parts of the running summary, empty before the first commit."""
-        return dict(self.database.execute("SELECT part, packed FROM progress").fetchall())
+        return dict(self.file.database.execute("SELECT part, packed FROM progress").fetchall())
 
-    def commit_shards(
+    def commit(
         self, shards: dict[int, list[tuple[Sentence, bytes]]], progress: dict[str, bytes], facts: dict[str, Any]
     ) -> None:
         """Shards of sentences with their vectors (float16), the running summary, and what the index is made of.
@@ -101,11 +76,11 @@ class ScanFile(SqliteFile):
         among the new ones.
         """
         with suppress(sqlite3.Error):  # while others read
-            self.database.execute("PRAGMA journal_mode = WAL").fetchone()  # in which they can look on
+            self.file.database.execute("PRAGMA journal_mode = WAL").fetchone()  # in which they can look on
         rows = [row for shard in shards.values() for row in shard]
-        with self.writing():
-            many = self.database.conn.executemany
-            self._set_facts(facts)
+        with self.file.writing():
+            many = self.file.database.conn.executemany
+            self.facts.set(facts)
             many("INSERT OR REPLACE INTO shards VALUES (?, ?)", [(number, len(shards[number])) for number in shards])
             many(
                 "INSERT OR IGNORE INTO sentences VALUES (?, ?, ?, ?, ?, ?)",
@@ -115,7 +90,7 @@ class ScanFile(SqliteFile):
                 "INSERT OR REPLACE INTO sentence_vectors VALUES (?, ?)",
                 [(s.id, vector) for s, vector in rows if vector],
             )
-            self.database.execute(  # in another batch another token may win by the last digit
+            self.file.database.execute(  # in another batch another token may win by the last digit
                 "DELETE FROM attributions WHERE sentence IN (SELECT value FROM json_each(?))",
                 [json.dumps([s.id for s, _ in rows])],
             )
@@ -128,71 +103,35 @@ class ScanFile(SqliteFile):
         The running summary stays only where a larger limit may come: it takes some 1,500 bytes a neuron (k = 32).
         """
         for name in NAMES:  # of the results before, or of an earlier store of this name
-            self.vectors_file(name).unlink(missing_ok=True)
-        with self.writing():
-            self.database.execute("DROP INDEX examples_by_sentence")  # row by row it takes longer
+            self.vectors.path(name).unlink(missing_ok=True)
+        with self.file.writing():
+            self.file.database.execute("DROP INDEX examples_by_sentence")  # row by row it takes longer
             for table in (*MADE_OF_RESULTS, *(["progress"] if facts["limit"] is None else [])):
-                self.database.execute(f"DELETE FROM {table}")
+                self.file.database.execute(f"DELETE FROM {table}")
             self._insert_neurons(statistics)
-            self.database.conn.executemany("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
-            self.database.execute(EXAMPLES_BY_SENTENCE)
-            self._set_facts(facts)
+            self.file.database.conn.executemany("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
+            self.file.database.execute(EXAMPLES_BY_SENTENCE)
+            self.facts.set(facts)
         with suppress(sqlite3.Error):  # without room for a copy the file stays as large as it is
-            self.database.execute("VACUUM")  # what was deleted took as much room as the result
+            self.file.database.execute("VACUUM")  # what was deleted took as much room as the result
         with suppress(sqlite3.Error):  # while others read
             # A file in WAL mode cannot be read where it cannot be written.
-            self.database.execute("PRAGMA journal_mode = DELETE").fetchone()
+            self.file.database.execute("PRAGMA journal_mode = DELETE").fetchone()
 
     def _insert_neurons(self, rows: Iterable[dict[str, Any]]) -> None:
         rows = iter(rows)
         first = next(rows)
-        have = {column.name for column in self.database["neurons"].columns}
+        have = {column.name for column in self.file.database["neurons"].columns}
         for name in [name for name in first if name not in have]:
-            self.database.execute(f'ALTER TABLE neurons ADD COLUMN "{name}"')
+            self.file.database.execute(f'ALTER TABLE neurons ADD COLUMN "{name}"')
         names, values = ", ".join(f'"{name}"' for name in first), ", ".join(f":{name}" for name in first)
         query = f"INSERT OR REPLACE INTO neurons ({names}) VALUES ({values})"
-        self.database.conn.executemany(query, itertools.chain([first], rows))
+        self.file.database.conn.executemany(query, itertools.chain([first], rows))
 
     def passed_over(self, limit: int) -> dict[str, int]:
         """How many sentences have no token that counts, and how many were cut at `limit` tokens."""
-        count, cut = self.database.execute(
+        count, cut = self.file.database.execute(
             "SELECT COUNT(*), COALESCE(SUM(json_array_length(tokens) >= ?), 0) FROM sentences", (limit,)
         ).fetchone()
-        read = self.database.execute("SELECT COUNT(*) FROM sentence_vectors").fetchone()[0]
+        read = self.file.database.execute("SELECT COUNT(*) FROM sentence_vectors").fetchone()[0]
         return {"without tokens": count - read, f"cut at {limit} tokens": cut}
-
-    def checksum(self) -> str:
-        """SHA-256 of all that was computed: the tables' rows, in key order, and the files of vectors.
-
-        The same for the same model, corpus and settings, whatever the interruptions.
-        """
-        found = hashlib.sha256()
-        for table in self.database.tables:
-            if not table.name.startswith((*NO_RESULT, "sentences_fts", "sqlite_")):
-                found.update(table.name.encode())
-                for row in self.database.execute(f"SELECT * FROM {table.name} ORDER BY {', '.join(table.pks)}"):
-                    found.update(repr(row).encode())
-        for name in NAMES:
-            with suppress(FileNotFoundError):
-                found.update(f"{name} {vectors.digest(self.vectors_file(name))}".encode())
-        return found.hexdigest()
-
-    # --- vectors ----------------------------------------------------------------------------------------
-
-    def vectors(self, name: str) -> Any:
-        """Those called `name`, see `icebear.db.vectors`. Raises `StoreError` for a file missing, damaged or alien."""
-        row = self.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
-        return vectors.load(self.vectors_file(name), row and row[0])
-
-    def save_vectors(self, name: str, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
-        """See `icebear.db.vectors.save`."""
-        identity = vectors.save(self.vectors_file(name), blocks, unit)
-        with self.writing():
-            self.database.execute("INSERT OR REPLACE INTO vectors VALUES (?, ?)", (name, identity))
-
-    def vectors_file(self, name: str) -> Path:
-        return self.path.with_name(f"{self.path.name}.{name}.faiss")
-
-    def vector_bytes(self) -> int:
-        """How much the files of vectors have together."""
-        return sum(path.stat().st_size for path in map(self.vectors_file, NAMES) if path.exists())

@@ -341,12 +341,12 @@ def test_what_was_typed_stays(environment):
 def test_a_label_of_another_tab_is_kept(environment, folder):
     one = fine(visit(view="neuron", neuron="L2.ffn.2"))
     with open_store(folder / "wiki.db") as store:
-        store.set_label(state.Neuron.parse("L2.ffn.2"), "theirs")
+        store.labels.set_own(state.Neuron.parse("L2.ffn.2"), "theirs")
     one.get_by_key("polarity").set_value("-").run()
     assert "theirs" in text(fine(one))
     one.get_by_key("label L2.ffn.2 theirs").set_value(" ours ").run()
     with open_store(folder / "wiki.db") as store:
-        assert store.label(state.Neuron.parse("L2.ffn.2")) == "ours"
+        assert store.labels.own(state.Neuron.parse("L2.ffn.2")) == "ours"
     assert "ours" in text(fine(one))
 
 

@@ -241,7 +241,7 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
     neuron = Neuron(1, "ffn", 3)
     with open_store(tmp_path / "n.db", create=True) as store:
         build_index(smol, read_corpus(str(tmp_path / "n.jsonl")), store, k=4)
-        store.set_label(neuron, " ".join(NASTY))
+        store.labels.set_own(neuron, " ".join(NASTY))
         annotate(smol, store, [neuron], 4)
     recipe = Recipe.for_model(smol, " ".join(NASTY), [])
     recipe.save(tmp_path / "nasty.json")

@@ -267,12 +267,12 @@ def test_saved_and_loaded_is_the_same_to_the_bit(found, tmp_path):
     found.save(tmp_path / "song.json")
     assert Concept.load(tmp_path / "song.json") == found
     with open_store(tmp_path / "c.db", create=True) as store:
-        store.set_concept(found.to_dict())
-        store.set_concept(found.to_dict())
-        assert Concept.from_dict(store.concept("song")) == found
-        assert store.concepts() == ["song"]
+        store.concepts.set(found.to_dict())
+        store.concepts.set(found.to_dict())
+        assert Concept.from_dict(store.concepts.get("song")) == found
+        assert store.concepts.names() == ["song"]
         with pytest.raises(StoreError, match="'hymn'"):
-            store.concept("hymn")
+            store.concepts.get("hymn")
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_a_concept_interrupted_is_not_half_stored(found, tmp_path, monkeypatch):
         broken = found.to_dict()
         broken["parts"] = [*broken["parts"], {**broken["parts"][0], "neuron": "L0.ffn.9", "weight": None}]
         with pytest.raises(StoreError):
-            store.set_concept(broken)
-        assert store.concepts() == []
+            store.concepts.set(broken)
+        assert store.concepts.names() == []
         assert store.count("concept_parts") == 0
 
 

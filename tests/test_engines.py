@@ -117,7 +117,7 @@ def test_a_ray_worker_that_keeps_dying_ends_the_scan_with_a_sentence(model, corp
     with open_store(tmp_path / "ray.db", create=True) as store:
         with pytest.raises(InputError, match="--workers"):
             build_index(model, corpus, store, k=K, engine=on_ray(2))
-        assert store.facts() == {}
+        assert store.facts.all() == {}
     assert ray.options["max_restarts"] == ray.options["max_task_retries"] == 3
     assert not ray.started
 
@@ -153,7 +153,7 @@ def test_relmax_equals_its_definition(model, corpus, tmp_path):
             activations = torch.cat(
                 [attribute(model, s.text, sites=("ffn",)).activation("ffn")[layer, 1:, neuron] for s in sentences]
             )
-            assert store.statistics(Neuron(layer, "ffn", neuron)).max == pytest.approx(
+            assert store.neurons.statistics(Neuron(layer, "ffn", neuron)).max == pytest.approx(
                 activations.max().item(), rel=1e-4
             )
         with pytest.raises(InputError, match="'magic'"):

@@ -44,7 +44,9 @@ def test_a_label_is_shown_only_if_it_is_significant(model, corpus, tmp_path):
     meaning = Meaning(first.neuron, first.polarity, "words", "'ice'", "token", 0.9, 0.01, True, {})
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=4)
-        store.set_meanings([meaning, replace(meaning, neuron=second.neuron, polarity=second.polarity, clear=False)])
+        store.labels.set_meanings(
+            [meaning, replace(meaning, neuron=second.neuron, polarity=second.polarity, clear=False)]
+        )
         result = Explanation.of(model, relevance, Ranking(2, "ffn"), store=store)
     assert [node.meaning for node in result.nodes] == [meaning, None]
     assert result.nodes[0].label == meaning.badge

@@ -97,7 +97,7 @@ def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path
 def store(model, corpus, tmp_path):
     with open_store(tmp_path / "wiki.db", create=True) as store:
         build_index(model, corpus, store, k=4)
-        store.set_label(Neuron(1, "ffn", 3), "the <b>north</b>")
+        store.labels.set_own(Neuron(1, "ffn", 3), "the <b>north</b>")
         yield store
 
 
@@ -393,7 +393,7 @@ def test_datasette_opens_an_index(model, store):
         asked("/wiki.json", f"/wiki/neuron_names.json?_shape=array&name={neuron}", views, words, "/wiki/labels")
     )
     assert {table["name"] for table in home.json()["tables"]} >= {"neurons", "examples", "sentences", "concepts"}
-    assert names.json()[0]["mean"] == pytest.approx(store.statistics(neuron).mean)
+    assert names.json()[0]["mean"] == pytest.approx(store.neurons.statistics(neuron).mean)
     kept = store.examples(neuron, "+")
     assert [row["text"] for row in examples.json()] == [example.sentence.text for example in kept]
     assert [row["activation"] for row in examples.json()] == [example.value for example in kept]

@@ -27,7 +27,9 @@ from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.concepts.corpus import sentence_id
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import project
-from icebear.db import Store, open_store
+from icebear.db import open_store
+from icebear.db.scan import ScanTables
+from icebear.db.vector_files import VectorFiles
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
 
@@ -68,7 +70,7 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
                     course = sign * seen[example.sentence.id][:, number]
                     assert course[example.token - 1].item() == pytest.approx(course.max().item(), rel=1e-4)
             column = torch.cat([x[:, number] for i, x in seen.items() if i in summed]).double()
-            statistics = store.statistics(neuron)
+            statistics = store.neurons.statistics(neuron)
             assert statistics.mean == pytest.approx(column.mean().item(), abs=1e-5)
             assert statistics.std == pytest.approx(column.std(correction=0).item(), rel=1e-3)
             every = torch.cat([x[:, number] for x in seen.values()])
@@ -106,7 +108,7 @@ def test_a_new_statistic_is_one_class_and_its_line(model, corpus, tmp_path, monk
         for number in range(0, 60, 7):
             neuron = Neuron(number // 20, "ffn", number % 20)
             above = sum(int((x[:, number] > 0.1).sum()) for x in seen.values())
-            assert store.statistics(neuron).more == {"above": above}
+            assert store.neurons.statistics(neuron).more == {"above": above}
             assert describe(store, neuron).to_dict()["statistics"]["above"] == above
 
 
@@ -154,7 +156,7 @@ def scan(model, path, store, limit, **options):
 
 def same_index(a, b):
     kept = {"class_plus", "class_minus", "sharpness"}
-    assert a.table()[[*kept]].equals(b.table()[[*kept]])
+    assert a.neurons.table()[[*kept]].equals(b.neurons.table()[[*kept]])
     assert a.search("bear", 60) == b.search("bear", 60)
     assert a.checksum() == b.checksum()
 
@@ -189,20 +191,20 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
     with open_store(tmp_path / "one.db", create=True) as one, open_store(tmp_path / "parts.db", create=True) as parts:
         scan(model, path, one, 100)
         scan(model, path, parts, 40)
-        parts.set_label(neuron, "a name")
+        parts.labels.set_own(neuron, "a name")
         annotate(model, parts, [neuron], k=2)
-        before = parts.table(), parts.examples(neuron), parts.similar(neuron)
+        before = parts.neurons.table(), parts.examples(neuron), parts.similar(neuron)
         with pytest.raises(Stop):
             build_index(model, read_corpus(str(path), 100), parts, k=K, on_progress=stop, engine=backwards)
-        assert parts.fact("limit") == 40
-        assert parts.table().equals(before[0])
+        assert parts.facts.get("limit") == 40
+        assert parts.neurons.table().equals(before[0])
         assert [e.value for e in parts.examples(neuron)] == [e.value for e in before[1]]
         assert parts.similar(neuron) == before[2]
         with pytest.raises(StoreError, match="not 99"):
             scan(model, path, parts, 99)
         scan(model, path, parts, 100)
-        assert parts.label(neuron) == "a name"
-        parts.set_label(neuron, "")
+        assert parts.labels.own(neuron) == "a name"
+        parts.labels.set_own(neuron, "")
         parts.database.execute("DELETE FROM attributions")
         same_index(parts, one)
 
@@ -214,8 +216,8 @@ def test_a_first_scan_that_fails_claims_nothing(model, corpus, tmp_path, monkeyp
     with open_store(tmp_path / "i.db", create=True) as store, open_store(tmp_path / "one.db", create=True) as one:
         with pytest.raises(InputError, match="tokens"):
             build_index(model, read_corpus(str(tmp_path / "empty.txt")), store, k=3)
-        assert store.facts() == {}
-        for ask in (lambda: store.search("bear"), store.table, lambda: store.similar(Neuron(0, "ffn", 1))):
+        assert store.facts.all() == {}
+        for ask in (lambda: store.search("bear"), store.neurons.table, lambda: store.similar(Neuron(0, "ffn", 1))):
             with pytest.raises(StoreError):
                 ask()
         scan(model, tmp_path / "c.txt", store, None)
@@ -256,7 +258,7 @@ def test_sums_are_of_one_shard_in_ten():
 def scan_alone(store, corpus, texts, pause, started):
     """In a process of its own. pause: seconds before each commit of shards and before each file of vectors."""
     index.SHARD, index.COMMIT_SECONDS, calibration.TEXTS = 16, 0, texts
-    for where, name in ((Store, "commit_shards"), (Store, "save_vectors")):
+    for where, name in ((ScanTables, "commit"), (VectorFiles, "save")):
         setattr(where, name, _late(getattr(where, name), pause))
     model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
     with open_store(store, create=True) as opened:
@@ -275,7 +277,7 @@ def _late(work, seconds):
 def _shards(path, count):
     """Whether so many shards are committed, and no result is there."""
     with contextlib.suppress(StoreError, sqlite3.Error), open_store(path) as store:
-        return len(store.scanned()) >= count and "finished" not in store.facts()
+        return len(store.scan.shards()) >= count and "finished" not in store.facts.all()
 
 
 @pytest.mark.parametrize(
@@ -412,7 +414,7 @@ def test_classes():
 def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
-        table = store.table().set_index("name")
+        table = store.neurons.table().set_index("name")
         for number in range(60):
             neuron = Neuron(number // 20, "ffn", number % 20)
             for polarity, column in (("+", "class_plus"), ("-", "class_minus")):
@@ -424,7 +426,7 @@ def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
                     expected = "positional"
                 if len(examples) > 1 and max(tokens.values()) >= 0.9 * len(examples):
                     expected = "token detector"
-                assert store.classes(neuron)[polarity] == table.loc[str(neuron), column] == expected
+                assert store.neurons.classes(neuron)[polarity] == table.loc[str(neuron), column] == expected
 
 
 def test_vocabulary_without_the_model(model, corpus, tmp_path):
@@ -447,7 +449,7 @@ def test_a_card_as_a_page_keeps_text_text(model, tmp_path):
     with open_store(tmp_path / "n.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "n.jsonl")), store, k=2)
         neuron = Neuron(1, "ffn", 3)
-        store.set_label(neuron, "</h2><script>alert(3)</script>")
+        store.labels.set_own(neuron, "</h2><script>alert(3)</script>")
         annotate(model, store, [neuron], k=1)
         page = describe(store, neuron, model).to_html()
         assert describe(store, neuron, model)._repr_html_().startswith("<style>.card{")

@@ -104,7 +104,7 @@ def test_planted_neurons_get_the_right_label(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC, POSITION])
-        found = store.meanings([WORD, TOPIC, POSITION])
+        found = store.labels.meanings([WORD, TOPIC, POSITION])
         word, topic, position = (found[neuron, "+"] for neuron in (WORD, TOPIC, POSITION))
         assert (word.kind, word.text, word.by, word.clear) == ("tokens", "' zebra'", "token", True)
         assert (position.kind, position.text, position.clear) == ("position", "the third token", True)
@@ -113,7 +113,7 @@ def test_planted_neurons_get_the_right_label(indexed):
         assert topic.clear
         assert topic.score > 0.9
         assert set(re.findall(r"\w+", topic.text)) & set(WORDS[2:]) <= set(TOPICS["song"]) | {"about", "with"}
-        assert clearest(store.labelled())[0].neuron in (WORD, POSITION)
+        assert clearest(store.labels.all_meanings())[0].neuron in (WORD, POSITION)
         card = describe(store, WORD, model)
         assert [e.token_text for e in card.held_out["+"]["found"]] == [" zebra"] * 4
         assert all(part_of(e.sentence.title) == "report" for e in card.held_out["+"]["found"])
@@ -124,10 +124,10 @@ def test_a_head_is_labelled_by_what_it_attends_to(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [HEAD, WORD])
-        head = store.meanings([HEAD])[HEAD, "+"]
+        head = store.labels.meanings([HEAD])[HEAD, "+"]
         assert (head.kind, head.text, head.clear) == ("tokens", "' zebra'", True)
         assert head.score > 0.97
-        assert store.control("labels 0 heads")["labels"]
+        assert store.facts.control("labels 0 heads")["labels"]
         x = prepared(model, store)["report"]
         ids = x.ids[0]
         found = read(model, x, [HEAD])[0][: len(ids)]
@@ -142,7 +142,7 @@ def test_chance_is_seldom_called_clear(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD])
-        known = store.control("labels 0")
+        known = store.facts.control("labels 0")
         parts = prepared(model, store, 1)
         neurons = [Neuron(0, "ffn", number) for number in range(10, 60)]
         read_of = {part: read(model, x, neurons) for part, x in parts.items()}
@@ -172,16 +172,16 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
     process = started_alone(_label_alone, tmp_path / "killed.db", neurons)
     deadline = time.monotonic() + 60
     with open_store(tmp_path / "killed.db") as store:
-        while time.monotonic() < deadline and not 0 < len(store.labelled()) < 24:
+        while time.monotonic() < deadline and not 0 < len(store.labels.all_meanings()) < 24:
             time.sleep(0.01)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        assert 0 < len(store.labelled()) < 24
+        assert 0 < len(store.labels.all_meanings()) < 24
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
             label_neurons(model, store, neurons)
-            found.append(store.meanings(neurons))
+            found.append(store.labels.meanings(neurons))
             label_neurons(model, store, neurons)  # nothing is left to do
             checksums.add(store.checksum())
     assert len(checksums) == 1
@@ -210,9 +210,9 @@ def test_ones_own_label_is_scored(indexed):
         assert not wrong.clear
         with pytest.raises(InputError, match="words"):
             score_label(model, store, WORD, "...")
-        store.set_label(WORD, "stripes", [right])
+        store.labels.set_own(WORD, "stripes", [right])
         assert describe(store, WORD).title.startswith("stripes (+ ")
-        store.set_label(WORD, "")
+        store.labels.set_own(WORD, "")
 
 
 def test_another_result_has_other_labels(indexed, tmp_path):
@@ -222,10 +222,10 @@ def test_another_result_has_other_labels(indexed, tmp_path):
     with open_store(tmp_path / "l.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=600), store, k=4)
         label_neurons(model, store, [WORD])
-        assert store.labelled()
+        assert store.labels.all_meanings()
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=1000), store, k=4)
-        assert store.labelled() == []
-        assert store.control("topics") is None
+        assert store.labels.all_meanings() == []
+        assert store.facts.control("topics") is None
 
 
 def test_search_prefers_labels_that_hold(indexed):
@@ -235,8 +235,8 @@ def test_search_prefers_labels_that_hold(indexed):
         hit = store.search("zebra", 1)[0]
         assert (hit.neuron, hit.polarity) == (WORD, "+")
         assert any(why.startswith("means") for why in hit.why)
-        assert store.named(WORD, "+").startswith("' zebra' (")
-        assert store.named(Neuron(0, "ffn", 59), "+") is None
+        assert store.labels.name(WORD, "+").startswith("' zebra' (")
+        assert store.labels.name(Neuron(0, "ffn", 59), "+") is None
 
 
 def test_too_few_documents_are_told(model, corpus, tmp_path):

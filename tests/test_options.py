@@ -127,7 +127,7 @@ def test_a_store_that_is_not_needed_may_be_missing_or_of_another_model(told, tmp
     (tmp_path / "icebear.db").unlink()
     told("index", "--corpus", "c.txt")
     with open_store(tmp_path / "icebear.db") as store:
-        std = store.statistic(store.search("Rome", 1)[0].neuron, "std")
+        std = store.neurons.statistic(store.search("Rome", 1)[0].neuron, "std")
         name = str(store.search("Rome", 1)[0].neuron)
     assert std > 0
     in_units = told(*edited, f"{name}=2std")["steered"]["next"]

@@ -59,7 +59,7 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     for create in (False, True):
         with pytest.raises(StoreError), open_store(tmp_path / "other.db", create):
-            open_store(tmp_path / "other.db", create).__enter__().facts()
+            open_store(tmp_path / "other.db", create).__enter__().facts.all()
 
 
 def test_reading_makes_and_changes_nothing(tmp_path):
@@ -70,11 +70,11 @@ def test_reading_makes_and_changes_nothing(tmp_path):
     before = sorted(tmp_path.iterdir())
     for name in ("none.db", "empty.db", "no/none.db"):
         for read in (
-            Store.facts,
+            lambda store: store.facts.all(),
             Store.checksum,
             lambda store: store.search("bear"),
-            Store.concepts,
-            Store.all_neurons,
+            lambda store: store.concepts.names(),
+            lambda store: store.neurons.all(),
         ):
             with (
                 pytest.raises(StoreError, match=f"There is no store.*{name}; build one with: icebear index"),
@@ -84,7 +84,7 @@ def test_reading_makes_and_changes_nothing(tmp_path):
     for create in (False, True):
         for name in ("pipe.db", "loop.db", "folder.db"):
             with pytest.raises(StoreError, match=name), open_store(tmp_path / name, create) as store:
-                store.facts()
+                store.facts.all()
         with pytest.raises(InputError):
             open_store(tmp_path / ("n" * 300), create).__enter__()
     assert sorted(tmp_path.iterdir()) == before
@@ -94,7 +94,7 @@ def test_reading_makes_and_changes_nothing(tmp_path):
 def test_a_scan_makes_the_store(model, corpus, tmp_path):
     with open_store(tmp_path / "wiki.db") as store:
         with pytest.raises(StoreError, match="store"):
-            store.set_label(Neuron(0, "ffn", 0), "x")
+            store.labels.set_own(Neuron(0, "ffn", 0), "x")
         assert not store.path.exists()
         build_index(model, corpus, store, k=K)
         assert store.search("bear")
@@ -106,7 +106,7 @@ def test_a_store_that_may_be_made_is_made_by_its_first_use(model, corpus, tmp_pa
         build_index(model, corpus, store, k=K)
         assert store.search("bear")
     with pytest.raises(StoreError), open_store(tmp_path / "no/a.db", create=True) as store:
-        store.facts()
+        store.facts.all()
 
 
 @pytest.mark.parametrize("name", ["file:evil.db?mode=memory", "file:x.db", ":memory:", "a b#1?%20.db", "'; --.db"])
@@ -154,7 +154,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
             store.search(odd)
         assert store.count("neurons") == 60
         for name in ("w2", "w1", "examples", "tokens"):
-            store.vectors_file(name).unlink()
+            store.vectors.path(name).unlink()
             with pytest.raises(StoreError, match="index"):
                 store.search("bear")
                 store.similar(neuron, by="reads")
@@ -165,7 +165,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
 def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
-        ids, rows = store.sentence_vectors()
+        ids, rows = store.sentences.vectors()
         of = dict(zip(ids.tolist(), rows.astype(np.float64), strict=True))
         for sentence in list(corpus.sentences())[:5]:
             with torch.no_grad():
@@ -173,7 +173,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
                 stream = model.net(ids, output_hidden_states=True).hidden_states[-1][0]  # (T, D)
             assert of[sentence.id] == pytest.approx(stream[1:].mean(0).numpy(), abs=1e-2)
         centre = np.mean(list(of.values()), axis=0)
-        saved = store.vectors("examples")
+        saved = store.vectors.get("examples")
         for number in range(0, 60, 11):
             for sign, polarity in enumerate("+-"):
                 examples = store.examples(Neuron(number // 20, "ffn", number % 20), polarity)
@@ -191,8 +191,8 @@ def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):
     with open_store(tmp_path / "i.db", create=True) as first, open_store(tmp_path / "i.db", create=True) as second:
         second.database.conn.execute("PRAGMA busy_timeout = 100")
         with first.writing(), pytest.raises(StoreError):
-            second.commit_shards({}, {}, {"k": 1})
-        assert second.facts() == {}
+            second.scan.commit({}, {}, {"k": 1})
+        assert second.facts.all() == {}
 
 
 def test_a_full_disk_loses_nothing(model, corpus, tmp_path, monkeypatch):
@@ -213,7 +213,7 @@ def test_a_full_disk_loses_nothing(model, corpus, tmp_path, monkeypatch):
 
 def test_folders_that_cannot_be_written(model, corpus, tmp_path):
     with pytest.raises(StoreError), open_store("/proc/icebear.db", create=True) as store:
-        store.facts()
+        store.facts.all()
     with pytest.raises(StoreError):
         vectors.save(tmp_path / "no" / "folder.faiss", [np.ones((2, 3))])
 
@@ -247,7 +247,7 @@ def test_a_finished_store_opens_where_nothing_can_be_written(model, corpus, left
             assert store.search("bear") == hits
             assert store.checksum() == checksum
             with pytest.raises(StoreError):
-                store.set_label(hits[0].neuron, "a name")
+                store.labels.set_own(hits[0].neuron, "a name")
             with pytest.raises(StoreError):
                 build_index(model, corpus, store, k=K)
 
@@ -256,7 +256,7 @@ def test_what_is_still_in_a_log_is_never_left_out(model, corpus):
     """A store that lies where it cannot be written, and is not whole without the log beside it."""
     with tempfile.TemporaryDirectory() as name, open_store(Path(name) / "i.db", create=True) as store:
         store.database.execute("PRAGMA journal_mode = WAL")
-        store.commit_shards({}, {}, {"k": 1})
+        store.scan.commit({}, {}, {"k": 1})
         for suffix in ("", "-wal"):
             shutil.copy(f"{name}/i.db{suffix}", f"{name}/copy.db{suffix}")
         with unwritable(Path(name)), pytest.raises(StoreError):
@@ -291,7 +291,7 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         whole = describe(store, neuron)
-        monkeypatch.setattr("icebear.actmax.card.LARGE", store.vector_bytes())
+        monkeypatch.setattr("icebear.actmax.card.LARGE", store.vectors.size())
         with monkeypatch.context() as patch:
             patch.setattr(vectors, "load", None)
             quick = describe(store, neuron)
@@ -305,7 +305,7 @@ def test_an_index_in_16_bits_is_one_of_its_own(model, corpus, tmp_path):
     half = Model(random_model(LLAMA, dtype=torch.bfloat16).net, Letters(), model.name)
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(half, corpus, store, k=K)
-        assert store.fact("dtype") == "bfloat16"
+        assert store.facts.get("dtype") == "bfloat16"
         neuron = Neuron(1, "ffn", 3)
         whole = Model(copy.deepcopy(half.net).float(), Letters(), model.name)
         assert whole.fingerprint == half.fingerprint
@@ -350,7 +350,7 @@ def test_swapped_vectors_are_named_never_searched_and_made_anew(model, twin_stor
     one, other = twin_stores
     with open_store(one) as store, open_store(other) as alien:
         hits, checksum = store.search("bears", 60), store.checksum()
-        shutil.copy(alien.vectors_file("examples"), store.vectors_file("examples"))
+        shutil.copy(alien.vectors.path("examples"), store.vectors.path("examples"))
         with pytest.raises(StoreError, match=r"examples\.faiss"):
             store.search("bears")
         with pytest.raises(StoreError, match=r"examples\.faiss"):
@@ -365,12 +365,12 @@ def test_swapped_vectors_are_named_never_searched_and_made_anew(model, twin_stor
 @pytest.mark.parametrize("name", VECTORS)
 def test_damaged_missing_and_unmarked_vectors_are_made_anew(model, twin_stores, tmp_path, name):
     with open_store(twin_stores[0]) as store:
-        checksum, file = store.checksum(), store.vectors_file(name)
+        checksum, file = store.checksum(), store.vectors.path(name)
         whole = file.read_bytes()
         for damaged in (b"no index", b"", whole[:-1], whole[: -vectors.TAIL], whole[-vectors.TAIL :], None):
             file.unlink() if damaged is None else file.write_bytes(damaged)
             with pytest.raises(StoreError, match=file.name):
-                store.vectors(name)
+                store.vectors.get(name)
             build_index(model, read_corpus(str(tmp_path / "a.txt")), store, k=2)
             assert (store.checksum(), file.read_bytes()) == (checksum, whole)
 
@@ -378,9 +378,9 @@ def test_damaged_missing_and_unmarked_vectors_are_made_anew(model, twin_stores, 
 def test_the_checksum_is_of_labels_and_vectors_too(model, twin_stores, tmp_path):
     with open_store(twin_stores[0]) as store:
         seen = {store.checksum()}
-        store.set_label(Neuron(0, "ffn", 3), "a name")
+        store.labels.set_own(Neuron(0, "ffn", 3), "a name")
         seen.add(store.checksum())
-        file = store.vectors_file("w2")
+        file = store.vectors.path("w2")
         flipped = bytearray(file.read_bytes())
         flipped[-vectors.TAIL - 1] ^= 1
         file.write_bytes(flipped)
@@ -393,9 +393,9 @@ def test_the_checksum_is_of_labels_and_vectors_too(model, twin_stores, tmp_path)
 def test_vectors_of_earlier_results_are_never_searched(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt"), 30), store, k=K)
-        earlier = store.vectors_file("examples").read_bytes()
+        earlier = store.vectors.path("examples").read_bytes()
         build_index(model, corpus, store, k=K)
-        store.vectors_file("examples").write_bytes(earlier)
+        store.vectors.path("examples").write_bytes(earlier)
         with pytest.raises(StoreError, match="store"):
             store.search("bear")
 
@@ -404,7 +404,7 @@ def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         with pytest.raises(InputError, match="'fnn'"):
             build_index(model, corpus, store, k=K, sites=("fnn",))
-        assert store.facts() == {}
+        assert store.facts.all() == {}
         build_index(model, corpus, store, k=K, sites=("ffn", "ffn"))
         assert store.count("neurons") == 60
 
@@ -417,7 +417,7 @@ def test_two_scans_of_one_store(model, corpus, tmp_path):
                 build_index(model, corpus, second, k=K)
 
         build_index(model, corpus, first, k=K, on_progress=intrude)
-        assert "finished" in first.facts()
+        assert "finished" in first.facts.all()
 
 
 def test_what_is_damaged_inside_is_said_in_words(model, corpus, tmp_path):
@@ -449,7 +449,7 @@ def test_a_scan_goes_on_however_the_paths_are_spelled(model, corpus, tmp_path, m
         build_index(other, read_corpus(f"./../{tmp_path.name}/c.txt", 10), store, k=K)
         assert store.checksum() == checksum
         build_index(other, read_corpus(str(tmp_path / "c.txt"), 20), store, k=K)
-        assert store.fact("limit") == 20
+        assert store.facts.get("limit") == 20
 
 
 def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_path):
@@ -462,9 +462,10 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
         cosines = (rows @ rows.T).abs().fill_diagonal_(0)
         drawn = np.random.default_rng(0).choice(60, DRAWS, replace=False)
         nearest = cosines[drawn.tolist()].max(1).values.numpy()
-        assert store.by_chance("writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
+        assert store.neuron_search.chance("writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
         card_ = describe(store, Neuron(1, "ffn", 3))
         assert set(card_.nearest) == set(card_.nearest_by_chance) == {"writes", "reads", "examples"}
-        said = f"random neurons: {store.by_chance('reads')[0]:.2f}, at most {store.by_chance('reads')[1]:.2f}"
+        median, most = store.neuron_search.chance("reads")
+        said = f"random neurons: {median:.2f}, at most {most:.2f}"
         assert said in printed(card(card_)).replace("\n", " ")
         assert said in card_.to_html()

@@ -87,7 +87,7 @@ class Labels(Evaluation):
 
 def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
     """Of each third of the layers, neurons drawn by chance."""
-    every = store.all_neurons()
+    every = store.neurons.all()
     last = max(neuron.layer for neuron in every) + 1
     generator, found = np.random.default_rng(seed), {}
     for number, name in enumerate(THIRDS):
@@ -109,7 +109,7 @@ def measure(
     read_of, known = activations(model, store, parts, group, seed, advance)
     lines: list[dict[str, Any]] = []
     for row, neuron in enumerate(group):
-        promoted, classes = writes(store, neuron), store.classes(neuron)
+        promoted, classes = writes(store, neuron), store.neurons.classes(neuron)
         pairs = []
         for polarity, values in both_signs(read_of, row):
             pair, fired = (neuron, polarity), fired_in(parts, values)

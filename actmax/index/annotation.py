@@ -40,7 +40,7 @@ def annotate(
         raise StoreError(
             f"{store.path} is an index by {store.by}, and what is attributed are activations; annotate another --store."
         )
-    limit = store.fact("max_tokens")
+    limit = store.facts.get("max_tokens")
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)
         for neuron in named
@@ -60,7 +60,7 @@ def annotate(
             [example.token for _, _, example in rows],
             method,
         )
-        store.add_attributions(
+        store.example_tables.add_attributions(
             name_of(method),
             [
                 (neuron, polarity, example.sentence.id, result.tokens.tolist(), result.conserved.to_dict())

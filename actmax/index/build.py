@@ -89,21 +89,21 @@ def _build(
         **dataclasses.asdict(settings),
         "sites": list(settings.sites),
     }
-    if not store.finished_with(facts):
+    if not store.scan.finished_with(facts):
         table, counts = _scan(model, corpus, store, settings, facts, engine, on_progress)
         facts = {
             "finished": True,
             "limit": corpus.limit,
             "tokens": table.token_count,
             "statistics_tokens": table.counted,
-            "counts": {**counts, **{what: n for what, n in store.passed_over(settings.max_tokens).items() if n}},
+            "counts": {**counts, **{what: n for what, n in store.scan.passed_over(settings.max_tokens).items() if n}},
             "gated": "ffn" in settings.sites and gated(model),
             "made_with": provenance(model),
         }
-        store.finish(_statistics(table, model, settings.sites), _examples(table), facts)
+        store.scan.finish(_statistics(table, model, settings.sites), _examples(table), facts)
     ensure_vectors(model, store)
     ensure_classes(store)
-    return Counter(store.facts().get("counts") or {"sentences": store.count("sentences")})
+    return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
 
 
 def _scan(
@@ -120,8 +120,8 @@ def _scan(
     The last shard, if it is shorter, is not in the summary that is committed: with a larger limit it is another one.
     """
     short = empty_table(neuron_count(model, settings.sites), settings.k)
-    table = _unpack(store.progress()) or short
-    done = {number for number, size in store.scanned().items() if size == SHARD} if table.token_count else set()
+    table = _unpack(store.scan.progress()) or short
+    done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
     counts: Counter[str] = Counter()
     start = last = time.monotonic()
     sentences = tokens = 0
@@ -143,12 +143,12 @@ def _scan(
         sentences, tokens = sentences + len(shard), tokens + found.token_count
         on_progress(Progress(sentences, tokens, time.monotonic() - start))
         if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
-            store.commit_shards(waiting, _pack(table), facts)
+            store.scan.commit(waiting, _pack(table), facts)
             waiting, last = {}, time.monotonic()
     whole = merge(table, short)
     if not whole.counted:
         raise InputError(f"The corpus's first {SHARD} sentences have no two tokens each; give another one.")
-    store.commit_shards(waiting, _pack(table), facts)
+    store.scan.commit(waiting, _pack(table), facts)
     return whole, counts
 
 

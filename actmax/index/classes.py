@@ -48,14 +48,14 @@ def ensure_classes(store: Store) -> None:
     """Classify all neurons of a finished index, once. Tokens count as the same whatever their case and spaces."""
     if store.count("classes"):
         return
-    keys, sentences, positions = store.example_keys()
+    keys, sentences, positions = store.example_tables.keys()
     codes: dict[str, int] = {}
     ids: list[int] = []
     starts: list[int] = []
     flat: list[int] = []
-    for identity, tokens in store.sentence_tokens():
+    for identity, tokens in store.sentences.tokens():
         ids.append(identity)
         starts.append(len(flat))
         flat += [codes.setdefault(token.strip().lower(), len(codes)) for token in tokens]
     places = np.array(starts)[np.searchsorted(np.array(ids), sentences)]
-    store.set_classes(classify(keys, np.array(flat)[places + positions], positions, store.largest()))
+    store.neurons.set_classes(classify(keys, np.array(flat)[places + positions], positions, store.neurons.largest()))

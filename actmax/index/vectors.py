@@ -14,7 +14,6 @@ from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import typical, unembedding, vocabulary, w1, written
 from icebear.db import vectors
-from icebear.db.search import NEAR, by_chance
 from icebear.db.store import Store
 from icebear.errors import StoreError
 
@@ -35,15 +34,16 @@ def ensure_vectors(model: Model, store: Store) -> None:
     made = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
         if name in made:
-            store.save_vectors(name, make(), unit=name != "tokens")
-    if made or store.control("nearest") is None:
-        store.set_control("nearest", {by: by_chance(store, by) for by in NEAR})
+            store.vectors.save(name, make(), unit=name != "tokens")
+    if made or store.facts.control("nearest") is None:
+        store.neuron_search.measure_chance()
     if not store.count("w2_norms"):
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
-        store.set_w2_norms(np.concatenate(list(norms)).tolist())
-        store.set_typical([typical(model, layer) for layer in range(model.layers)])
+        store.vectors.set_norms(
+            np.concatenate(list(norms)).tolist(), [typical(model, layer) for layer in range(model.layers)]
+        )
     if not store.count("tokens"):
-        store.set_tokens(model.text(token) for token in range(model.config.vocab_size))
+        store.vectors.set_tokens(model.text(token) for token in range(model.config.vocab_size))
 
 
 def gated(model: Model) -> bool:
@@ -59,17 +59,17 @@ def gated(model: Model) -> bool:
 
 def _usable(store: Store, name: str, count: int) -> bool:
     try:
-        found, file = store.vectors(name), store.vectors_file(name)
+        found, file = store.vectors.get(name), store.vectors.path(name)
         return found.ntotal == count and vectors.digest(file) == vectors.marked(file)
     except StoreError as error:
-        if store.vectors_file(name).exists():
+        if store.vectors.path(name).exists():
             logging.getLogger("icebear").info("%s", error)
         return False
 
 
 def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None]) -> Iterator[np.ndarray]:
     """Rows by neuron id; zeros where a site has no such matrix, or a layer no such site."""
-    for site in store.facts()["sites"]:
+    for site in store.facts.all()["sites"]:
         for layer in range(model.layers):
             rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
             if rows is None:
@@ -79,13 +79,13 @@ def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor
 
 def _example_vectors(store: Store) -> Iterator[np.ndarray]:
     """The mean vector of the sentences that drive a neuron, by 2 * neuron id + (polarity is -), off the corpus mean."""
-    ids, rows = store.sentence_vectors()  # (S,), (S, D)
+    ids, rows = store.sentences.vectors()  # (S,), (S, D)
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
     centre = weight.mean(0)
-    store.set_centre(centre.numpy())
+    store.vectors.set_centre(centre.numpy())
     weight -= centre
-    keys, sentences, _ = store.example_keys()  # in order of key
+    keys, sentences, _ = store.example_tables.keys()  # in order of key
     places = torch.from_numpy(np.searchsorted(ids[order], sentences))
     starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))
     for first in range(0, len(starts) - 1, BLOCK):

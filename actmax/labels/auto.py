@@ -49,7 +49,7 @@ def label_neurons(
     Raises `StoreError` for an index by relevance, or one of too few documents.
     """
     check(model, store)
-    have = store.meanings(neurons)
+    have = store.labels.meanings(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
         return
@@ -66,7 +66,7 @@ def label_neurons(
             for polarity, values in both_signs(read_of, row):
                 meanings.append(_meaning(store, parts, (neuron, polarity), values, promoted[polarity], known))
             advance(1)
-        store.set_meanings(meanings)
+        store.labels.set_meanings(meanings)
 
 
 def check(model: Model, store: Store) -> None:
@@ -97,13 +97,13 @@ def activations(
     """part -> (P, N) of neurons, or of heads; and what chance gives, measured in the same passes the first time."""
     heads = neurons[0].site == "head"
     name = f"labels {seed}{' heads' if heads else ''}"
-    known = store.control(name)
+    known = store.facts.control(name)
     others = [] if known else drawn(model, store, seed, heads)
     found = {part: read(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
     if known is None:
         of_others = {part: x[len(neurons) :] for part, x in found.items()}
-        store.set_control(name, controls(store, parts, others, of_others, seed))
-        known = store.control(name)
+        store.facts.set_control(name, controls(store, parts, others, of_others, seed))
+        known = store.facts.control(name)
     return found, known
 
 

@@ -64,7 +64,7 @@ def drawn(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
         return [every[place] for place in sorted(np.random.default_rng(seed).permutation(len(every))[:CONTROLS])]
     count = store.count("neurons")
     ids = np.random.default_rng(seed).choice(count, min(CONTROLS, count), replace=False)
-    return list(store.neurons(sorted(ids.tolist())).values())
+    return list(store.neurons.of(sorted(ids.tolist())).values())
 
 
 def shifted(sample: Sample, values: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -145,9 +145,9 @@ def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
 
     Raises `StoreError` for an index of so few documents that a part has not a quarter of its sentences.
     """
-    limit, special = store.fact("max_tokens"), model.special_ids()
+    limit, special = store.facts.get("max_tokens"), model.special_ids()
     rows: dict[str, list[Row]] = {part: [] for part in SENTENCES}
-    for sentence in store.sentences_from(stable_hash(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
+    for sentence in store.sentences.starting_at(stable_hash(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
         part = part_of(sentence.title)
         if len(rows[part]) < SENTENCES[part]:
             ids = model.token_ids(sentence.text, limit)

@@ -42,17 +42,17 @@ class Topics:
 
 def topics(store: Store) -> Topics:
     """Those of the store, made once of the sentences of the part to make labels on (k-means of their vectors)."""
-    found = store.control("topics")
+    found = store.facts.control("topics")
     if found is None:
-        store.set_control("topics", _made(store).to_dict())
-        found = store.control("topics")  # as it is kept, rounded
+        store.facts.set_control("topics", _made(store).to_dict())
+        found = store.facts.control("topics")  # as it is kept, rounded
     return Topics.from_dict(found)
 
 
 def _made(store: Store) -> Topics:
     import faiss
 
-    sentences = [s for s in store.sentences_from(0) if part_of(s.title) == "make"][:LEARNT]
+    sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "make"][:LEARNT]
     rows = _unit(store, np.array([sentence.id for sentence in sentences]))
     count = max(1, min(COUNT, len(rows) // 40))
     learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
@@ -73,7 +73,7 @@ def _made(store: Store) -> Topics:
 
 def _unit(store: Store, sentences: np.ndarray) -> np.ndarray:
     """(S, D) their vectors off the corpus's mean, of length 1; zero for one without tokens that count."""
-    known = dict(zip(*store.sentence_vectors(sentences.tolist()), strict=True))
-    centre = store.centre()
+    known = dict(zip(*store.sentences.vectors(sentences.tolist()), strict=True))
+    centre = store.vectors.centre()
     rows = np.array([known[i].astype(np.float32) - centre if i in known else 0 * centre for i in sentences.tolist()])
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)

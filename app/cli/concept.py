@@ -79,8 +79,8 @@ def find(
                 seed=seed,
                 on_progress=move,
             )
-        store.set_concept(found.to_dict())
-        labels = {(part.neuron, part.polarity): store.named(part.neuron, part.polarity) for part in found.parts}
+        store.concepts.set(found.to_dict())
+        labels = {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in found.parts}
     if save:
         found.save(save)
     if as_json:
@@ -104,7 +104,7 @@ def list_(store_path: str, as_json: bool) -> None:
     found = []
     if local(store_path).exists():
         with open_store(store_path) as store:
-            found = [store.concept(name) for name in store.concepts()]
+            found = [store.concepts.get(name) for name in store.concepts.names()]
     if as_json:
         print_json({"concepts": found})
     elif found:
@@ -132,7 +132,9 @@ def show(name: str, store_path: str, as_json: bool) -> None:
     alike: list[tuple[str, float]] = []
     if not name.endswith(".json"):
         with open_store(store_path) as store:
-            labels = {(part.neuron, part.polarity): store.named(part.neuron, part.polarity) for part in found.parts}
+            labels = {
+                (part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in found.parts
+            }
         others = [_read(other, store_path) for other in _names(store_path) if other != name]
         alike = nearest(found, others)
     if as_json:
@@ -290,14 +292,14 @@ def _read(name: str, store_path: str) -> Concept:
     if name.endswith(".json"):
         return Concept.load(name)
     with open_store(store_path) as store:
-        return Concept.from_dict(store.concept(name))
+        return Concept.from_dict(store.concepts.get(name))
 
 
 def _names(store_path: str) -> list[str]:
     from icebear.db.store import open_store
 
     with open_store(store_path) as store:
-        return store.concepts()
+        return store.concepts.names()
 
 
 VERBS = (concept,)

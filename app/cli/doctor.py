@@ -42,7 +42,7 @@ def examine(
 def _store_fact(store: Store) -> str:
     """Raises `StoreError` where its vectors are not its own."""
     for name in NAMES:
-        store.vectors(name)
+        store.vectors.get(name)
     return f"{store.path} fits the model"
 
 

@@ -190,7 +190,7 @@ def finished_store(path: str, model: Model) -> Iterator[Store]:
 
     with open_store(path) as store:
         store.check(model.fingerprint, model.name)
-        store.fact("finished")
+        store.facts.get("finished")
         yield store
 
 
@@ -215,7 +215,7 @@ def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
 def known_of(store: Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
     """The automatic labels that hold, of neurons at polarities, where a store has them."""
     wanted = dict.fromkeys(pairs)
-    found = store.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
+    found = store.labels.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
     return [found[pair] for pair in wanted if pair in found and found[pair].clear]
 
 

@@ -75,7 +75,7 @@ def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> C
     # What is streamed is not read twice, only to know how much it is.
     total = None if corpus.streamed else sum(1 for _ in corpus.sentences())
     with open_store(store_path, create=True) as store, bar("sentences", total) as move:
-        shards = store.scanned() if store.path.exists() else {}
+        shards = store.scan.shards() if store.path.exists() else {}
         done = sum(size for size in shards.values() if size == index.SHARD)
 
         def show(progress: Progress) -> None:

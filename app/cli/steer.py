@@ -60,7 +60,7 @@ def steer(
     asked = _prompt(prompt, given)
     model = load(**given)
     with store_if_any(store_path, model) as store:  # it knows max and std, for edits in those units
-        statistic = store.statistic if store else None
+        statistic = store.neurons.statistic if store else None
         result = compare(model, asked, wanted, max_new_tokens, statistic, temperature, seed)
     if as_json:
         print_json(result.to_dict())

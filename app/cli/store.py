@@ -123,7 +123,7 @@ def neuron(
     if wanted.site == "head":
         return _head(wanted, store_path, as_json)
     with open_store(store_path) as store:
-        store.statistics(wanted)
+        store.neurons.statistics(wanted)
         model = load(**given)
         store.check(model.fingerprint, model.name)
         if annotated:
@@ -144,7 +144,7 @@ def _head(head: Neuron, store_path: str, as_json: bool) -> None:
     from icebear.db.store import open_store
 
     with open_store(store_path) as store:
-        found, made_with = list(store.meanings([head]).values())[:1], store.made_with()
+        found, made_with = list(store.labels.meanings([head]).values())[:1], store.made_with()
         if not found:
             raise StoreError(f"{head} has no label yet; make one with icebear label --auto {head}.")
         told = meaning_told("+ (attends to)", found[0], held_out(store, found[0]))
@@ -160,7 +160,7 @@ def _clearest(store_path: str, top: int, as_json: bool) -> None:
     from icebear.db.store import open_store
 
     with open_store(store_path) as store:
-        tried, made_with = store.labelled(), store.made_with()
+        tried, made_with = store.labels.all_meanings(), store.made_with()
     if not tried:
         raise StoreError(f"{store_path} has no automatic labels yet; make them with icebear label --auto.")
     found = clearest(tried)
@@ -186,7 +186,7 @@ def search(text: str, top: int, store_path: str, as_json: bool) -> None:
 
     with open_store(store_path) as store:
         found = store.search(text, top)
-        labels, made_with = {hit: store.named(hit.neuron, hit.polarity) for hit in found}, store.made_with()
+        labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in found}, store.made_with()
     if as_json:
         rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in found]
         print_json({**made_with, "hits": rows})
@@ -215,9 +215,9 @@ def annotate(
         raise click.UsageError("Give either NEURONS or --prompt.")
     wanted = [Neuron.parse(name) for name in neurons]
     with open_store(store_path) as store:
-        sites = store.fact("sites")
+        sites = store.facts.get("sites")
         for name in wanted:
-            store.statistics(name)
+            store.neurons.statistics(name)
         model = load(**given)
         if prompt:
             relevance = run(model, prompt, sites=sites)
@@ -267,12 +267,12 @@ def label(
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
     named, text = Neuron.parse(words[0]), words[1]
     with open_store(store_path) as store:
-        store.statistics(named)
+        store.neurons.statistics(named)
         found = _own_score(store, named, text, given) if scoring and text.strip() else []
-        store.set_label(named, text, found)
+        store.labels.set_own(named, text, found)
         if as_json:
             scores = {"scores": [meaning.to_dict() for meaning in found]} if scoring else {}
-            print_json({**store.made_with(), "neuron": str(named), "label": store.label(named), **scores})
+            print_json({**store.made_with(), "neuron": str(named), "label": store.labels.own(named), **scores})
         elif found:
             from icebear.app.cli.terminal import meanings
 
@@ -298,18 +298,18 @@ def _automatic(
 
     need("index")
     with open_store(store_path) as store:
-        sites = store.fact("sites")
+        sites = store.facts.get("sites")
         for name in neurons:
             if name.site != "head":
-                store.statistics(name)
+                store.neurons.statistics(name)
         model = load(**given)
         if prompt:
             neurons = [row.neuron for row in run(model, prompt, sites=sites).top(top)]
         elif not neurons:
-            neurons = store.all_neurons()
+            neurons = store.neurons.all()
         with bar("sentences and neurons") as move:
             label_neurons(model, store, neurons, on_progress=move)
-        found, made_with = store.meanings(neurons), store.made_with()
+        found, made_with = store.labels.meanings(neurons), store.made_with()
     rows = [found[name, polarity] for name in neurons for polarity in "+-"]
     clear = sum(meaning.clear for meaning in rows)
     if as_json:

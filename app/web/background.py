@@ -115,7 +115,7 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
     corpus = read_corpus("wiki-summaries", limit=summaries)
     total = sum(1 for _ in corpus.sentences())
     with open_store(path, create=True) as store:
-        before = sum(size for size in store.scanned().values() if size == index.SHARD)
+        before = sum(size for size in store.scan.shards().values() if size == index.SHARD)
 
         def show(progress: index.Progress) -> None:
             done = before + progress.sentences

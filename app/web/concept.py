@@ -53,13 +53,13 @@ def _stored() -> list[str]:
     if not has_labels():
         return []
     with store() as opened:
-        return opened.concepts()
+        return opened.concepts.names()
 
 
 def _take() -> None:
     if st.session_state["kept_concept"]:
         with store() as opened:
-            st.session_state["concept"] = opened.concept(st.session_state["kept_concept"])
+            st.session_state["concept"] = opened.concepts.get(st.session_state["kept_concept"])
 
 
 def _find(with_: list[str], without: list[str], name: str, most: int) -> Concept:

@@ -41,7 +41,7 @@ def _label(ready: bool) -> str:
 def _about(ready: bool) -> None:
     if ready:
         with store() as opened:
-            facts = opened.facts()
+            facts = opened.facts.all()
         size = f", {facts['limit']:,} documents" if facts["limit"] else ""
         st.markdown(plain(f"{facts['corpus']}{size}, read by {facts['model']}"))
         st.caption(plain(str(store_path().absolute())))

@@ -47,7 +47,7 @@ def show() -> None:
             _by_the_model(neuron)
         return
     with store() as opened:
-        if neuron.site in opened.fact("sites") or neuron.site in SILENT["writes"]:
+        if neuron.site in opened.facts.get("sites") or neuron.site in SILENT["writes"]:
             _card(opened, neuron, polarity)
         else:
             st.markdown(f"#### {neuron}")
@@ -66,7 +66,7 @@ def _by_the_model(neuron: Neuron) -> None:
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     card = describe(opened, neuron, k=EXAMPLES)
     if card.left_out:
-        size = f"{opened.vector_bytes() / 1e9:.0f} GB"
+        size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary and nearest neurons (reads {size})", icon=":material/hub:", key="whole_card"):
             card = describe(opened, neuron, k=EXAMPLES, whole=True)
     _head(card)
@@ -123,7 +123,7 @@ def _actions(card: Card) -> None:
 
     def write() -> None:
         with telling_trouble(), store() as opened:
-            opened.set_label(card.neuron, st.session_state[key])
+            opened.labels.set_own(card.neuron, st.session_state[key])
 
     left.text_input("Your label", card.label or "", key=key, on_change=write)
     middle.button("Send to Steer", on_click=to_steer, args=(card.neuron,), key="card_to_steer")

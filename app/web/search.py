@@ -35,7 +35,7 @@ def _like() -> None:
     if no_store_yet("The neurons most like this one come"):
         return
     with store() as opened:
-        st.caption("The nearest to random neurons: {:.2f}, at most {:.2f}.".format(*opened.by_chance(by)))
+        st.caption("The nearest to random neurons: {:.2f}, at most {:.2f}.".format(*opened.neuron_search.chance(by)))
         _show(opened.similar(Neuron.parse(name), 50, by, polarity))
 
 
@@ -65,7 +65,7 @@ def _show(hits: list[Hit]) -> None:
 @st.cache_data(max_entries=2, show_spinner="Reading the statistics ...")
 def _table(path: str, changed: int) -> pandas.DataFrame:
     with store() as opened:
-        return opened.table()
+        return opened.neurons.table()
 
 
 def _statistics() -> None:

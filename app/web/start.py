@@ -128,7 +128,7 @@ def _clearest() -> None:
     if not has_labels():
         return
     with store() as opened:
-        found = clearest(opened.labelled())
+        found = clearest(opened.labels.all_meanings())
     if not found:
         return
     st.markdown("#### The neurons that mean something clear")

@@ -110,7 +110,7 @@ def known(pairs: list[tuple[Neuron, str]]) -> dict[str, list[str]]:
     if not has_labels():
         return {}
     with store() as opened:
-        names = [opened.named(*pair) or "" for pair in pairs]
+        names = [opened.labels.name(*pair) or "" for pair in pairs]
     return {"means": names} if any(names) else {}
 
 
@@ -134,7 +134,7 @@ def _finished(path: Path) -> bool:
     if not path.exists():
         return False
     with open_store(path) as opened:
-        return "finished" in opened.facts()
+        return "finished" in opened.facts.all()
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
         if any(edit.unit for edit in edits):
             opened = stack.enter_context(store())
             fitting(opened)
-            statistic = opened.statistic
+            statistic = opened.neurons.statistic
         result = compare(loaded, read_prompt(prompt), edits, count, statistic, temperature, seed, step)
     bar.empty()
     stop.empty()
@@ -209,6 +209,6 @@ def _as_code(prompt: str, edits: list[Edit], count: int, temperature: float, see
         if units:
             lines.insert(1, "from icebear import open_store\n")
             lines[3] = f"with open_store({str(store_path())!r}) as store, steer(model, " + (
-                f"{[str(edit) for edit in edits]!r}, store.statistic):"
+                f"{[str(edit) for edit in edits]!r}, store.neurons.statistic):"
             )
         st.code("\n".join(lines), "python", wrap_lines=True)

@@ -1,0 +1,101 @@
+"""What neurons are called: by people, and by `icebear.actmax.labels`, with scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from icebear.db.neurons import NeuronTables
+from icebear.db.sqlite import SqliteFile
+from icebear.records import POLARITIES, Meaning, Neuron, as_neuron
+from icebear.values import one_of, several, text_of
+
+
+class LabelTables:
+    """The tables `labels`, people's own, and `meanings`, automatic ones."""
+
+    def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
+        self.file, self.neurons = file, neurons
+
+    # --- people's own -----------------------------------------------------------------------------------
+
+    def own(self, neuron: Neuron | str) -> str | None:
+        """What somebody called the neuron."""
+        row = self._own(neuron)
+        return row[0] if row else None
+
+    def own_scores(self, neuron: Neuron | str) -> dict[str, dict[str, Any]]:
+        """polarity -> how well that holds (`Meaning.to_dict`), if it was measured."""
+        row = self._own(neuron)
+        return {score["polarity"]: score for score in json.loads(row[1])} if row else {}
+
+    def _own(self, neuron: Neuron | str) -> tuple[str, str] | None:
+        query = "SELECT text, scores FROM labels WHERE neuron = ?"
+        return self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
+
+    def set_own(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
+        """Call the neuron `text`; an empty text removes its label. scores: how well it holds, if that was measured."""
+        identity, text = self.neurons.id(neuron), text_of(text).strip()
+        with self.file.writing():
+            self.file.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
+            if text:
+                row = (identity, text, json.dumps([meaning.to_dict() for meaning in scores]))
+                self.file.database.execute("INSERT INTO labels VALUES (?, ?, ?)", row)
+
+    # --- automatic --------------------------------------------------------------------------------------
+
+    def set_meanings(self, meanings: Iterable[Meaning]) -> None:
+        """In place of those of the same neurons and polarities."""
+        rows = [
+            (
+                *(m.neuron.layer, m.neuron.site, m.neuron.index, "+-".index(m.polarity)),
+                *(m.kind, m.text, m.by, m.score, m.p, m.clear, json.dumps(m.record, ensure_ascii=False)),
+            )
+            for m in meanings
+        ]
+        with self.file.writing():
+            self.file.database.conn.executemany(
+                "INSERT OR REPLACE INTO meanings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
+
+    def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], Meaning]:
+        """(neuron, polarity) -> its automatic label, of those that have one."""
+        query = "SELECT * FROM meanings WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
+        rows = (
+            row
+            for n in map(as_neuron, several(neurons))
+            for row in self.file.database.execute(query, (n.layer, n.site, n.index))
+        )
+        return {(meaning.neuron, meaning.polarity): meaning for meaning in map(_meaning, rows)}
+
+    def all_meanings(self) -> list[Meaning]:
+        """All automatic labels, without their records."""
+        query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, clear, '{}' FROM meanings"
+        return list(map(_meaning, self.file.database.execute(query)))
+
+    def significant(self) -> list[tuple[int, str, str, float]]:
+        """Neuron id, polarity, text and score of the automatic labels that are significant, the best first."""
+        rows = self.file.database.execute(
+            "SELECT id, polarity, text, score FROM meanings JOIN neurons USING (layer, site, idx) WHERE clear "
+            "ORDER BY score DESC, id, polarity"
+        )
+        return [(number, "+-"[polarity], text, score) for number, polarity, text, score in rows]
+
+    def name(self, neuron: Neuron | str, polarity: str) -> str | None:
+        """What somebody called the neuron, or its automatic label where that is significant, with its score."""
+        neuron, polarity = as_neuron(neuron), one_of(polarity, "polarity", (*POLARITIES, ""))
+        row = self.file.database.execute(
+            "SELECT text FROM labels JOIN neurons ON neuron = id WHERE layer = ? AND site = ? AND idx = ?",
+            (neuron.layer, neuron.site, neuron.index),
+        ).fetchone()
+        if row:
+            return row[0]
+        meaning = self.meanings([neuron]).get((neuron, polarity))
+        return meaning.badge if meaning and meaning.clear else None
+
+
+def _meaning(row: tuple) -> Meaning:
+    layer, site, idx, polarity, kind, text, by, score, p, clear, record = row
+    neuron = Neuron(layer, site, idx)
+    return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(clear), json.loads(record))

@@ -1,0 +1,98 @@
+"""The neurons of an index: their numbers, statistics and classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from icebear.db.facts import FactTables
+from icebear.db.sqlite import SqliteFile
+from icebear.errors import StoreError
+from icebear.records import Neuron, NeuronStatistics, as_neuron
+from icebear.values import one_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class NeuronTables:
+    """The tables `neurons`, which a scan fills, and `classes`."""
+
+    def __init__(self, file: SqliteFile, facts: FactTables) -> None:
+        self.file, self.facts = file, facts
+
+    def id(self, neuron: Neuron | str) -> int:
+        """Its number in this index. Raises `StoreError` for a neuron that the index does not have."""
+        neuron = as_neuron(neuron)
+        query = "SELECT id FROM neurons WHERE layer = ? AND site = ? AND idx = ?"
+        row = self.file.database.execute(query, (neuron.layer, neuron.site, neuron.index)).fetchone()
+        if row is None:
+            why = "it has other sites or layers, or its scan is not finished" if self.facts.all() else "it is empty"
+            path = self.file.path
+            raise StoreError(f"{path} does not have {neuron} ({why}); run icebear index --store {path}.")
+        return row[0]
+
+    def of(self, ids: Iterable[int]) -> dict[int, Neuron]:
+        """id -> neuron."""
+        query = "SELECT layer, site, idx FROM neurons WHERE id = ?"
+        return {identity: Neuron(*self.file.database.execute(query, (identity,)).fetchone()) for identity in ids}
+
+    def all(self) -> list[Neuron]:
+        """In order of layer."""
+        rows = self.file.database.execute("SELECT layer, site, idx FROM neurons ORDER BY layer, site, idx")
+        return [Neuron(*row) for row in rows]
+
+    def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
+        """Raises `StoreError` for a neuron that the index does not have."""
+        (row,) = self.file.database.query("SELECT * FROM neurons WHERE id = ?", (self.id(neuron),))
+        numbers = {name: value for name, value in row.items() if name not in ("id", "layer", "site", "idx")}
+        histogram = tuple(json.loads(numbers.pop("histogram")))
+        known = {name: numbers.pop(name) for name in ("mean", "std", "min", "max", "positive")}
+        return NeuronStatistics(as_neuron(neuron), **known, histogram=histogram, more=numbers)
+
+    def statistic(self, neuron: Neuron | str, unit: str) -> float:
+        """The ``max`` (largest magnitude) or ``std`` of a neuron, for edits in those units."""
+        statistics = self.statistics(neuron)
+        known = {"max": max(abs(statistics.max), abs(statistics.min)), "std": statistics.std}
+        return known[one_of(unit, "statistic of a neuron", known)]
+
+    def largest(self) -> np.ndarray:
+        """(N,) the largest activation of each neuron, in magnitude."""
+        return np.array(self.file.database.execute("SELECT MAX(max, -min) FROM neurons ORDER BY id").fetchall())[:, 0]
+
+    def set_classes(self, classes: Iterable[str]) -> None:
+        """By 2 * neuron id + (polarity is -)."""
+        with self.file.writing():
+            self.file.database.execute("DELETE FROM classes")
+            rows = ((number // 2, number % 2, name) for number, name in enumerate(classes))
+            self.file.database.conn.executemany("INSERT INTO classes VALUES (?, ?, ?)", rows)
+
+    def classes(self, neuron: Neuron | str) -> dict[str, str]:
+        """polarity -> class, see actmax/index/classes.py."""
+        query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
+        rows = self.file.database.execute(query, (self.id(neuron),))
+        classes = {"+-"[polarity]: name for polarity, name in rows}
+        if not classes:
+            raise StoreError(f"The scan of {self.file.path} was interrupted at its end; run icebear index again.")
+        return classes
+
+    def table(self) -> DataFrame:
+        """A row a neuron: name, layer, site, index, statistics, classes at both signs, label.
+
+        sharpness is how many standard deviations its extreme is from its mean.
+        """
+        import pandas
+
+        query = (
+            "SELECT name, layer, site, idx, mean, std, min, max, positive, p.class AS class_plus, "
+            "m.class AS class_minus, text AS label FROM neuron_names "
+            "LEFT JOIN classes p ON p.neuron = id AND p.polarity = 0 "
+            "LEFT JOIN classes m ON m.neuron = id AND m.polarity = 1 LEFT JOIN labels l ON l.neuron = id ORDER BY id"
+        )
+        self.facts.get("finished")
+        table = pandas.read_sql_query(query, self.file.database.conn)
+        extreme = (table["max"] - table["mean"]).clip(lower=table["mean"] - table["min"])
+        return table.assign(label=table["label"].fillna(""), sharpness=extreme / table["std"].clip(lower=1e-12))
