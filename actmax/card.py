@@ -63,7 +63,7 @@ class Card(Tabled):
 
     def to_html(self) -> str:
         """A self-contained page."""
-        return card_page(self)
+        return str(card_page(self))
 
     def _repr_html_(self) -> str:
         """For a notebook, with its style, which touches nothing but cards."""

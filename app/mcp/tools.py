@@ -295,7 +295,8 @@ class Tools:
             assert store is not None
             hits = store.search(text, k)
             rows = [
-                {**vars(hit), "neuron": str(hit.neuron), "label": store.named(hit.neuron, hit.polarity)} for hit in hits
+                {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}
+                for hit in hits
             ]
         return answers.Found(rows, "Found by likeness, which is no cause; steer says what a neuron does.")
 
@@ -320,7 +321,7 @@ class Tools:
         model, asked, wanted = self.session.model, _asked(prompt, chat), parse_edits(edits)
         whole = DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
-            statistic = store.statistic if store else None
+            statistic = store.neurons.statistic if store else None
             raw = [edit.in_raw_units(statistic) if statistic else edit for edit in wanted]
         control = beside_chance(model, asked, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         found = compare(model, asked, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
@@ -457,7 +458,7 @@ class Tools:
             return Concept.load(self.session.place(name))
         with self.session.store("A concept by its name") as store:
             assert store is not None
-            return Concept.from_dict(store.concept(name))
+            return Concept.from_dict(store.concepts.get(name))
 
     # --- more of it -------------------------------------------------------------------------------------
 
