@@ -49,13 +49,12 @@ lint: install
 
 # Processes of one thread each do more on the same cores than one process with all threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
-SLOW := (real or network or browser) and not release
 
 check: lint
 	$(PYTEST) -m "not (real or network or browser or release)"
 
-test: check
-	$(PYTEST) -m "$(SLOW)"
+test: lint
+	$(PYTEST) -m "not release"
 
 # The tests that draw, with another seed each time.
 random: install

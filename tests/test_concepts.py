@@ -407,6 +407,7 @@ def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol):
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_the_verbs(smol, few_contexts, tmp_path):
     music = [
         f"The {a} played a {b} for the {c} at the concert."
@@ -457,6 +458,7 @@ def test_the_verbs(smol, few_contexts, tmp_path):
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_evaluate_steering(smol, tmp_path, monkeypatch):
     """A small one: tables for detection and each price, a figure, prices as they were asked for."""
     small = {"find": 12, "choose": 8, "report": 8}

@@ -70,6 +70,7 @@ def once(smol):
         yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
     """In a folder of its own, with the examples."""

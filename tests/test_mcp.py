@@ -380,6 +380,7 @@ def over_stdio(run, *words, **environment):
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(folder, tmp_path):
     """Why, which neurons, are they causal, what else breaks; one claim is of a neuron drawn at random."""
 
