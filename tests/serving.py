@@ -77,5 +77,5 @@ def settled(page: Any) -> Any:
 def open_view(page: Any, address: str, query: str = "") -> Any:
     page.goto(f"{address}/{query}")
     page.wait_for_selector("[data-testid=stApp]", timeout=60_000)
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(500)
     return settled(page)

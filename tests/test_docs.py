@@ -29,7 +29,8 @@ from pages import (
 import icebear
 from icebear.app.cli.main import main
 from icebear.concepts.models import loading
-from icebear.steering import side_effects as pricing
+from icebear.steering import side_effects
+from icebear.steering.concept import finding
 from icebear.steering.flipping import search as flipping
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
@@ -45,28 +46,28 @@ def lowered(code):
 
 @pytest.fixture(scope="module")
 def once(smol):
-    """The model is there, and the same flip is found and priced once for all pages."""
+    """The model is there, and the same flip, price or concept is computed once for all pages."""
     load = cache(loading.load_model)
 
-    def kept(run):
-        known = {}
+    def remembered(compute):
+        results = {}
 
-        def keep(*args, **options):
-            told = inspect.signature(run).bind(*args, **options)
-            told.apply_defaults()
-            asked = str([value for value in told.arguments.values() if value is not None and not callable(value)])
-            if asked not in known:
-                known[asked] = run(*args, **options)
-            return known[asked]
+        def call(*args, **options):
+            bound = inspect.signature(compute).bind(*args, **options)
+            bound.apply_defaults()
+            key = str([value for value in bound.arguments.values() if value is not None and not callable(value)])
+            if key not in results:
+                results[key] = compute(*args, **options)
+            return results[key]
 
-        return keep
+        return call
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
         )
-        patch.setattr(flipping, "flip", kept(flipping.flip))
-        patch.setattr(pricing, "price", kept(pricing.price))
+        for module, name in ((flipping, "flip"), (side_effects, "price"), (finding, "find_concept")):
+            patch.setattr(module, name, remembered(getattr(module, name)))
         yield
 
 
