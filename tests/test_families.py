@@ -1,10 +1,12 @@
 """One table of families: small random models from their configurations, in every attention they have."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import IDS, Double, Letters, random_model
 from families import dense, mixtures
-from transformers import CONFIG_MAPPING, Gemma3Config
+from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
 from icebear.actmax import build_index, read_corpus
 from icebear.actmax.index.vectors import gated
@@ -280,6 +282,30 @@ def test_the_self_test_names_what_is_wrong():
     found = selftest(model, IDS)
     assert any("sinc" in entry for entry in found.missing)
     assert "No rule for" in found.verdict
+
+
+def test_one_entry_adds_a_family(monkeypatch):
+    """A made architecture: Llama with another name for its model and its FFN."""
+
+    class MadeConfig(LlamaConfig):
+        model_type = "made"
+
+    sizes = {"hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    net = LlamaForCausalLM(MadeConfig(vocab_size=50, num_hidden_layers=2, **sizes)).eval()
+    for layer in net.model.layers:
+        layer.mlp.second = layer.mlp.down_proj
+    model = Model(net)
+    assert not model.has_family
+    entry = replace(FAMILIES["llama"], name="made", ffn_out="mlp.second")
+    monkeypatch.setitem(FAMILIES, "made", entry)
+    seen = []
+    hook = net.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))
+    relevance = attribute(model, IDS, 11, method=CP_LRP, number="logit")
+    hook.remove()
+    assert torch.equal(relevance.activation("ffn")[1], seen[0].detach())
+    assert relevance.ffn.shape == (2, len(IDS), 20)
+    assert relevance.ffn.abs().sum() > 0
 
 
 def test_an_unknown_family_still_has_token_relevance(monkeypatch):

@@ -20,7 +20,7 @@ from icebear.concepts.lrp import differences, rules
 from icebear.concepts.lrp.linear_rules import Epsilon
 from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
 from icebear.concepts.models.dispatch import packed
-from icebear.concepts.models.families import family_of
+from icebear.concepts.models.families import SCANS, family_of
 from icebear.concepts.models.linear import Linear
 
 if TYPE_CHECKING:
@@ -37,22 +37,12 @@ ACTIVATION_MODULES: tuple[type, ...] = tuple(
     | {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
 )
 
-RMS_NORMS = tuple(
-    f"{name}RMSNorm" for name in "Llama Mistral Qwen2 Qwen3 Qwen3Moe Mixtral Olmo2 Phi3 Gemma2 Gemma3".split()
-)
-"""Norms that scale each entry by a divisor (a constant, Eq. 19) and a weight: element by element y = f(x), so that
-Eq. 9 for the whole is the same as the table's rules for its ten operations, in less time."""
-
-SCANS = re.compile(
-    r"Mamba\d?(Mixer|Layer)$|(FalconH1|Bamba)Mixer$|Delta(Net|Attention)$|Rglru$|RwkvSelfAttention$|LSTMLayer$"
-)
-"""Classes that carry a state from token to token and multiply it with activations at each: Eq. 15 has a rule for every
-product, but would halve what lies further back at each token, whatever the model keeps of it."""
-
 
 @functools.cache
 def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
-    return issubclass(kind, ACTIVATION_MODULES) or (norms and kind.__name__ in RMS_NORMS)
+    """norms: whether RMS norms count. Their divisor is a constant (Eq. 19), so that they scale each entry and Eq. 9 for
+    the whole equals the table's rules for their ten operations, in less time."""
+    return issubclass(kind, ACTIVATION_MODULES) or (norms and kind.__name__.endswith("RMSNorm"))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from torch.autograd import Function
 
 from icebear.concepts.lrp import operations
 from icebear.concepts.lrp.operations import Rule, is_activation
+from icebear.concepts.models.families import family_of
 from icebear.errors import MissingRule
 
 Points = tuple[tuple[float, float], ...]
@@ -281,8 +282,6 @@ def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     return torch.return_types.max((values, found.indices))
 
 
-LOGITS_CHOSEN = ("gpt_oss", "granitemoe")
-"""Kinds of model that choose experts by logits, and take the softmax of those that were chosen."""
 NOT_CHOSEN = 100.0
 """A logit so far below the others' is a weight of zero."""
 
@@ -299,7 +298,8 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if x.dim() != 2 or given.arguments.get("dim", -1) not in (1, -1) or not given.arguments.get("largest", True):
         raise MissingRule("topk that is no choice of experts has no difference rule.")
     absent: Tensor | float = 0.0
-    if getattr(getattr(mode.net, "config", None), "model_type", "") in LOGITS_CHOSEN:
+    family = family_of(mode.net.config) if hasattr(mode.net, "config") else None
+    if family and family.expert_logits:
         smallest = found.values.detach().amin(-1, keepdim=True)
         absent = torch.minimum(smallest, partner(smallest)) - NOT_CHOSEN
     elif bool((x.detach() < 0).any()):  # of scores, zero says not chosen; behind a softmax of logits it would say more

@@ -5,6 +5,7 @@ A family is found by the model type in its configuration; nothing is guessed for
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ class Family:
     several names the first that a layer has."""
     experts: str = ""
     """The experts of a mixture, whose neurons are the site `ffn` instead, and their weights the site `router`."""
+    expert_logits: bool = False
+    """Whether experts are chosen by logits, whose softmax is taken after the choice; else by probabilities."""
     shared: str = ""
     """The second linear map of the expert that every token takes beside the chosen ones: its input is the site
     `shared`."""
@@ -222,11 +225,12 @@ FAMILIES: dict[str, Family] = {
     "mistral": replace(LLAMA, name="mistral"),
     "qwen2": replace(LLAMA, name="qwen2"),
     "qwen3": replace(LLAMA, name="qwen3"),
-    **{name: replace(MIXTURE, name=name) for name in "mixtral qwen3_moe olmoe gpt_oss".split()},
+    **{name: replace(MIXTURE, name=name) for name in "mixtral qwen3_moe olmoe".split()},
+    "gpt_oss": replace(MIXTURE, name="gpt_oss", expert_logits=True),
     "qwen2_moe": replace(MIXTURE, name="qwen2_moe", shared="mlp.shared_expert.down_proj"),
     "glm4_moe": replace(MIXTURE, name="glm4_moe", shared="mlp.shared_experts.down_proj"),
     "deepseek_v3": replace(MIXTURE, name="deepseek_v3", shared="mlp.shared_experts.down_proj", q="", k="", v=""),
-    "granitemoe": replace(GRANITE, name="granitemoe", experts="block_sparse_moe.experts"),
+    "granitemoe": replace(GRANITE, name="granitemoe", experts="block_sparse_moe.experts", expert_logits=True),
     "olmo2": OLMO2,
     "phi3": replace(LLAMA, name="phi3", ffn_in="mlp.gate_up_proj", qkv="self_attn.qkv_proj"),
     **{name: replace(LLAMA, name=name) for name in LIKE_LLAMA},
@@ -265,6 +269,12 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """By `config.model_type`."""
+
+SCANS = re.compile(
+    r"Mamba\d?(Mixer|Layer)$|(FalconH1|Bamba)Mixer$|Delta(Net|Attention)$|Rglru$|RwkvSelfAttention$|LSTMLayer$"
+)
+"""Classes of modules that no family can have: they carry a state from token to token and multiply it with activations
+at each. Eq. 15 has a rule for every product, but would halve what lies further back at each token."""
 
 
 def family_of(config: Any) -> Family | None:
