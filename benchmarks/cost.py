@@ -1,58 +1,68 @@
-"""What a method costs: time, memory and an estimate of energy by the length of the prompt (AttnLRP's Figure 8)."""
+"""What a method costs: time, memory and an estimate of energy by the length of the prompt (AttnLRP's Figure 8).
+
+python benchmarks/cost.py --methods attnlrp,gxi --lengths 16,32 --out cost
+"""
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
+from icebear.app.cli.evaluate import command
+from icebear.concepts.evaluation.protocol import Evaluation, Methods, Option, Part
 from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import able_and_unable, methods_of
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.concepts.selftest import seconds
 
-WATTS = 65.0
-"""Assumed of a busy CPU, for the estimate of energy; give the machine's own with `watts`."""
+COLUMNS = {
+    "seconds": "median [quartiles] over rounds, lower is better",
+    "forward passes": "median of the same, as a multiple of a forward pass, lower is better",
+    "peak MB": "median of the memory above before, lower is better",
+    "joules": "median of an estimate of the energy, lower is better",
+}
 
 
-def table(
-    model: Model,
-    methods: Mapping[str, Method],
-    lengths: Sequence[int],
-    rounds: int = 3,
-    watts: float = WATTS,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """A row for each method and length: seconds (median), times a forward pass, peak bytes above before, joules."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    total = len(lengths) * len(methods)
-    for length in lengths:
-        ids = torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
-        asked = plan(model, [ids]).resolved(model)
-        forward = statistics.median(_timed(model, partial(_forward, model, asked))[0] for _ in range(rounds + 1))
-        for name, method in methods.items():
-            taken = [_timed(model, partial(method.scores, model, asked)) for _ in range(rounds)]
-            middle = statistics.median(part[0] for part in taken)
-            rows.append(
-                {
-                    "method": name,
-                    "tokens": length,
-                    "seconds": middle,
-                    "forward passes": middle / forward,
-                    "peak MB": max(part[1] for part in taken) / 1e6,
-                    "joules (estimate)": middle * watts,
-                }
+@dataclass(frozen=True)
+class Cost(Evaluation):
+    """Time, memory and an estimate of energy of each method, by the length of the prompt, a folder each."""
+
+    name: ClassVar = "cost"
+    methods: Methods = "all"
+    lengths: Annotated[str, Option("Of prompts, in tokens.", decides=False)] = "32,128"
+    watts: Annotated[float, Option("Of the machine while busy, for the energy.")] = 65.0
+    rounds: Annotated[int, Option("How often each is measured.", least=1)] = 3
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        generator = torch.Generator().manual_seed(0)
+        methods, unable = able_and_unable(model, list(range(10, 20)), methods_of(self.methods))
+        for length in map(int, self.lengths.split(",")):
+            ids = torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
+            yield Part(
+                COLUMNS,
+                range(self.rounds),
+                partial(self.round, model, plan(model, [ids]).resolved(model), methods),
+                name=f"{length} tokens",
+                methods=methods,
+                unable=unable,
             )
-            if on_progress:
-                on_progress(len(rows), total)
-    return rows
+
+    def round(self, model: Model, objective: Plan, methods: Mapping[str, Method], _: int) -> dict[str, Any]:
+        forward = min(_timed(model, partial(_forward, model, objective))[0] for _ in range(2))
+        rows = {}
+        for name, method in methods.items():
+            taken, memory = _timed(model, partial(method.scores, model, objective))
+            numbers = (taken, taken / forward, memory / 1e6, taken * self.watts)
+            rows[name] = dict(zip(COLUMNS, numbers, strict=True))
+        return {"forward": forward, "methods": rows}
 
 
 @torch.no_grad()
@@ -88,3 +98,7 @@ def _resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     except OSError:
         return 0
+
+
+if __name__ == "__main__":
+    command(Cost)()

@@ -1,17 +1,23 @@
-"""Flips and concepts as edits of knowledge, in the form of CounterFact (Meng et al. 2022)."""
+"""Flips and concepts as edits of knowledge, in the form of CounterFact (Meng et al. 2022).
+
+python benchmarks/edits.py --out edits
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 
+from icebear.app.cli.evaluate import command
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import unembedding, written
 from icebear.edits import Edit
@@ -175,8 +181,6 @@ def _by_concept(model: Model, case: Case) -> Sequence[Edit]:
 @torch.no_grad()
 def of_object(model: Model, new: int, true: int, size: int = CONCEPT) -> Concept:
     """FFN neurons by what each adds to the difference of two logits when it goes as far as it was seen to."""
-    from icebear.concepts.calibration import calibrate
-
     reads = unembedding(model, torch.tensor([new, true]))
     seen = calibrate(model)
     gains = torch.zeros(model.layers, model.width("ffn"))
@@ -190,6 +194,34 @@ def of_object(model: Model, new: int, true: int, size: int = CONCEPT) -> Concept
     return Concept.of(model, model.answer_text(new), weights)
 
 
+@dataclass(frozen=True)
+class KnowledgeEdits(Evaluation):
+    """Flips and concepts as edits of knowledge: paraphrases, neighbouring facts, off-target KL.
+
+    Facts are our own, in CounterFact's form; those count that the model says by itself. About a minute a fact.
+    """
+
+    name: ClassVar = "edits"
+    cases: Annotated[int, Option("How many facts, of those that the model knows; 0 for all.", least=0)] = 0
+    seed: Seed = 0
+    max_neurons: Annotated[int, Option()] = 10
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        known, tried = cases(model, self.seed)
+        if not known:
+            raise InputError(f"{model.name} says none of {tried} facts by itself, so there is nothing to edit.")
+        count = min(self.cases or len(known), len(known))
+        chosen = [known[place * len(known) // count] for place in range(count)]  # of all relations
+        neutral = Neutral(model)
+        yield Part(
+            COLUMNS,
+            chosen,
+            lambda case: sample(model, neutral, case, self.max_neurons),
+            methods={name: name for name in METHODS},
+            notes=lambda lines: notes(lines, tried),
+        )
+
+
 def notes(lines: Sequence[dict[str, Any]], tried: int) -> list[str]:
     by_relation = {line["relation"]: sum(one["relation"] == line["relation"] for one in lines) for line in lines}
     told = ", ".join(f"{name} {count}" for name, count in by_relation.items())
@@ -197,3 +229,7 @@ def notes(lines: Sequence[dict[str, Any]], tried: int) -> list[str]:
         f"{len(lines)} cases ({told}); {tried} facts were tried, those count that the model says next by itself",
         "where a method finds nothing the model is as it was; nothing is the model as it is",
     ]
+
+
+if __name__ == "__main__":
+    command(KnowledgeEdits)()

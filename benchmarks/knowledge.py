@@ -1,17 +1,22 @@
-"""Knowledge neurons, the classics (Dai et al. 2022): refined over paraphrases, tested by suppressing and amplifying."""
+"""Knowledge neurons, the classics (Dai et al. 2022): refined over paraphrases, tested by suppressing and amplifying.
+
+python benchmarks/knowledge.py --data benchmarks/facts.json --out knowledge
+"""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
+from icebear.app.cli.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
 from icebear.concepts.methods.common import ROWS, log_probability
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
@@ -20,6 +25,12 @@ from icebear.errors import InputError
 from icebear.paths import read_text
 from icebear.records import Neuron
 from icebear.steering.apply import steer
+
+COLUMNS = {
+    "suppressed": "median [quartiles] over facts of the change of the answers' probability, neurons at 0",
+    "amplified": "median of the same, neurons at twice their activation",
+}
+"""Of the fact's own answer, of the others', and of its own with random neurons."""
 
 
 def refine(model: Model, paraphrases: Sequence[str], answer: str, top: int = 20, share: float = 0.7) -> list[Neuron]:
@@ -85,37 +96,46 @@ def read(path: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def report(
-    model: Model,
-    facts: Mapping[str, Sequence[tuple[str, str]]],
-    top: int = 20,
-    share: float = 0.7,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """A row for each fact (prompts that say the same, each with the answer): its refined neurons, and how much
-    suppressing and amplifying them changes its own answer's probability and the others' (their mean); and what as many
-    random neurons of the same layers change. JSON-ready."""
-    generator = random.Random(0)
-    rows = []
-    for number, (name, prompts) in enumerate(facts.items()):
-        neurons = refine(model, [prompt for prompt, _ in prompts], prompts[0][1], top, share)
-        anywhere = [Neuron(neuron.layer, "ffn", generator.randrange(model.width("ffn"))) for neuron in neurons]
-        changes = {effect.relation: effect.changes for effect in effects(model, neurons, facts)}
-        own = changes.pop(name)
-        others = [sum(values) / len(changes) for values in zip(*changes.values(), strict=True)]
-        control = effects(model, anywhere, {name: prompts})[0]
-        rows.append(
-            {
-                "fact": name,
-                "neurons": [str(neuron) for neuron in neurons],
-                "plain": control.plain,
-                **{
-                    f"{whose} {what}": value
-                    for whose, pair in (("own", own), ("others", others), ("random", control.changes))
-                    for what, value in zip(("suppressed", "amplified"), pair, strict=True)
-                },
-            }
-        )
-        if on_progress:
-            on_progress(number + 1, len(facts))
-    return rows
+@dataclass(frozen=True)
+class KnowledgeNeurons(Evaluation):
+    """Knowledge neurons of facts: what suppressing and amplifying them does to those facts, and to others.
+
+    --data is a JSON object: a fact's name -> its answer and prompts that say the same.
+    """
+
+    name: ClassVar = "knowledge"
+    data: Annotated[str, Option("A file of facts.", is_file=True)]
+    top: Annotated[int, Option()] = 20
+    quorum: Annotated[
+        float, Option("The share of a fact's prompts whose top a neuron must be in to be the fact's.", least=0, most=1)
+    ] = 0.7
+    seed: Seed = 0
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        facts = read(self.data)
+        yield Part(COLUMNS, list(facts), lambda name: sample(model, facts, name, self.top, self.quorum, self.seed))
+
+
+def sample(
+    model: Model, facts: Mapping[str, Sequence[tuple[str, str]]], name: str, top: int, share: float, seed: int
+) -> dict[str, Any]:
+    """The refined neurons of a fact, and how much suppressing and amplifying them changes the probability of its own
+    answer and of the others' (their mean); and what as many random neurons of the same layers change."""
+    prompts, generator = facts[name], random.Random(f"{seed} {name}")
+    neurons = refine(model, [prompt for prompt, _ in prompts], prompts[0][1], top, share)
+    anywhere = [Neuron(neuron.layer, "ffn", generator.randrange(model.width("ffn"))) for neuron in neurons]
+    changes = {effect.relation: effect.changes for effect in effects(model, neurons, facts)}
+    own = changes.pop(name)
+    others = [sum(values) / len(changes) for values in zip(*changes.values(), strict=True)]
+    control = effects(model, anywhere, {name: prompts})[0]
+    pairs = {"own": own, "others": others, "random": control.changes}
+    return {
+        "fact": name,
+        "neurons": [str(neuron) for neuron in neurons],
+        "plain": control.plain,
+        "methods": {whose: dict(zip(COLUMNS, pair, strict=True)) for whose, pair in pairs.items()},
+    }
+
+
+if __name__ == "__main__":
+    command(KnowledgeNeurons)()

@@ -1,4 +1,7 @@
-"""Does the relevance of a phrase of an answer lie where its evidence is, in contexts of which we know what answers?"""
+"""Does the relevance of a phrase of an answer lie where its evidence is, in contexts of which we know what answers?
+
+python benchmarks/spans.py --task needle --sizes 10,50 --samples 4 --methods attnlrp,gxi,random --out needle
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from icebear.app.cli.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.calibration import TEXTS
-from icebear.concepts.evaluation import metrics, report
+from icebear.concepts.evaluation import metrics
 from icebear.concepts.evaluation.groundtruth import tokens_between
-from icebear.concepts.evaluation.runner import OnProgress
+from icebear.concepts.evaluation.protocol import Evaluation, Methods, Option, Part, Samples, Seed
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.registry import why_not
+from icebear.concepts.methods.registry import methods_of, why_not
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
@@ -57,21 +61,6 @@ def columns(task: str) -> dict[str, str]:
         for name, text in ((column, about), (f"{column}_random", f"{column} with {_CONTROL.get(column, _SPANS)}"))
     }
     return measured | (OWN if hop else {})
-
-
-def told(found: report.Table, task: str) -> dict[str, list[str]]:
-    """Method -> of each column its mean, standard error, and in brackets its control."""
-    names = [name for name in columns(task) if not name.endswith("_random")]
-    return {
-        method: [_told(cells[name], cells.get(f"{name}_random")) for name in names] for method, cells in found.items()
-    }
-
-
-def _told(cell: report.Cell | None, control: report.Cell | None) -> str:
-    if cell is None:
-        return "—"
-    error = "" if cell.error is None else f" ± {cell.error:.2f}"
-    return f"{cell.mean:.2f}{error}" + (f" ({control.mean:.2f})" if control else "")
 
 
 _SPANS = f"random spans of the context as evidence, as long and as many, mean of {DRAWS}"
@@ -268,15 +257,11 @@ def _predicted(logits: Tensor, token: int) -> bool:
     return int(logits.argmax()) == token
 
 
-def usable(
-    model: Model, items: Iterator[Item], count: int, on_progress: OnProgress | None = None
-) -> tuple[list[Asked], int]:
+def usable(model: Model, items: Iterator[Item], count: int) -> tuple[list[Asked], int]:
     """The first `count` that the model answers rightly, and how many were tried (at most `TRIES` times as many)."""
     found: list[Asked] = []
     for tried, item in enumerate(islice(items, TRIES * count), start=1):
         found += [one for one in [asked(model, item)] if one.right]
-        if on_progress:
-            on_progress(len(found), count)
         if len(found) == count:
             return found, tried
     return found, TRIES * count
@@ -377,3 +362,46 @@ def _by_token(scores: Sequence[float], spans: Sequence[Sequence[int]]) -> dict[s
         "recall": metrics.token_accuracy(scores, tokens),
         "first": metrics.mass_accuracy(scores, spans[0]),
     }
+
+
+@dataclass(frozen=True)
+class Spans(Evaluation):
+    """Whether the relevance of a phrase of an answer lies where its evidence is, in contexts of growing length.
+
+    Only what the model answers rightly counts; the columns with _random have random evidence. Each size has a folder.
+    """
+
+    name: ClassVar = "spans"
+    methods: Methods = "all"
+    samples: Samples = 20
+    seed: Seed = 0
+    task: Annotated[Literal["facts", "needle", "two-hop", "documents"], Option("What is asked of the model.")] = (
+        "needle"
+    )
+    sizes: Annotated[
+        str | None, Option("Facts, tokens, pairs of facts or documents; commas. Default: the task's.", decides=False)
+    ] = None
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        sizes = map(int, self.sizes.split(",")) if self.sizes else TASKS[self.task].sizes
+        for size in sizes:
+            right, tried = usable(model, items(self.task, size, self.seed), self.samples)
+            note = f"{self.task} {size}: the model is right on {len(right)} of {tried}"
+            if not right:
+                print(note)
+                continue
+            methods, unable = able(model, right[0], methods_of(self.methods))
+            yield Part(
+                columns(self.task),
+                right,
+                partial(sample, model, methods=methods, seed=self.seed),
+                name=str(size),
+                methods=methods,
+                unable=unable,
+                settings={"size": size},
+                notes=lambda lines, note=note: [f"{note}; {length(lines)}"],
+            )
+
+
+if __name__ == "__main__":
+    command(Spans)()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import click
+
 from icebear.app.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -50,8 +52,8 @@ def commands(console):
 def read(words, verb=main):
     """The verb and the names of the options of `icebear WORDS`. Raises where the command line does not take them."""
     name, *rest = words
-    command = verb.commands[name]
-    if hasattr(command, "commands"):
+    command = verb.get_command(None, name)
+    if isinstance(command, click.Group):
         below, options = read(rest, command)
         return f"{name} {below}", options
     command.make_context(name, list(rest))

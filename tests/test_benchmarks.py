@@ -3,11 +3,14 @@
 import json
 import random
 from itertools import accumulate, islice
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from benchmarks import spans
+from benchmarks import cost, edits, knowledge, spans
+from icebear.app.cli.evaluate import command
 from icebear.concepts import attribute, load_model
 from icebear.concepts.methods.registry import methods_of
 from icebear.errors import InputError
@@ -165,3 +168,32 @@ def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
     monkeypatch.setattr(spans, "LONG", 10)
     able, unable = spans.able(model, one, wanted)
     assert (list(able), list(unable)) == (["attnlrp"], ["occlusion", "alti"])
+
+
+# --- as scripts ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (spans.Spans, "--task facts --sizes 2,3 --samples 2 --methods attnlrp,gxi,alti"),
+        (cost.Cost, "--methods gxi,alti --lengths 8,16 --rounds 2"),
+        (knowledge.KnowledgeNeurons, "--data facts.json --top 3"),
+        (edits.KnowledgeEdits, "--cases 1 --max-neurons 2"),
+    ],
+)
+def test_a_benchmark_writes_a_table_and_resumes(kind, options, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spans, "_predicted", lambda logits, token: True)
+    monkeypatch.setattr(edits, "_says", lambda model, prompt, answer: answer in ("Paris", "Rome", "Berlin", "Madrid"))
+    facts = {
+        name: {"answer": f" {name}", "prompts": ["The city of", f"{name} is the city"]} for name in ("Paris", "Rome")
+    }
+    Path("facts.json").write_text(json.dumps(facts))
+    words = [*options.split(), "--model", tiny_folder, "--device", "cpu", "--out", "out", "--json"]
+    done = CliRunner().invoke(command(kind), words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    parts = json.loads(done.stdout)["parts"]
+    assert all(row for part in parts for table in part["tables"] for row in table["rows"])
+    assert json.loads(CliRunner().invoke(command(kind), words).stdout)["parts"] == parts
+    assert len(list(Path("out").rglob("results.json"))) == len(parts)

@@ -95,7 +95,9 @@ def settings_of(evaluation: Evaluation, model: Model, part: Part) -> dict[str, A
 def _reported(part: Part, folder: Path, settings: dict[str, Any], lines: Lines) -> PartResult:
     notes, tables = list(part.notes(lines)), []
     for name, table in part.of(lines).items():
-        methods = settings["methods"] or {method: method for line in table.lines[:1] for method in line["methods"]}
+        measured = [method for line in table.lines[:1] for method in line["methods"]]
+        methods = {method: settings["methods"].get(method, "") for method in (measured or settings["methods"])}
+        methods |= {method: settings["methods"][method] for method in part.unable}
         place = folder / name
         place.mkdir(exist_ok=True)
         cells = report.write(place, table.lines, table.columns, {**settings, "methods": methods}, part.unable, notes)
