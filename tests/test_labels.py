@@ -1,5 +1,6 @@
 """Labels: planted neurons get the right ones, chance gets none, scores equal slow twins."""
 
+import html
 import json
 import math
 import random
@@ -117,7 +118,36 @@ def test_planted_neurons_get_the_right_label(indexed):
         card = describe(store, WORD, model)
         assert [e.token_text for e in card.held_out["+"]["found"]] == [" zebra"] * 4
         assert all(part_of(e.sentence.title) == "report" for e in card.held_out["+"]["found"])
-        assert "' zebra' (1.00 by token)" in card.to_html().replace("&#x27;", "'")
+        assert "' zebra' (1.00 by token)" in html.unescape(card.to_html())
+
+
+class Stripes(kinds.LabelKind):
+    """Tokens that name animals with stripes."""
+
+    name = "stripes"
+    depends_on_neuron = False
+
+    def candidates(self, evidence):
+        return [Label.of(self.name, "here", ["any"])]
+
+    def true(self, label, sample):
+        return np.array([piece == " zebra" for piece in sample.pieces])
+
+    def text(self, label):
+        return "animals with stripes"
+
+
+def test_a_new_kind_is_one_class_and_its_line(indexed, tmp_path, monkeypatch):
+    model, path = indexed
+    _copy(path, tmp_path / "l.db")
+    monkeypatch.setattr(kinds, "KINDS", {"stripes": Stripes(), **kinds.KINDS})
+    with open_store(tmp_path / "l.db") as store:
+        store.database.execute("DELETE FROM meanings")
+        label_neurons(model, store, [WORD, POSITION])
+        labels = store.labels.meanings([WORD, POSITION])
+        word = labels[WORD, "+"]
+        assert (word.kind, word.text, word.by, word.clear) == ("stripes", "animals with stripes", "token", True)
+        assert labels[POSITION, "+"].kind == "position"
 
 
 def test_a_head_is_labelled_by_what_it_attends_to(indexed):
@@ -332,7 +362,7 @@ def test_labels_come_back_from_json(indexed):
     assert {label.kind for label in labels} == set(kinds.KINDS)
     for label in labels:
         assert Label.from_dict(json.loads(json.dumps(label.to_dict()))) == label
-        assert kinds.text(label)
+        assert kinds.of(label).text(label)
         assert kinds.true(label, x).shape == (len(x),)
 
 

@@ -198,7 +198,9 @@ def scored(
         "sentences": {part: len(sample.ids) for part, sample in parts.items()},
         "examples": held_out(label, own),
     }
-    return Meaning(*pair, label.kind, kinds.text(label), by, chosen.reported, p, clears(chosen, by_chance), record)
+    return Meaning(
+        *pair, label.kind, kinds.of(label).text(label), by, chosen.reported, p, clears(chosen, by_chance), record
+    )
 
 
 def _number(x: float) -> float | None:

@@ -47,9 +47,9 @@ def at(sample: Sample, x: np.ndarray, where: str) -> np.ndarray:
     return sample.beside(x, -1 if where == "before" else 1)
 
 
-SAID = {"here": "{}", "before": "after {}", "after": "before {}", "earlier": "{} earlier in the sentence"}
+PLACE_TEXTS = {"here": "{}", "before": "after {}", "after": "before {}", "earlier": "{} earlier in the sentence"}
 
 
-def said(label: Label) -> str:
+def place_text(label: Label) -> str:
     """In words: what the token is, or what it stands behind or before."""
-    return SAID[label.where].format(", ".join(map(repr, label.texts)))
+    return PLACE_TEXTS[label.where].format(", ".join(map(repr, label.texts)))

@@ -74,7 +74,7 @@ def seen(label: Label, sample: Sample) -> Seen:
     true = kinds.true(label, sample)[sample.counted]
     _, place, count = np.unique(kinds.degree(label, sample), return_inverse=True, return_counts=True)
     found = Seen(true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place])
-    if label.kind in kinds.FIXED:
+    if not kinds.of(label).depends_on_neuron:
         sample.seen[label] = found
     return found
 

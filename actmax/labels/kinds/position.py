@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from icebear.actmax.labels.evidence import Evidence
+from icebear.actmax.labels.kinds.base import LabelKind
 from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.sample import Sample
 
@@ -19,13 +20,17 @@ POSITIONS = {
 }
 
 
-def candidates(evidence: Evidence) -> list[Label]:
-    return [Label.of("position", "here", (name,)) for name in POSITIONS]
+class Positions(LabelKind):
+    """The place of the token in the sentence."""
 
+    name = "position"
+    depends_on_neuron = False
 
-def true(label: Label, sample: Sample) -> np.ndarray:
-    return POSITIONS[label.texts[0]](sample)
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        return [Label.of(self.name, "here", (name,)) for name in POSITIONS]
 
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        return POSITIONS[label.texts[0]](sample)
 
-def text(label: Label) -> str:
-    return label.texts[0]
+    def text(self, label: Label) -> str:
+        return label.texts[0]

@@ -7,7 +7,8 @@ import re
 import numpy as np
 
 from icebear.actmax.labels.evidence import Evidence
-from icebear.actmax.labels.label import SAID, Label, at
+from icebear.actmax.labels.kinds.base import LabelKind
+from icebear.actmax.labels.label import PLACE_TEXTS, Label, at
 from icebear.actmax.labels.sample import Sample
 
 WHERE = ("here", "before", "after")
@@ -62,18 +63,22 @@ ENDINGS = ("ing", "ed", "ly", "s", "er", "est", "ion", "al", "ic", "ism", "ist",
 """Of the word that ends with the token."""
 
 
-def candidates(evidence: Evidence) -> list[Label]:
-    names = (*PATTERNS, *(f"-{ending}" for ending in ENDINGS))
-    return [Label.of("category", where, (name,)) for name in names for where in WHERE]
+class Categories(LabelKind):
+    """The token here, before or after is of a category."""
 
+    name = "category"
+    depends_on_neuron = False
 
-def true(label: Label, sample: Sample) -> np.ndarray:
-    name = label.texts[0]
-    return at(sample, _of_words(sample, name) if name.startswith("-") else _of_tokens(sample, name), label.where)
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        names = (*PATTERNS, *(f"-{ending}" for ending in ENDINGS))
+        return [Label.of(self.name, where, (name,)) for name in names for where in WHERE]
 
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        name = label.texts[0]
+        return at(sample, _of_words(sample, name) if name.startswith("-") else _of_tokens(sample, name), label.where)
 
-def text(label: Label) -> str:
-    return SAID[label.where].format(label.texts[0])
+    def text(self, label: Label) -> str:
+        return PLACE_TEXTS[label.where].format(label.texts[0])
 
 
 def _of_tokens(sample: Sample, name: str) -> np.ndarray:
