@@ -263,7 +263,7 @@ DOORS = {
     "meanings": (lambda at, x: at.store.labels.meanings([x]), NO_NEURON[2:]),
     "named.neuron": (lambda at, x: at.store.labels.name(x, "+"), NO_NEURON[2:]),
     "named.polarity": (lambda at, x: at.store.labels.name(neuron(3), x), ("x", 1, None, ["+"])),
-    "typical": (lambda at, x: at.store.typical(x), (99, -1, 2.5, "1", None, True)),
+    "typical": (lambda at, x: at.store.vectors.typical(x), (99, -1, 2.5, "1", None, True)),
     "count": (lambda at, x: at.store.count(x), ("x", 3, None, "neurons; DROP TABLE neurons")),
     "fact": (lambda at, x: at.store.facts.get(x), ("x", 3, None)),
     "concept": (lambda at, x: at.store.concepts.get(x), ("x", 3, None)),
