@@ -31,14 +31,15 @@ def over_pairs(data: str, pairs: int) -> None:
     for row in json.loads(Path(data).read_text())[:pairs]:
         plain = partial(gradient_times_input, model, row["prompt"])
         one = statistics.median(seconds(plain, model.device) for _ in range(5))
-        for like in (row["like"], None):
+        for source in (row["source"], None):
             try:
-                taken = seconds(partial(flip, model, row["prompt"], row["to"], like), model.device)
+                taken = seconds(partial(flip, model, row["prompt"], row["to"], source), model.device)
             except InputError:
                 continue
             ratios.append(taken / one)
             print(
-                f"{row['prompt']} ->{row['to']} {'like' if like else 'free'}: {taken:.1f} s, {ratios[-1]:.0f} passes",
+                f"{row['prompt']} ->{row['to']} {'source' if source else 'free'}: {taken:.1f} s, "
+                f"{ratios[-1]:.0f} passes",
                 flush=True,
             )
     print(f"median {statistics.median(ratios):.0f}, most {max(ratios):.0f} forward and backward passes")

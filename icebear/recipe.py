@@ -14,7 +14,7 @@ from icebear.errors import RecipeError
 from icebear.paths import read_text, write_file
 from icebear.values import real
 
-OF_THE_WHOLE = ("price", "after")
+OF_THE_WHOLE = ("side_effects", "after")
 """Provenance that is measured with all edits at their full strength."""
 
 
@@ -39,15 +39,15 @@ class Recipe:
 
     @classmethod
     def for_model(cls, model: Any, name: str, edits: Iterable[Edit | str], **provenance: Any) -> Recipe:
-        told = {**provenance, "made_with": model.made_with}
-        return cls(name, tuple(parse_edits(edits)), model.name, model.fingerprint, told)
+        provenance = {**provenance, "made_with": model.made_with}
+        return cls(name, tuple(parse_edits(edits)), model.name, model.fingerprint, provenance)
 
     def __mul__(self, share: float) -> Recipe:
         """Each edit going `share` of its way: 0 changes nothing, 1 is the recipe itself."""
         share = real(share, "The share of a recipe", 0, 1)
         edits = tuple(replace(edit, share=edit.share * share) for edit in self.edits)
-        told = {key: value for key, value in self.provenance.items() if key not in OF_THE_WHOLE}
-        return replace(self, name=f"{self.name} x {share:g}", edits=edits, provenance=told)
+        provenance = {key: value for key, value in self.provenance.items() if key not in OF_THE_WHOLE}
+        return replace(self, name=f"{self.name} x {share:g}", edits=edits, provenance=provenance)
 
     __rmul__ = __mul__
 
@@ -62,9 +62,7 @@ class Recipe:
         edits = tuple(sorted(self.edits + other.edits, key=lambda edit: edit.neuron))
         name = " + ".join(sorted((self.name, other.name)))
         parts = sorted((self.provenance, other.provenance), key=lambda part: json.dumps(part, sort_keys=True))
-        neurons = [row for part in parts for row in part.get("neurons", [])]
-        told = {"neurons": neurons, "parts": parts}
-        return Recipe(name, edits, self.model_name, self.model_fingerprint, told)
+        return Recipe(name, edits, self.model_name, self.model_fingerprint, {"parts": parts})
 
     def noting(self, **more: Any) -> Recipe:
         """The same with more provenance."""

@@ -13,7 +13,7 @@ from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
 from icebear.steering.apply import Statistic, steer
-from icebear.steering.flipping.phrases import kept
+from icebear.steering.flipping.phrases import as_json
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def compare(
     return Comparison(
         both,
         steered,
-        kept(prompt),
+        as_json(prompt),
         model.task.name,
         tuple(map(str, edits)),
         name,

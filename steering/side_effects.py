@@ -16,11 +16,13 @@ from torch import Tensor
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.convert import CONVERTER, READING
 from icebear.edits import Edit
-from icebear.errors import InputError
+from icebear.errors import InputError, RecipeError
 from icebear.recipe import Recipe
 from icebear.steering.apply import Statistic, steer
-from icebear.steering.flipping.phrases import asked_ids, predicted
+from icebear.steering.flipping.phrases import predicted
+from icebear.steering.flipping.record import FlipRecord
 
 NEUTRAL = (
     "The committee will meet again on Thursday to discuss the budget for the coming year.",
@@ -38,6 +40,8 @@ NEUTRAL = (
 )
 """Texts that no recipe is about, our own."""
 
+KEY = "side_effects"
+"""Where they stand in a recipe's provenance."""
 PLACES = 48
 """Neutral places: texts cut at seeded inner tokens."""
 CONTINUED = 16
@@ -45,7 +49,7 @@ CONTINUED = 16
 
 
 @dataclass(frozen=True)
-class Standing:
+class TokenChange:
     """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits; of a phrase
     the product over its tokens, each behind those before it, and the worst rank."""
 
@@ -57,7 +61,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Price:
+class SideEffects:
     """What a recipe does, and what else it changes; nats and counts."""
 
     kl: float
@@ -66,9 +70,9 @@ class Price:
     places: int
     where: str
     """Where that is, in words."""
-    old: Standing | None
+    old: TokenChange | None
     """The token that was first, if the recipe knows its prompt, and the one that was wanted:"""
-    new: Standing | None
+    new: TokenChange | None
     perplexity: float
     """Of held-out sentences (of the neutral texts where none are given), and with the edits at every token:"""
     perplexity_everywhere: float
@@ -96,19 +100,31 @@ class Price:
         repeats = (self.repetition or 0) > (self.repetition_plain or 0) + 0.2
         return over + ["the continuation repeats itself"] * repeats
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "over_budget": self.over_budget, "warnings": self.warnings}
+    def provenance(self) -> dict[str, Any]:
+        """JSON-ready, for a recipe."""
+        return {KEY: asdict(self)}
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> SideEffects | None:
+        """Those in a recipe's provenance, if they were measured. Raises `RecipeError` where they are not as icebear
+        writes them."""
+        try:
+            return CONVERTER.structure(recipe.provenance[KEY], cls) if KEY in recipe.provenance else None
+        except READING as error:
+            raise RecipeError(
+                f"The side effects of the recipe {recipe.name!r} have a bad part ({error}); make it again."
+            ) from None
 
 
-def price(
+def side_effects(
     model: Model,
     recipe: Recipe,
     neutral: Sequence[str] = NEUTRAL,
     held_out: Sequence[str] = (),
     statistic: Statistic | None = None,
     budget: float | None = None,
-) -> Price:
-    """The price of a recipe.
+) -> SideEffects:
+    """What edits change besides the answer.
 
     neutral: texts that it should leave alone.
     held_out: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
@@ -121,17 +137,20 @@ def price(
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, held_out or neutral)
     usual, changed = (_perplexity(model, chosen, held) for chosen in ([], everywhere))
-    prompt = recipe.provenance.get("prompt")
-    phrase = asked_ids(model, recipe) if "to" in recipe.provenance else ()
+    flip = FlipRecord.of(recipe)
+    if flip:
+        flip.check(model)
+    prompt = flip.prompt if flip else recipe.provenance.get("prompt")
+    phrase = flip.phrase if flip and flip.top_k is None else ()
     old = new = repetition = repetition_plain = None
     if prompt:
         before, after = (predicted(model, chosen, prompt, phrase or (0,)).softmax(-1).cpu() for chosen in ([], edits))
         repetition_plain = _repeats(model, prompt)
         with steer(model, edits):
             repetition = _repeats(model, prompt)
-        old = _standing(model, (int(before[0].argmax()),), before, after)
-        new = _standing(model, phrase, before, after) if phrase else None
-    return Price(
+        old = _change(model, (int(before[0].argmax()),), before, after)
+        new = _change(model, phrase, before, after) if phrase else None
+    return SideEffects(
         at.divergence(edits),
         len(at.places),
         _where(edits, len(at.places)),
@@ -173,14 +192,14 @@ def _repeats(model: Model, prompt: PromptLike) -> float:
     return repeated_trigrams(model.tokens_of(text))
 
 
-def _standing(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> Standing:
+def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> TokenChange:
     """Of probabilities (S, V) without and with edits."""
     steps = list(range(len(tokens)))
     own = [found[steps, list(tokens)] for found in (before, after)]
     pairs = zip((before, after), own, strict=True)
     ranks = [1 + int((found[steps] > one[:, None]).sum(-1).max()) for found, one in pairs]
     text = "".join(model.answer_text(token) for token in tokens)
-    return Standing(text, own[0].prod().item(), own[1].prod().item(), *ranks)
+    return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
 
 
 # --- where edits act ------------------------------------------------------------------------------------

@@ -289,4 +289,4 @@ def few_contexts(monkeypatch):
 @pytest.fixture(scope="session")
 def desert(smol):
     """The ice bear's way to the desert, found."""
-    return flip(smol, ICE_BEAR, " desert", like=CAMEL)
+    return flip(smol, ICE_BEAR, " desert", source=CAMEL)

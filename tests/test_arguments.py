@@ -296,10 +296,10 @@ DOORS = {
     "beside_chance.draws": (lambda at, x: icebear.beside_chance(at.model, PROMPT, "L1.ffn.3*0", draws=x), NO_COUNT),
     "beside_chance.seed": (lambda at, x: icebear.beside_chance(at.model, PROMPT, "L1.ffn.3*0", seed=x), NO_SEED),
     "flip.max_neurons": (lambda at, x: icebear.flip(at.model, PROMPT, "a", max_neurons=x), NO_COUNT),
-    "flip.top_k": (lambda at, x: icebear.flip(at.model, PROMPT, away=True, top_k=x), NO_COUNT),
+    "flip.top_k": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=True, top_k=x), NO_COUNT),
     "flip.to": (lambda at, x: icebear.flip(at.model, PROMPT, x), (None, "", -1, 99, 2.5, True)),
     "flip.choose": (lambda at, x: icebear.flip(at.model, PROMPT, "a", choose=x), NO_NAME),
-    "flip.away": (lambda at, x: icebear.flip(at.model, PROMPT, away=x), (False, 0, 2.5, "")),
+    "flip.suppress": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=x), (False, 0, 2.5, "")),
     "flip.paraphrases": (lambda at, x: icebear.flip(at.model, PROMPT, "a", paraphrases=x), ([3.5], 3, [None])),
     "Concept.of.weights": (
         lambda at, x: Concept.of(at.model, "c", x),

@@ -255,7 +255,7 @@ def test_a_price_that_cannot_be_reached_is_told(model, found):
 
 
 def test_away_is_the_other_way_and_places_are_kept(model, found):
-    there, away = (found.recipe(model, 0.5, where="last", decay=0.5, away=away) for away in (False, True))
+    there, away = (found.recipe(model, 0.5, where="last", decay=0.5, suppress=away) for away in (False, True))
     assert [edit.value for edit in there] == [-edit.value for edit in away]
     assert {(edit.where, edit.decay) for edit in there} == {("last", 0.5)}
 
@@ -399,7 +399,7 @@ def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol):
             texts = smol.generate(openings, 20, temperature=1.0, seed=0)
         return statistics.mean(row.value for row in music.measures(smol, texts))
 
-    there, away = (told(music.recipe(smol, kl=0.1, away=turned)) for turned in (False, True))
+    there, away = (told(music.recipe(smol, kl=0.1, suppress=turned)) for turned in (False, True))
     assert there > told([]) > away
 
 
@@ -441,7 +441,7 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
     assert told["measured"][0]["value"] > other["measured"][0]["value"] + 1
     words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "20", "--json", *store)
-    there, away = (json.loads(run(*words, *more))["measured"] for more in ((), ("--away",)))
+    there, away = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
     assert there["plain"] == away["plain"]
     assert len({there["steered"], away["steered"], there["plain"]}) == 3
     steered = run("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "5", *store)

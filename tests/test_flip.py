@@ -23,18 +23,19 @@ from icebear.steering import Edit, Recipe, flip, steer
 from icebear.steering.evaluations.flips import Flips, Pair, first_tokens, flips
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import predicted, probability
+from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.flipping.search import (
     CHOOSERS,
     MARGIN,
     _edits,
-    _Found,
     _proposals,
     _pruned,
+    _Result,
     _search,
     _start,
     margins,
 )
-from icebear.steering.side_effects import NEUTRAL, Neutral, neutral_places, price, repeated_trigrams
+from icebear.steering.side_effects import NEUTRAL, Neutral, neutral_places, repeated_trigrams, side_effects
 
 RUN = CliRunner()
 
@@ -52,21 +53,21 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     assert {edit.where for edit in desert} == {"last"}
     with steer(smol, desert):
         assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
-    told = desert.provenance
-    assert (told["prompt"], told["like"], told["to"], told["beyond_goal"]) == (ICE_BEAR, CAMEL, " desert", False)
-    assert [row["neuron"] for row in told["neurons"]] == [str(edit.neuron) for edit in desert]
-    assert told["after"][0]["text"] == " desert"
+    record = FlipRecord.of(desert)
+    assert (record.prompt, record.source, record.text, record.left_source) == (ICE_BEAR, CAMEL, " desert", False)
+    assert [row.neuron for row in record.neurons] == [edit.neuron for edit in desert]
+    assert desert.provenance["after"][0]["text"] == " desert"
     free = flip(smol, ICE_BEAR, " desert")
     assert 1 <= len(free) <= 10
     with steer(smol, free):
         assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
-    further = flip(smol, ICE_BEAR, " desert", like=CAMEL, beyond=True)
+    further = flip(smol, ICE_BEAR, " desert", source=CAMEL, unbounded=True)
     assert len(further) < len(desert)
     for recipe in (desert, free):
         for edit in recipe:  # inside what the neurons were seen to be
             seen, place = calibrate(smol), (edit.neuron.layer, edit.neuron.index)
             assert seen.low[place] - 1e-4 <= edit.value <= seen.high[place] + 1e-4
-    shares = [row["of_its_range"] for row in further.provenance["neurons"]]
+    shares = [row.of_its_range for row in FlipRecord.of(further).neurons]
     assert max(shares) > 1
 
 
@@ -85,7 +86,7 @@ def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
     state = _start(letters, "the ice bear", (wanted,), None)
-    found = _search(_Found({}, margins(state, [{}])[0].item()), [], 10, CHOOSERS["gradient"], None, state)
+    found = _search(state, _Result({}, margins(state, [{}])[0].item()))
     edits = found.edits
     assert found.margin >= MARGIN
     useless = next((1, index, 0) for index in range(letters.width("ffn")) if (1, index, 0) not in edits)
@@ -108,7 +109,7 @@ def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
     monkeypatch.setattr("icebear.steering.flipping.search.MARGIN", 100.0)
     assert len(flip(letters, "the ice bear", first)) == 0
     wanted = letters.predict("the ice bear", 3)[2].id
-    recipe = flip(letters, "the ice bear", wanted, like="a source prompt")
+    recipe = flip(letters, "the ice bear", wanted, source="a source prompt")
     with steer(letters, recipe):
         assert letters.predict("the ice bear", 1)[0].id == wanted
 
@@ -118,12 +119,12 @@ def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
     [
         ({"to": "  "}, "phrase"),
         ({"to": " desert", "max_neurons": 0}, "not 0"),
-        ({"to": " desert", "like": ICE_BEAR}, "prompt"),
+        ({"to": " desert", "source": ICE_BEAR}, "prompt"),
         ({"to": " qux", "max_neurons": 1}, "' qux'"),
         ({"to": 10**7}, "not 10000000"),
         ({}, "Say either"),
-        ({"to": " desert", "away": True}, "Say either"),
-        ({"away": True, "top_k": 0}, "top_k"),
+        ({"to": " desert", "suppress": True}, "Say either"),
+        ({"suppress": True, "top_k": 0}, "top_k"),
     ],
 )
 def test_silly_requests_get_clear_answers(smol, arguments, message):
@@ -135,27 +136,27 @@ def test_silly_requests_get_clear_answers(smol, arguments, message):
 def test_the_answer_goes_away(letters, top_k):
     prompt = "the ice bear"
     answer = letters.predict(prompt, 1)[0].id
-    recipe = flip(letters, prompt, away=True, top_k=top_k)
+    recipe = flip(letters, prompt, suppress=True, top_k=top_k)
     assert 1 <= len(recipe) <= 10
-    assert recipe.provenance["away"] == letters.text(answer)
+    assert (FlipRecord.of(recipe).text, FlipRecord.of(recipe).top_k) == (letters.text(answer), top_k)
     with steer(letters, recipe):
         assert answer not in [token.id for token in letters.predict(prompt, top_k)]
     assert recipe.provenance["after"][top_k - 1]["id"] != answer
 
 
 def test_away_without_a_source_goes_towards_zero(smol):
-    recipe = flip(smol, ICE_BEAR, away=True)
+    recipe = flip(smol, ICE_BEAR, suppress=True)
     with steer(smol, recipe):
         assert " Arctic" not in [token.text for token in smol.predict(ICE_BEAR, 5)]
-    assert not recipe.provenance["beyond_goal"]
-    for edit, row in zip(recipe, recipe.provenance["neurons"], strict=True):
-        assert abs(edit.value - row["from"]) <= 2.5 * abs(row["from"]) + 1e-3
-        assert edit.value * row["from"] <= row["from"] ** 2
+    assert not FlipRecord.of(recipe).left_source
+    for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
+        assert abs(edit.value - row.activation) <= 2.5 * abs(row.activation) + 1e-3
+        assert edit.value * row.activation <= row.activation**2
 
 
 def test_a_flip_is_deterministic_and_a_source_may_have_another_length(letters):
     wanted = letters.predict("the ice bear", 3)[2].id
-    twice = [flip(letters, "the ice bear", wanted, like="a much longer source prompt") for _ in range(2)]
+    twice = [flip(letters, "the ice bear", wanted, source="a much longer source prompt") for _ in range(2)]
     assert twice[0] == twice[1]
     with steer(letters, twice[0]):
         assert letters.predict("the ice bear", 1)[0].id == wanted
@@ -176,14 +177,14 @@ def test_an_index_is_asked_and_tells_examples(smol, desert):
         def examples(self, neuron, polarity, k):
             return [Example(1.0, 0, Sentence(1, f"{neuron} {polarity}", "t", 0, 1, ("a",)))]
 
-    recipe = flip(smol, ICE_BEAR, " desert", like=CAMEL, store=Index())
+    recipe = flip(smol, ICE_BEAR, " desert", source=CAMEL, store=Index())
     assert asked == [(smol.fingerprint, smol.name), "desert"]
-    for edit, row in zip(recipe, recipe.provenance["neurons"], strict=True):
-        assert row["examples"] == [f"{edit.neuron} {'+' if edit.value > 0 else '-'}"]
+    for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
+        assert row.examples == (f"{edit.neuron} {'+' if edit.value > 0 else '-'}",)
     explained = attribute(smol, ICE_BEAR, " desert", " Arctic", sites=("ffn",))
-    for row in recipe.provenance["neurons"]:
-        neuron = Neuron.parse(row["neuron"])
-        assert row["relevance"] == pytest.approx(explained.ffn[neuron.layer, -1, neuron.index].item(), abs=1e-4)
+    for row in FlipRecord.of(recipe).neurons:
+        place = row.neuron.layer, -1, row.neuron.index
+        assert row.relevance == pytest.approx(explained.ffn[place].item(), abs=1e-4)
 
 
 def test_what_cannot_be_done_says_how_near_it_came(letters):
@@ -196,8 +197,8 @@ def test_what_cannot_be_done_says_how_near_it_came(letters):
     assert len(reasons) > 5
     for reason in reasons:
         assert re.match(
-            r"No 1 neurons within what they were seen to be make '.' the next token: with [01] it has 0\.\d+, behind "
-            r"'.' with 0\.\d+; try .*beyond that \(--beyond\)\.",
+            r"No 1 neurons inside their activation range make '.' the next token: with [01] it has 0\.\d+, behind "
+            r"'.' with 0\.\d+; try .*--unbounded",
             reason,
         )
 
@@ -229,7 +230,7 @@ def test_flips_of_other_families():
     for name in ("gpt2", "opt"):
         model = Model(random_model(dense()[name], "eager", torch.float32).net, Letters(), name)
         wanted = model.predict("the ice bear", 4)[3].id
-        recipe = flip(model, "the ice bear", wanted, beyond=True)
+        recipe = flip(model, "the ice bear", wanted, unbounded=True)
         with steer(model, recipe):
             assert model.predict("the ice bear", 1)[0].id == wanted
 
@@ -237,9 +238,9 @@ def test_flips_of_other_families():
 # --- price ---
 
 
-def test_the_price(smol, desert):
+def test_the_side_effects(smol, desert):
     held = ["The town lies at the mouth of a river."]
-    cost = price(smol, desert, NEUTRAL[:3], held, budget=0.001)
+    cost = side_effects(smol, desert, NEUTRAL[:3], held, budget=0.001)
     assert cost.perplexity_everywhere > cost.perplexity > 1
     assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
     assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
@@ -251,12 +252,12 @@ def test_the_price(smol, desert):
     assert cost.over_budget
     assert "more than the budget of 0.001" in cost.warnings[0]
     empty = Recipe.for_model(smol, "nothing", [])
-    nothing = price(smol, empty, NEUTRAL[:3], held)
+    nothing = side_effects(smol, empty, NEUTRAL[:3], held)
     assert (nothing.kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
     assert (nothing.old, nothing.new, nothing.over_budget) == (None, None, False)
-    assert nothing.perplexity == cost.perplexity != price(smol, empty, NEUTRAL[:1]).perplexity
+    assert nothing.perplexity == cost.perplexity != side_effects(smol, empty, NEUTRAL[:1]).perplexity
     with pytest.raises(InputError, match="shorter"):
-        price(smol, desert, ["a"])
+        side_effects(smol, desert, ["a"])
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
 
 
@@ -333,20 +334,20 @@ def next_best(model, prompt, count, rank):
     return ids[-count:]
 
 
-@pytest.mark.parametrize("like", [None, "a source prompt"])
-def test_a_phrase_comes(letters, like):
+@pytest.mark.parametrize("source", [None, "a source prompt"])
+def test_a_phrase_comes(letters, source):
     """What greedy decoding writes begins with it, with and without a KV cache."""
     prompt = "the ice bear"
     phrase = next_best(letters, prompt, 3, 2)
-    recipe = flip(letters, prompt, "".join(map(letters.text, phrase)), like=like, max_neurons=20)
+    recipe = flip(letters, prompt, "".join(map(letters.text, phrase)), source=source, max_neurons=20)
     assert {edit.where for edit in recipe} <= {"last", "step:1", "step:2"}
     for use_cache in (True, False):
         with steer(letters, recipe):
             assert list(letters.answer(prompt, max_new_tokens=3, use_cache=use_cache).ids) == phrase
     assert list(letters.answer(prompt, max_new_tokens=3).ids) != phrase
-    assert recipe.provenance["phrase"] == phrase
+    assert list(FlipRecord.of(recipe).phrase) == phrase
     assert first_tokens(letters, recipe)["holds"]
-    cost = price(letters, recipe)
+    cost = side_effects(letters, recipe)
     assert cost.kl > 0
     assert cost.new.after == pytest.approx(probability(letters, recipe, prompt, phrase))
     assert cost.new.rank_after == 1 < cost.new.rank_before
@@ -355,11 +356,13 @@ def test_a_phrase_comes(letters, like):
 def test_a_phrase_goes(letters):
     prompt = "the ice bear"
     phrase = next_best(letters, prompt, 3, 0)
-    recipe = flip(letters, prompt, away="".join(map(letters.text, phrase)), top_k=2)
+    recipe = flip(letters, prompt, suppress="".join(map(letters.text, phrase)), top_k=2)
     with steer(letters, recipe):
         assert list(letters.answer(prompt, max_new_tokens=3).ids) != phrase
     assert first_tokens(letters, recipe)["holds"]
-    assert len(flip(letters, prompt, away="".join(map(letters.text, next_best(letters, prompt, 2, 9))), top_k=2)) == 0
+    assert (
+        len(flip(letters, prompt, suppress="".join(map(letters.text, next_best(letters, prompt, 2, 9))), top_k=2)) == 0
+    )
 
 
 def test_a_phrase_that_is_there_needs_nothing(letters):
@@ -401,9 +404,9 @@ def test_a_phrase_in_a_chat(smol):
 def test_evaluating_flips(smol, tmp_path, monkeypatch):
     choosers = ["gradient", "chance 0"]
     monkeypatch.setattr("icebear.steering.evaluations.flips.CHOOSERS", {name: CHOOSERS[name] for name in choosers})
-    like = "The Colosseum is located in the city of"
+    source = "The Colosseum is located in the city of"
     pairs = [
-        {"prompt": "The Eiffel Tower is located in the city of", "to": " Rome", "like": like},
+        {"prompt": "The Eiffel Tower is located in the city of", "to": " Rome", "source": source},
         {"prompt": "The currency of the United States is the", "to": " "},
         {"prompt": ICE_BEAR, "to": " Arctic"},
     ]
@@ -418,25 +421,26 @@ def test_evaluating_flips(smol, tmp_path, monkeypatch):
     for row in lines[0]["runs"]:
         if row["chosen_by"] == "gradient":
             assert (row["flipped"], row["kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
-            origin = Recipe.load(tmp_path / "out" / f"00-{row['reach']}-gradient.json").provenance
-            assert (origin["to"], origin["beyond"]) == (" Rome", row["reach"] == "beyond")
-            assert row["rows"] in [rows for rows, _ in origin["rounds"]]
+            origin = Recipe.load(tmp_path / "out" / f"00-{row['reach']}-gradient.json")
+            record = FlipRecord.of(origin)
+            assert (record.text, record.unbounded) == (" Rome", row["reach"] == "unbounded")
+            assert row["rows"] in [rows for rows, _ in record.rounds]
     (counts,) = part.listings["pairs"]
     assert (counts["pairs"], counts["left out, as the token was first already"]) == (1, 1)
     medians = {(row["reach"], row["chosen_by"]): row for row in part.listings["medians over what flipped"]}
     assert medians["seen", "gradient"]["flipped"] == 1
-    assert {name for reach, name in medians if reach == "beyond"} == set(choosers)
+    assert {name for reach, name in medians if reach == "unbounded"} == set(choosers)
     assert part.tables[0].cells["gradient, seen"]["flipped"].mean == 1
 
 
 def test_controls_have_the_same_budget_and_reach(letters):
     """FINDINGS A2: each way of choosing has as many edited rows a round, inside the same limits."""
     state = _start(letters, "the ice bear", (7,), "a source prompt")
-    for reach in (state, replace(state, goal=None), replace(state, beyond=True)):
+    for reach in (state, replace(state, goal=None), replace(state, unbounded=True)):
         for name, choose in CHOOSERS.items():
-            proposals = _proposals(reach, {(1, 2, 0): 0.5}, choose(reach, {(1, 2, 0): 0.5}), [])
+            proposals = _proposals(replace(reach, choose=choose), {(1, 2, 0): 0.5})
             assert 40 <= len(proposals) <= 48, name
-            if not reach.beyond:
+            if not reach.unbounded:
                 for proposal in proposals:
                     changed = {place: value for place, value in proposal.items() if place != (1, 2, 0)}
                     for place, value in changed.items():
@@ -450,13 +454,14 @@ def test_controls_have_the_same_budget_and_reach(letters):
 
 def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
     state = _start(letters, "the ice bear", (7,), "a source prompt")
-    tried = len(_proposals(state, {}, CHOOSERS["distance"](state, {}), []))
+    state = replace(state, choose=CHOOSERS["distance"])
+    tried = len(_proposals(state, {}))
     monkeypatch.setattr(
         "icebear.steering.flipping.search.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
     )
-    first = _search(_Found({}, -1.0), [], 10, CHOOSERS["distance"], None, state)
+    first = _search(state, _Result({}, -1.0))
     assert (first.edits, first.rounds) == ({}, ((tried, -1.0),))
-    assert _Found({}, 2.0, ((10, 2.0),)).after(first).rounds == ((tried, -1.0), (tried + 10, 2.0))
+    assert _Result({}, 2.0, ((10, 2.0),)).after(first).rounds == ((tried, -1.0), (tried + 10, 2.0))
 
 
 def test_flips_are_judged_by_ids(letters):
@@ -473,14 +478,14 @@ def test_flips_are_judged_by_ids(letters):
 @pytest.mark.usefixtures("smol", "few_contexts")
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["flip", ICE_BEAR, "--to", " desert", "--like", CAMEL, "--budget", "0.0001", "--save", "d.json", "--json"]
+    words = ["flip", ICE_BEAR, "--to", " desert", "--source", CAMEL, "--budget", "0.0001", "--save", "d.json", "--json"]
     done = RUN.invoke(main, words)
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["provenance"]["price"]["kl"] > 0.01
+    assert found["provenance"]["side_effects"]["kl"] > 0.01
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
     assert Recipe.load("d.json").provenance["price"]["over_budget"]  # saved, and said to be over it
-    assert "more than the budget of 0.0001" in found["provenance"]["price"]["warnings"][0]
+    assert "more than the budget of 0.0001" in found["provenance"]["side_effects"]["warnings"][0]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
     assert "more than the budget of 0.0001" in shown.stdout
@@ -488,7 +493,7 @@ def test_the_commands(tmp_path, monkeypatch):
     checked = RUN.invoke(main, ["recipe", "check", "d.json"])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
-    away = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--top-k", "2", "--neutral", "n.txt", "--save", "a.json"])
+    away = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--top-k", "2", "--neutral", "n.txt", "--save", "a.json"])
     assert "not Arctic" in away.stdout, away.stderr
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
@@ -497,25 +502,30 @@ def test_the_commands(tmp_path, monkeypatch):
         RUN.invoke(main, ["recipe", "combine", "a.json", "--share", share, "--save", "h.json"])
         checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json"])
         assert (checked.exit_code, json.loads(checked.stdout)["recipes"][0]["holds"]) == (code, code == 0)
-    for told in ({}, {"prompt": "x", "away": "y", "top_k": 0}, {"prompt": "x", "away": "y", "top_k": True}):
-        (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": told}))
-        other = RUN.invoke(main, ["recipe", "check", "o.json"])
-        assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
+    record = found["provenance"]["flip"]
+    for changes in ({"top_k": 0}, {"top_k": True}, {"phrase": []}, {"phrase": [-1]}, {"prompt": 3.5}, {"text": 4}):
+        broken = {**found, "provenance": {"flip": {**record, **changes}}}
+        (tmp_path / "o.json").write_text(json.dumps(broken))
+        assert RUN.invoke(main, ["recipe", "check", "o.json"]).exit_code == 1
+    (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": {}}))
+    other = RUN.invoke(main, ["recipe", "check", "o.json"])
+    assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
     (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
-    big = {**found["provenance"]["price"], "kl": 10**400}
-    for broken in ({"neurons": [{}]}, {"price": 3}, {"neurons": 3}, {"price": {"where": 3}}, {"price": big}):
+    big = {**found["provenance"]["side_effects"], "kl": 10**400}
+    effects = ({"side_effects": one} for one in (3, {"where": 3}, big))
+    for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *effects):
         (tmp_path / "b.json").write_text(json.dumps({**found, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
-        assert (wrong.exit_code, "is not as icebear writes it" in wrong.stderr) == (1, True)
+        assert (wrong.exit_code, "has a bad part" in wrong.stderr or "have a bad part" in wrong.stderr) == (1, True)
     assert RUN.invoke(main, ["flip", ICE_BEAR]).exit_code == 2
     assert RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--top-k", "3"]).exit_code == 2
     for text, message in (("", "text"), ("a", "shorter")):
         (tmp_path / "n.txt").write_text(text)
-        wrong = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--neutral", "n.txt"])
+        wrong = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--neutral", "n.txt"])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
-    unread = RUN.invoke(main, ["flip", ICE_BEAR, "--away", "--neutral", "none"])
+    unread = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--neutral", "none"])
     assert (unread.exit_code, "cannot be read" in unread.stderr) == (1, True)
     for command in (["recipe", "combine", "d.json"], ["flip", ICE_BEAR, "--to", " Arctic"]):
         nowhere = RUN.invoke(main, [*command, "--save", "no/x.json"])

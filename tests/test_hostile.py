@@ -127,8 +127,8 @@ flip --model tiny "a" --to "b" --max-neurons 1 --neutral latin.txt
 flip --model tiny "a" --to "b" --paraphrases bytes.jsonl
 flip --model tiny "a" --to "b" --budget nan
 flip --model tiny "a" --to "b" --budget -1
-flip --model tiny "a" --away --to b
-flip --model tiny "a" --away-from ""
+flip --model tiny "a" --suppress --to b
+flip --model tiny "a" --suppress-phrase ""
 flip --model tiny "a" --to "b" --like a
 flip --model tiny "a" --to "b" --store empty
 circuit --model tiny "a" --counterfactual b --nodes 0

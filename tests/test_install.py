@@ -53,7 +53,7 @@ for words in (
     ["rank", "Rome is", "--top", "3"],
     ["project", "L1.ffn.3"],
     ["steer", "Rome is", "--edit", "L1.ffn.3*0", "--max-new-tokens", "2"],
-    ["flip", "Rome is", "--away", "--top-k", "1", "--beyond"],
+    ["flip", "Rome is", "--suppress", "--top-k", "1", "--unbounded"],
 ):
     main([*words, "--json", "--model", sys.argv[1]], standalone_mode=False)
 main(["index"], standalone_mode=False)

@@ -9,6 +9,7 @@ from icebear.errors import InputError
 from icebear.steering import flip, steer
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.paraphrases import Paraphrases
+from icebear.steering.flipping.record import FlipRecord
 
 PROMPTS = ["The capital of France is", "The capital city of France is", "France's capital is"]
 
@@ -31,12 +32,12 @@ def test_a_flip_does_it_for_all_paraphrases(smol):
     together = flip(smol, PROMPTS[0], " Rome", "The capital of Italy is", paraphrases=PROMPTS[1:])
     with steer(smol, together):
         assert [smol.predict(prompt, 1)[0].text for prompt in PROMPTS] == [" Rome"] * 3
-    assert together.provenance["paraphrases"] == PROMPTS[1:]
-    assert "paraphrases" not in alone.provenance
+    assert list(FlipRecord.of(together).paraphrases) == PROMPTS[1:]
+    assert FlipRecord.of(alone).paraphrases == ()
     assert smol.predict(PROMPTS[1], 1)[0].text == " Paris"
 
 
 def test_paraphrases_are_for_one_token(smol):
-    for options in ({"to": " a cold desert"}, {"away": True}):
+    for options in ({"to": " a cold desert"}, {"suppress": True}):
         with pytest.raises(InputError, match="Paraphrases"):
             flip(smol, PROMPTS[0], paraphrases=PROMPTS[1:], **options)

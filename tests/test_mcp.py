@@ -39,10 +39,10 @@ TOOLS = {
     "neuron": "neuron k",
     "search": "text k",
     "steer": "prompt edits target contrast chat max_new_tokens",
-    "flip": "prompt to like chat max_neurons",
+    "flip": "prompt to source chat max_neurons",
     "concept_find": "name with_texts without_texts most",
     "concept_measure": "concept text",
-    "concept_turn": "concept prompt kl away chat max_new_tokens",
+    "concept_turn": "concept prompt kl suppress chat max_new_tokens",
     "more": "handle part start count",
     "save": "handle file",
 }
@@ -236,7 +236,7 @@ def test_what_edits_do(session, model):
     assert "neutral places" in found["price"]
     there = "camel bed"
     to = model.predict(there, 1)[0].text
-    found = told(session, "flip", prompt=PROMPT, to=to, like=there, max_neurons=40)
+    found = told(session, "flip", prompt=PROMPT, to=to, source=there, max_neurons=40)
     assert found["steered"].startswith(to)
     assert found["control"]["draws"] == 20
     told(session, "save", handle=found["handle"], file="z.json")
@@ -399,7 +399,7 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
         claim = await call("steer", **asked, edits=[f"{name}*0@last" for name in neurons], max_new_tokens=8)
         # A large edit of any neuron moves the answer: alone this looks like a cause.
         false = await call("steer", **asked, edits=["L12.ffn.77=-20"], max_new_tokens=8)
-        turned = await call("flip", prompt=ICE_BEAR, to=" desert", like=CAMEL)
+        turned = await call("flip", prompt=ICE_BEAR, to=" desert", source=CAMEL)
         page = await call("save", handle=which["handle"], file="why.html")
         return said, why, which, means, claim, false, turned, page
 
@@ -565,5 +565,5 @@ def test_arguments_that_do_not_fit_get_one_line(session, given, names):
 
 
 def test_errors_speak_of_arguments():
-    told = tools._for_agents("Give --max-neurons, or --beyond; see --k.", ("max_neurons", "k"))
-    assert told == "Give max_neurons, or the command line's --beyond; see k."
+    told = tools._for_agents("Give --max-neurons, or --unbounded; see --k.", ("max_neurons", "k"))
+    assert told == "Give max_neurons, or the command line's --unbounded; see k."

@@ -11,6 +11,7 @@ from icebear.app.cli.main import main
 from icebear.concepts import load_model
 from icebear.errors import RecipeError
 from icebear.steering import Edit, Recipe, apply_patch, steer
+from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.weight_patch import difference, patch, patched, save_patch
 
 
@@ -23,8 +24,8 @@ def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):
     text = smol.generate(ICE_BEAR, max_new_tokens=6)
     half = desert * 0.5
     assert Recipe.from_json(half.to_json()).edits == half.edits
-    assert {"price", "after"} & set((desert.noting(price={}) * 0.5).provenance) == set()
-    assert len((desert + other).provenance["neurons"]) == len(desert)
+    assert {"side_effects", "after"} & set((desert.noting(side_effects={}) * 0.5).provenance) == set()
+    assert len(FlipRecord.all_of(desert + other)[0].neurons) == len(desert)
     with steer(smol, desert * 0):
         assert smol.generate(ICE_BEAR, max_new_tokens=6) == text
     with steer(smol, desert * 1):

@@ -190,7 +190,7 @@ def measure(
 @click.argument("prompt")
 @click.option("--strength", type=float, help="Times the furthest that its neurons were seen to go.")
 @click.option("--kl", type=float, help="Instead: nats that it may cost at neutral places.  [default: 0.25]")
-@options("--away")
+@options("--suppress")
 @click.option(
     "--where", default="all", show_default=True, help="all, prompt, last, generated, answer, ... (docs/steer.md)"
 )
@@ -200,7 +200,7 @@ def steer(
     prompt: str,
     strength: float | None,
     kl: float | None,
-    away: bool,
+    suppress: bool,
     where: str,
     max_new_tokens: int,
     temperature: float,
@@ -225,7 +225,7 @@ def steer(
     found = _read(name, store_path)
     model = load(**given)
     price = 0.25 if strength is None and kl is None else kl
-    recipe = found.recipe(model, strength, price, where, away=away)
+    recipe = found.recipe(model, strength, price, where, suppress=suppress)
     result = compare(model, prompt, recipe, max_new_tokens, None, temperature, seed)
     values = [found.measure(model, prompt + side.text).value for side in (result.plain, result.steered)]
     if save:

@@ -114,7 +114,7 @@ def turned_line(found: Concept, recipe: Recipe, values: Sequence[float]) -> Text
     price = f", {told['kl']:.3f} nats at neutral places" if "kl" in told else ""
     plain, steered = values
     return Text(
-        f"{found.name}{' away' if told['away'] else ''} at strength {told['strength']:.3g}{price}; measured by the "
+        f"{found.name}{' suppressed' * told['suppress']} at strength {told['strength']:.3g}{price}; measured by the "
         f"plain model in what was written: {plain:+.2f} plain, {steered:+.2f} steered.",
         "dim",
     )

@@ -30,7 +30,7 @@ from icebear.db.store import open_store
 from icebear.records import Neuron
 from icebear.steering.comparison import compare
 from icebear.steering.flipping.search import flip
-from icebear.steering.side_effects import price
+from icebear.steering.side_effects import side_effects
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,8 +82,8 @@ def run(console: Console) -> dict[str, Any]:
 
     console.rule("5. Is it causal?")
     console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
-    recipe = flip(model, PROMPT, CONTRAST, like=SOURCE)
-    recipe = recipe.noting(price=price(model, recipe, held_out=held_out()).to_dict())
+    recipe = flip(model, PROMPT, CONTRAST, source=SOURCE)
+    recipe = recipe.noting(**side_effects(model, recipe, held_out=held_out()).provenance())
     console.print(recipe_table(recipe))
     result = compare(model, PROMPT, recipe, 24)
     console.print(side_by_side(result))

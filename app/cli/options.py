@@ -79,7 +79,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "How many (neuron, token) pairs a circuit has."},
     "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Truncate each text after this many tokens."},
-    "--away": {"is_flag": True, "help": "Away instead: the current answer leaves the first tokens; less of a concept."},
+    "--suppress": {
+        "is_flag": True,
+        "help": "Suppress instead: the current answer leaves the most probable tokens; less of a concept.",
+    },
     "--ablate": {"is_flag": True, "help": "With --counterfactual: what the nodes carry, measured, beside controls."},
     "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "0: greedy."},
     "--seed": {"default": 0, "type": click.IntRange(0, LAST_SEED), "help": "Of what is drawn by chance."},

@@ -79,30 +79,30 @@ def _prompt(prompt: str | None, given: dict[str, Any]) -> Any:
 @click.argument("prompt", required=False)
 @options(*CHAT)
 @click.option("--to", help="The token, or the phrase, that shall come next.")
-@options("--away")
-@click.option("--away-from", help="Instead: this phrase, which comes now, does.")
-@click.option("--top-k", type=AT_LEAST_1, help="With --away: how many first tokens it leaves.  [default: 5]")
-@click.option("--like", help="A source prompt that the wanted token follows.")
+@options("--suppress")
+@click.option("--suppress-phrase", help="Suppress this phrase, which comes now.")
+@click.option("--top-k", type=AT_LEAST_1, help="With --suppress: how many first tokens it leaves.  [default: 5]")
+@click.option("--source", help="A source prompt, which the wanted token follows.")
 @options("--max-neurons")
 @click.option("--neutral", type=FILE, help="Texts that the edits should leave alone: a file, a line each.")
 @click.option("--budget", type=float, help="Say when it costs more KL than this at neutral places, in nats.")
 @click.option(
     "--paraphrases", type=FILE, help="Prompts that say the same; it shall do it for all: a file, a line each."
 )
-@click.option("--beyond", is_flag=True, help="Let neurons go further than they were seen to go.")
+@click.option("--unbounded", is_flag=True, help="Let neurons leave their activation range.")
 @options("--save", "--store", "--json", *MODEL)
 def flip(
     prompt: str | None,
     to: str | None,
-    away: bool,
-    away_from: str | None,
+    suppress: bool,
+    suppress_phrase: str | None,
     top_k: int | None,
-    like: str | None,
+    source: str | None,
     max_neurons: int,
     neutral: str | None,
     budget: float | None,
     paraphrases: str | None,
-    beyond: bool,
+    unbounded: bool,
     save: str | None,
     store_path: str,
     as_json: bool,
@@ -114,19 +114,19 @@ def flip(
 
     \b
     Example:
-      icebear flip "The ice bear lives in the" --to " desert" --like "The camel lives in the"
+      icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"
     """
     from icebear.app.cli.terminal import meanings, recipe_table
     from icebear.concepts.corpus import held_out
     from icebear.errors import DownloadError, InputError
     from icebear.steering.flipping.search import flip as run
-    from icebear.steering.side_effects import NEUTRAL, price, token_rows
+    from icebear.steering.side_effects import NEUTRAL, side_effects, token_rows
 
-    asked, gone = _prompt(prompt, given), away_from or away
-    if (to is None) is not bool(gone) or (away and away_from):
-        raise click.UsageError("Say either --to TOKEN, --away or --away-from PHRASE.")
+    asked, gone = _prompt(prompt, given), suppress_phrase or suppress
+    if (to is None) is not bool(gone) or (suppress and suppress_phrase):
+        raise click.UsageError("Say either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
     if top_k and not gone:
-        raise click.UsageError("--top-k is for --away.")
+        raise click.UsageError("--top-k is for --suppress.")
     texts = lines(neutral) if neutral else NEUTRAL
     model = load(**given)
     token_rows(model, texts)
@@ -136,13 +136,15 @@ def flip(
         held = []
         click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
     with store_if_any(store_path, model) as store, bar("flip", max_neurons) as advance:
-        source = None if like is None else likewise(asked, like)
+        origin = None if source is None else likewise(asked, source)
         same = lines(paraphrases) if paraphrases else []
-        found = run(model, asked, to, source, max_neurons, gone, top_k or 5, store, advance, beyond, paraphrases=same)
+        found = run(
+            model, asked, to, origin, max_neurons, gone, top_k or 5, store, advance, unbounded, paraphrases=same
+        )
         known = known_of(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in found])
-    with bar("price"):
-        cost = price(model, found, texts, held, budget=budget)
-    found = found.noting(price=cost.to_dict())
+    with bar("side effects"):
+        effects = side_effects(model, found, texts, held, budget=budget)
+    found = found.noting(**effects.provenance())
     if not found:
         click.echo("It is so already: there is nothing to edit.", err=True)
     if as_json:

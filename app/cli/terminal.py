@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -20,8 +20,9 @@ from icebear.actmax.page import RELMAX, counted, nearest_title
 from icebear.concepts.attribution.controls import Ablation
 from icebear.concepts.circuits.drawing import sources, summary
 from icebear.concepts.render import color, hexadecimal, ink, shares, visible
-from icebear.errors import RecipeError
-from icebear.steering.flipping.phrases import said
+from icebear.steering.flipping.phrases import in_a_line
+from icebear.steering.flipping.record import EditedNeuron, FlipRecord
+from icebear.steering.side_effects import SideEffects
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
     from icebear.concepts.circuits.records import Without
     from icebear.recipe import Recipe
-    from icebear.records import Example, Hit, Meaning, Projection, Promotion, Ranked, TokenScore
+    from icebear.records import Example, Hit, Meaning, Neuron, Projection, Promotion, Ranked, TokenScore
     from icebear.steering.comparison import Comparison
 
 
@@ -257,7 +258,7 @@ def side_by_side(comparison: Comparison) -> Group:
     """Two generations and their first-token probabilities."""
     sides = (comparison.plain, comparison.steered)
     end = "\n" if not isinstance(comparison.prompt, str) else "" if comparison.task == "causal" else " → "
-    begin = said(comparison.prompt) + end
+    begin = in_a_line(comparison.prompt) + end
     table = Table(box=box.ROUNDED, expand=True)
     for name in ("plain", "steered"):
         table.add_column(name, ratio=1, overflow="fold")
@@ -276,28 +277,22 @@ def _bars(tokens: Sequence[TokenScore]) -> str:
     return "\n".join(f"{token.text!r:<14} {bar(token)}" for token in tokens)
 
 
-def recipe_table(found: Recipe) -> Group:
-    """A recipe's edits, what it knows about their neurons, what it costs, and where it came from.
+def recipe_table(recipe: Recipe) -> Group:
+    """A recipe's edits, what is known about their neurons, their side effects, and where the recipe came from.
 
     Raises `RecipeError` where its provenance is not as icebear writes it.
     """
-    told = found.provenance
-    try:
-        lines = [
-            f"for {found.model_name} ({found.model_fingerprint})",
-            *(f"{key}: {value!r}" for key, value in told.items() if isinstance(value, str | int | float)),
-        ]
-        cost = _cost(told["price"]) if "price" in told else []
-        return Group(_edits(found, told.get("neurons", [])), *cost, *(Text(line, "dim") for line in lines))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise RecipeError(
-            f"The provenance of the recipe {found.name!r} is not as icebear writes it; make it again."
-        ) from None
+    records, effects = FlipRecord.all_of(recipe), SideEffects.of(recipe)
+    facts = {"model": f"{recipe.model_name} ({recipe.model_fingerprint})"}
+    for origin in (recipe.provenance, *map(vars, records)):
+        facts |= {key: repr(value) for key, value in origin.items() if isinstance(value, str | int | float)}
+    neurons = {row.neuron: row for record in records for row in record.neurons}
+    lines = [Text(f"{key.replace('_', ' ')}: {value}", "dim") for key, value in facts.items()]
+    return Group(_edits(recipe, neurons), *(_side_effects(effects) if effects else []), *lines)
 
 
-def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
-    about = {row["neuron"]: row for row in neurons}
-    examples = [("examples", "left")] if any(row.get("examples") for row in neurons) else []
+def _edits(recipe: Recipe, neurons: Mapping[Neuron, EditedNeuron]) -> Table:
+    examples = [("examples", "left")] if any(row.examples for row in neurons.values()) else []
     table = grid(
         ("edit", "left"),
         ("was", "right"),
@@ -306,47 +301,39 @@ def _edits(found: Recipe, neurons: Sequence[dict[str, Any]]) -> Table:
         ("promotes at +", "left"),
         ("at -", "left"),
         *examples,
-        title=Text(found.name),
+        title=Text(recipe.name),
     )
     table.columns[0].no_wrap = True
-    for edit in found:
-        row = about.get(str(edit.neuron), {})
-        cells = [
-            *([f"{row['from']:+.2f}", _of_its_range(row), f"{row['relevance']:+.3f}"] if row else [""] * 3),
-            *(", ".join(map(visible, row.get(side, []))) for side in ("promotes", "suppresses")),
-            *("\n".join(row.get(name, [])) for name, _ in examples),
-        ]
+    for edit in recipe:
+        row, cells = neurons.get(edit.neuron), []
+        if row:
+            share = "outside" if row.of_its_range is None else f"{row.of_its_range:.2f} x"
+            words = (", ".join(map(visible, side)) for side in (row.promotes, row.suppresses))
+            cells = [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
+            cells += ["\n".join(row.examples) for _ in examples]
         table.add_row(str(edit), *map(Text, cells))
     return table
 
 
-def _of_its_range(row: dict[str, Any]) -> str:
-    """Where an edit sets a neuron, as a multiple of what it was seen to be."""
-    if "of_its_range" not in row:
-        return ""
-    return "never so" if row["of_its_range"] is None else f"{row['of_its_range']:.2f} x"
-
-
-def _cost(told: dict[str, Any]) -> list[Table | Text]:
-    """A price, as its `to_dict` has it."""
+def _side_effects(effects: SideEffects) -> list[Table | Text]:
     table = grid(("next token", "left"), ("before", "right"), ("rank", "right"), ("after", "right"), ("rank", "right"))
-    tokens = {token["text"]: token for token in (told["old"], told["new"]) if token}
+    tokens = {token.text: token for token in (effects.old, effects.new) if token}
     for text, token in tokens.items():
         table.add_row(
             Text(repr(text)),
-            f"{token['before']:.3f}",
-            str(token["rank_before"]),
-            f"{token['after']:.3f}",
-            str(token["rank_after"]),
+            f"{token.before:.3f}",
+            str(token.rank_before),
+            f"{token.after:.3f}",
+            str(token.rank_after),
         )
     lines = [
-        f"Price: {told['kl']:.4f} nats of KL {told['where']}",
-        f"Perplexity of held-out sentences: {told['perplexity']:.1f}, with edits at each token "
-        f"{told['perplexity_everywhere']:.1f}",
+        f"Price: {effects.kl:.4f} nats of KL {effects.where}",
+        f"Perplexity of held-out sentences: {effects.perplexity:.1f}, with edits at each token "
+        f"{effects.perplexity_everywhere:.1f}",
     ]
-    if told["repetition"] is not None:
-        lines.append(f"Repetition after it: {told['repetition']:.0%}, without edits {told['repetition_plain']:.0%}")
-    warnings = [Text(f"Warning: {line}", "yellow") for line in told["warnings"]]
+    if effects.repetition is not None:
+        lines.append(f"Repetition after it: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}")
+    warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
     return [Text(lines[0]), *([table] if tokens else []), *map(Text, lines[1:]), *warnings]
 
 

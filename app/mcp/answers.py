@@ -145,7 +145,7 @@ class ConceptTurned:
     control: Row
     """The same measure of texts with the same edits of other neurons of the same layers."""
     as_asked: bool
-    """Whether it went up, or with `away` down."""
+    """Whether it went up, or with `suppress` down."""
     price: str
     kl: float
 

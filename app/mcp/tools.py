@@ -39,7 +39,7 @@ from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
 from icebear.steering.random_edits import beside_chance, elsewhere
-from icebear.steering.side_effects import price
+from icebear.steering.side_effects import side_effects
 
 if TYPE_CHECKING:
     from icebear.concepts.models.prompts import PromptLike
@@ -346,7 +346,7 @@ class Tools:
         ctx: Context,
         prompt: Prompt,
         to: Annotated[str, Field(min_length=1, max_length=200, description="What shall come next: ' desert'.")],
-        like: Annotated[
+        source: Annotated[
             str | None, Field(max_length=20_000, description="A prompt that it follows, whose activations are taken.")
         ] = None,
         chat: IsChat = False,
@@ -357,8 +357,8 @@ class Tools:
         model, asked, whole = self.session.model, _asked(prompt, chat), max_neurons + DRAWS
         report = reporting(ctx, 0, whole)
         with self.session.store() as store:
-            recipe = flip(model, asked, to, _likewise(asked, like), max_neurons, store=store, on_progress=report)
-        cost = price(model, recipe)
+            recipe = flip(model, asked, to, _likewise(asked, source), max_neurons, store=store, on_progress=report)
+        cost = side_effects(model, recipe)
         edits = list(recipe)
         wanted, now = model.continuation(to, asked)[0], model.predict(asked, 1)[0].id
         rather = now if now != wanted else None  # of a phrase that begins as what comes now
@@ -412,16 +412,16 @@ class Tools:
         concept: Name,
         prompt: Prompt,
         kl: Annotated[float, Field(gt=0, le=5, description="Nats that it may cost at neutral places.")] = 0.25,
-        away: Annotated[bool, Field(description="Less of the concept instead.")] = False,
+        suppress: Annotated[bool, Field(description="Less of the concept instead.")] = False,
         chat: IsChat = False,
         max_new_tokens: Length = 20,
     ) -> answers.ConceptTurned:
-        """What the model writes with a concept turned up (or away), at a price. The control makes the same edits of
+        """What the model writes with more (or less) of a concept, at a price. The control makes the same edits of
         other neurons, twenty times, and measures those texts by the concept. Half a minute."""
         model, asked, found, report = self.session.model, _asked(prompt, chat), self._concept(concept), reporting(ctx)
         if not any(part.weight for part in found.parts):
             raise InputError(f"The concept {found.name!r} has no neurons to turn.")
-        recipe = found.recipe(model, kl=kl, away=away, neutral=self.session.neutral)
+        recipe = found.recipe(model, kl=kl, suppress=suppress, neutral=self.session.neutral)
         edits = list(recipe)
         others = elsewhere(model, edits, DRAWS)
 
@@ -443,7 +443,7 @@ class Tools:
             measured_plain=plain,
             measured_steered=steered,
             control=control.to_dict(),
-            as_asked=steered < plain if away else steered > plain,
+            as_asked=steered < plain if suppress else steered > plain,
             price=self._price(cost),
             kl=cost,
         )

@@ -106,11 +106,11 @@ def _turn(found: Concept) -> None:
     columns = st.columns([3, 2, 1, 1], vertical_alignment="bottom")
     prompt = typed(columns[0].text_input, "Write on after", "prompt", value=PROMPT)
     price = columns[1].select_slider("Price in nats at neutral places", PRICES, 0.25, key="concept_price")
-    away = columns[2].toggle("Away", key="concept_away")
-    asked = (found.name, prompt, price, away)
+    suppress = columns[2].toggle("Suppress", key="concept_suppress")
+    asked = (found.name, prompt, price, suppress)
     if columns[3].button("Generate", type="primary", key="turn_concept"):
         with st.spinner("Finding the strength, writing ..."):
-            st.session_state["turned"] = (asked, _turned(found, prompt, price, away))
+            st.session_state["turned"] = (asked, _turned(found, prompt, price, suppress))
     done, told = st.session_state.get("turned", (None, None))
     if told:
         if done != asked:
@@ -120,9 +120,9 @@ def _turn(found: Concept) -> None:
         side_by_side(result)
 
 
-def _turned(found: Concept, prompt: str, price: float, away: bool) -> tuple[Comparison, str]:
+def _turned(found: Concept, prompt: str, price: float, suppress: bool) -> tuple[Comparison, str]:
     loaded = model()
-    recipe = found.recipe(loaded, kl=price, away=away)
+    recipe = found.recipe(loaded, kl=price, suppress=suppress)
     result = compare(loaded, prompt, recipe, 30)
     plain_value, steered = (found.measure(loaded, prompt + side.text).value for side in (result.plain, result.steered))
     line = (

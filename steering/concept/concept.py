@@ -176,10 +176,10 @@ class Concept(Tabled):
         kl: float | None = None,
         where: str = "all",
         decay: float = 1.0,
-        away: bool = False,
+        suppress: bool = False,
         neutral: Neutral | None = None,
     ) -> Recipe:
-        """Edits that turn the concept up, or away from it.
+        """Edits that amplify the concept, or suppress it.
 
         strength: what is added to the activation of the neuron with the largest weight, as a multiple of the furthest
             that it was seen to go to its side; to others in proportion to their weights.
@@ -197,16 +197,18 @@ class Concept(Tabled):
         else:
             real(kl, "The price (kl)", POSITIVE)
         if not self.parts or strength == 0:
-            return self._recipe(model, [], strength=0.0, away=away)
+            return self._recipe(model, [], strength=0.0, suppress=suppress)
         cost = None
         if strength is None:
             places = neutral or Neutral(model)
-            strength, cost = strength_at(kl, lambda s: places.divergence(self._edits(s, where, decay, away)))  # type: ignore[arg-type]
-        edits = self._edits(strength, where, decay, away)
-        return self._recipe(model, edits, strength=strength, away=away, **({} if cost is None else {"kl": cost}))
+            strength, cost = strength_at(kl, lambda s: places.divergence(self._edits(s, where, decay, suppress)))  # type: ignore[arg-type]
+        edits = self._edits(strength, where, decay, suppress)
+        return self._recipe(
+            model, edits, strength=strength, suppress=suppress, **({} if cost is None else {"kl": cost})
+        )
 
-    def _edits(self, strength: float, where: str, decay: float, away: bool) -> list[Edit]:
-        step = (-strength if away else strength) / max(part.weight for part in self.parts)
+    def _edits(self, strength: float, where: str, decay: float, suppress: bool) -> list[Edit]:
+        step = (-strength if suppress else strength) / max(part.weight for part in self.parts)
         return [Edit(part.neuron, "add", step * part.weight * push(part), "", where, decay) for part in self.parts]
 
     def _recipe(self, model: Model, edits: list[Edit], **told: Any) -> Recipe:

@@ -276,11 +276,11 @@ def directions(ground: Ground, found: Seen, seed: int) -> dict[str, Callable[[fl
     noise = torch.tensor(generator.standard_normal(len(vector)), dtype=torch.float32)
     noise *= vector.norm() / noise.norm()
 
-    def of(concept: Concept, away: bool = False) -> Callable[[float], Turned]:
-        return lambda s: lambda: steer(model, concept.recipe(model, s, away=away))
+    def of(concept: Concept, suppress: bool = False) -> Callable[[float], Turned]:
+        return lambda s: lambda: steer(model, concept.recipe(model, s, suppress=suppress))
 
     along = {VECTOR: _along(model, layer, vector), "noise": _along(model, layer, noise)}
-    return {**{name: of(concept) for name, concept in concepts.items()}, "wrong sign": of(best, away=True), **along}
+    return {**{name: of(concept) for name, concept in concepts.items()}, "wrong sign": of(best, suppress=True), **along}
 
 
 def _vector(found: Seen, layer: int) -> Tensor:

@@ -18,11 +18,12 @@ from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.flipping.phrases import asked_ids, comes, probability, said, wanted_ids
+from icebear.steering.flipping.phrases import comes, in_a_line, probability, wanted_ids
+from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.flipping.search import CHOOSERS, flip
 from icebear.steering.side_effects import Neutral
 
-REACHES = ("seen", "beyond")
+REACHES = ("seen", "unbounded")
 """Whether neurons stay inside what they were seen to be."""
 COLUMNS = {"flipped": "share of the pairs that flip"}
 MEDIANS = ("neurons", "after", "kl")
@@ -34,14 +35,14 @@ SPENT = (48, 96, 192, 288, 384, 480, 960)
 class Pair:
     prompt: PromptLike
     to: str
-    like: PromptLike | None = None
+    source: PromptLike | None = None
 
 
 @dataclass(frozen=True)
 class Flips(Evaluation):
     """How often answers flip, inside the neurons' activation range and beyond, the side effects, and controls.
 
-    --data is a JSON list of objects with prompt, to and like; the recipes are kept in --out as well.
+    --data is a JSON list of objects with prompt, to and source; the recipes are kept in --out as well.
 
     Example:
       icebear evaluate flips --data flips.json --out flips
@@ -50,14 +51,14 @@ class Flips(Evaluation):
     name: ClassVar = "flips"
     data: Annotated[str, Option("A file of your own to evaluate on.", is_file=True, decides=False)]
     max_neurons: Annotated[int, Option()] = 10
-    no_like: Annotated[bool, Option("Without the source prompts.", decides=False)] = False
+    no_source: Annotated[bool, Option("Without the source prompts.", decides=False)] = False
     controls: Annotated[
         bool,
         Option("Candidates by gradient, distance, activation and chance too, with the same search.", decides=False),
     ] = True
 
     def parts(self, model: Model) -> Iterator[Part]:
-        pairs = [replace(pair, like=None) if self.no_like else pair for pair in read(self.data)]
+        pairs = [replace(pair, source=None) if self.no_source else pair for pair in read(self.data)]
         choosers, neutral = list(CHOOSERS)[: None if self.controls else 1], Neutral(model)
         yield Part(
             COLUMNS,
@@ -71,18 +72,18 @@ class Flips(Evaluation):
 
 
 def read(path: str) -> list[Pair]:
-    """A JSON list of objects with prompt, to and (if wanted) like; prompts are texts, or lists of a chat's messages.
+    """A JSON list of objects with prompt, to and (if wanted) source; prompts are texts, or lists of a chat's messages.
 
     Raises `InputError`.
     """
     try:
         rows = json.loads(read_text(path))
         return [
-            Pair(_prompt(row["prompt"]), str(row["to"]), _prompt(row["like"]) if row.get("like") is not None else None)
+            Pair(_prompt(row["prompt"]), str(row["to"]), None if row.get("source") is None else _prompt(row["source"]))
             for row in rows
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{path} must be a JSON list of objects with prompt, to and like.") from None
+        raise InputError(f"{path} must be a JSON list of objects with prompt, to and source.") from None
 
 
 def _prompt(prompt: Any) -> PromptLike:
@@ -110,13 +111,15 @@ def sample(model: Model, pair: Pair, choosers: Sequence[str], max_neurons: int, 
 
 def _run(model: Model, pair: Pair, reach: str, choose: str, max_neurons: int, neutral: Neutral) -> dict[str, Any]:
     try:
-        beyond = reach == "beyond"
-        recipe = flip(model, pair.prompt, pair.to, pair.like, max_neurons, beyond=beyond, choose=choose)
+        unbounded = reach == "unbounded"
+        recipe = flip(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, choose=choose)
     except IcebearError as error:
         return {"flipped": False, "why": str(error)}
     kl = neutral.divergence(list(recipe))
-    recipe = Recipe.from_json(recipe.noting(price={"kl": kl}).to_json())  # judged is what a file of it says
-    rounds = recipe.provenance["rounds"]
+    recipe = Recipe.from_json(recipe.noting(kl=kl).to_json())  # judged is what a file of it says
+    record = FlipRecord.of(recipe)
+    assert record is not None
+    rounds = record.rounds
     return {
         "flipped": flips(model, pair, list(recipe)),
         "neurons": len(recipe),
@@ -133,16 +136,14 @@ def flips(model: Model, pair: Pair, edits: Sequence[Edit]) -> bool:
 
 def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     """The first tokens after a flip's prompt with its edits, and whether it holds. Raises `RecipeError` for others."""
-    told, phrase = recipe.provenance, asked_ids(model, recipe)
-    away = told.get("away") is not None
-    prompt: Any = told.get("prompt")
-    top_k = told.get("top_k") if away else 1
-    if not phrase or type(top_k) is not int or not 0 < top_k < model.answers:
+    record = FlipRecord.of(recipe)
+    if not record:
         raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
+    record.check(model)
     with steer(model, recipe):
-        found = model.predict(prompt, top_k)
-    holds = comes(model, recipe, prompt, phrase, top_k if away else None)
-    return {"prompt": prompt, "holds": holds, "first": [vars(row) for row in found]}
+        first = model.predict(record.prompt, record.top_k or 1)
+    holds = comes(model, recipe, record.prompt, record.phrase, record.top_k)
+    return {"prompt": record.prompt, "holds": holds, "first": [vars(row) for row in first]}
 
 
 def write_recipes(folder: Path, lines: Lines) -> None:
@@ -158,7 +159,7 @@ def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
     edited rows, for each reach and way of choosing candidates."""
     flipped = [
         {
-            "prompt": said(line["prompt"]),
+            "prompt": in_a_line(line["prompt"]),
             "to": line["to"],
             "reach": run["reach"],
             "flipped": run["flipped"],

@@ -25,18 +25,6 @@ def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int
     return ids
 
 
-def asked_ids(model: Model, recipe: Recipe) -> tuple[int, ...]:
-    """What a flip was asked for, as its provenance says; empty for another recipe. Raises `InputError`."""
-    told = recipe.provenance
-    wanted = told.get("to") if told.get("away") is None else told["away"]
-    prompt, ids = told.get("prompt"), told.get("phrase")
-    if not isinstance(prompt, str | list) or not isinstance(wanted, str):
-        return ()
-    if isinstance(ids, list) and ids and all(type(token) is int and 0 <= token < model.answers for token in ids):
-        return tuple(ids)  # a text may be read as other tokens
-    return wanted_ids(model, wanted, prompt)
-
-
 def predicted(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> Tensor:
     """(S, V) logits of the next token behind a prompt, and behind each token of the phrase but the last, with edits."""
     read = model.ids(prompt)
@@ -54,27 +42,27 @@ def comes(
     """Whether what greedy decoding writes with edits begins with a phrase; with `out_of` k, whether one of its tokens,
     each behind those before it, is not among the first k."""
     first = predicted(model, edits, prompt, phrase).topk(out_of or 1).indices.tolist()
-    inside = [token in found for token, found in zip(phrase, first, strict=True)]
+    inside = [token in ids for token, ids in zip(phrase, first, strict=True)]
     return not all(inside) if out_of else all(inside)
 
 
 def probability(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> float:
     """Of a phrase: the product over its tokens."""
-    found = predicted(model, edits, prompt, phrase).log_softmax(-1)
-    return found[range(len(phrase)), list(phrase)].sum().exp().item()
+    logs = predicted(model, edits, prompt, phrase).log_softmax(-1)
+    return logs[range(len(phrase)), list(phrase)].sum().exp().item()
 
 
-def said(prompt: PromptLike) -> str:
+def in_a_line(prompt: PromptLike) -> str:
     """A prompt in a line: of a chat what the user said last."""
-    asked = Prompt.of(prompt)
-    if asked.messages:
-        return str(next((one["content"] for one in reversed(asked.messages) if one["role"] == "user"), "a chat"))
-    return asked.text if asked.text is not None else "token ids"
+    parts = Prompt.of(prompt)
+    if parts.messages:
+        return str(next((one["content"] for one in reversed(parts.messages) if one["role"] == "user"), "a chat"))
+    return parts.text if parts.text is not None else "token ids"
 
 
-def kept(prompt: PromptLike) -> Any:
+def as_json(prompt: PromptLike) -> Any:
     """A prompt as JSON has it; `Prompt.of` reads it back."""
-    asked = Prompt.of(prompt)
-    if asked.messages:
-        return [dict(message) for message in asked.messages]
-    return asked.text if asked.text is not None else list(asked.ids or ())
+    parts = Prompt.of(prompt)
+    if parts.messages:
+        return [dict(message) for message in parts.messages]
+    return parts.text if parts.text is not None else list(parts.ids or ())

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Place
 from icebear.steering.flipping.paraphrases import Paraphrases
-from icebear.steering.flipping.phrases import comes, kept, said, wanted_ids
+from icebear.steering.flipping.phrases import as_json, comes, in_a_line, wanted_ids
+from icebear.steering.flipping.record import EditedNeuron, FlipRecord
 from icebear.values import one_of, several, whole
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ CANDIDATES = 24
 """How many neurons are tried in each round, with `LEVELS` strengths each."""
 LEVELS = (0.5, 1.0)
 """Shares of the way to the furthest strength allowed."""
-REACH_LIKE = 2.5
-"""An activation may go this many times the way to what it is in the source prompt, or to zero with `away`."""
+REACH_SOURCE = 2.5
+"""An activation may go this many times the way to what it is in the source prompt, or to zero with `suppress`."""
 REACH = 1.0
 """Beyond what it was seen to be: this many times the largest magnitude that any neuron of the layer has at the last
 token."""
@@ -49,6 +50,9 @@ MARGIN = 0.05
 """By how much the flip holds in the end, in logits, so that another machine's rounding does not undo it."""
 
 OnProgress = Callable[[int, int], None]
+Choice = tuple[Tensor, Tensor]
+"""(L, F, S) how good each neuron looks at each step, 0 or less for not at all; and how far it would go."""
+Chooser = Callable[["_State", Edits], Choice]
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,12 @@ class _State:
     low: Tensor
     high: Tensor
     """How far they may go: what each was seen to be, or beyond that as far as the largest of its layer."""
-    beyond: bool
+    unbounded: bool
+    choose: Chooser = field(default_factory=lambda: CHOOSERS["gradient"])
+    prefer: tuple[Neuron, ...] = ()
+    """Neurons that are tried in every round."""
+    max_neurons: int = 10
+    on_progress: OnProgress | None = None
 
     @property
     def model(self) -> Model:
@@ -74,7 +83,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Result:
     """Edits, by how much the flip holds with them (`margins`), and for each round of the search the edited rows of the
     prompt so far (each round has a gradient pass as well) and the margin reached."""
 
@@ -82,8 +91,8 @@ class _Found:
     margin: float
     rounds: tuple[tuple[int, float], ...] = ()
 
-    def after(self, other: _Found) -> _Found:
-        """The better one of a search and of another one before it, at the price of both."""
+    def after(self, other: _Result) -> _Result:
+        """The better one of a search and of another one before it, counting the rows of both."""
         spent = other.rounds[-1][0] if other.rounds else 0
         rounds = (*other.rounds, *((rows + spent, margin) for rows, margin in self.rounds))
         best = self if self.margin > other.margin else other
@@ -91,10 +100,6 @@ class _Found:
 
 
 # --- how candidates are chosen ---------------------------------------------------------------------------
-
-Choice = tuple[Tensor, Tensor]
-"""(L, F, S) how good each neuron looks at each step, 0 or less for not at all; and how far it would go."""
-Chooser = Callable[[_State, Edits], Choice]
 
 
 def by_slope(method: AttnLRP | None, state: _State, edits: Edits) -> Choice:
@@ -141,95 +146,113 @@ def flip(
     model: Model,
     prompt: PromptLike,
     to: str | int | None = None,
-    like: PromptLike | None = None,
+    source: PromptLike | None = None,
     max_neurons: int = 10,
-    away: bool | str = False,
+    suppress: bool | str = False,
     top_k: int = 5,
     store: Store | None = None,
     on_progress: OnProgress | None = None,
-    beyond: bool = False,
+    unbounded: bool = False,
     choose: str = "gradient",
     paraphrases: Sequence[PromptLike] = (),
 ) -> Recipe:
-    """A recipe of at most `max_neurons` edits of FFN neurons after which what the model writes begins with `to`.
+    """Find at most `max_neurons` edits of FFN neurons after which the model's answer begins with `to`.
 
+    An answer that comes already needs no edits: the recipe is empty. Its provenance holds a `FlipRecord`.
+
+    Parameters
+    ----------
     prompt: a text, or a chat.
     to: a token, for which neurons are set at the last token; or a phrase, for which they are set there and at its own
         tokens (`Edit.where` ``step:1``, ...).
-    like: a source prompt (of any length) whose activations before (and in) the phrase are moved towards; where that is
-        not enough, and without it, neurons go either way.
-    away: instead of `to`: the current answer leaves the first `top_k` tokens, or if it is a phrase one of its tokens
-        does; without `like` neurons are moved towards zero.
-    store: an index; the neurons that it finds for the token are tried too, and the recipe tells their examples.
-    beyond: neurons may go further than they were seen to go on `icebear.concepts.calibration`'s texts.
-    choose: how candidates are found, of `CHOOSERS`; all but the first are controls.
-    paraphrases: prompts that say the same; the edits have to do it for all of them. Of one token only.
-    An answer that is there already needs no edits: the recipe is empty. Raises `InputError` where it cannot be done,
-    with how near it came. The recipe's provenance says what was asked and reached.
+    source: a prompt (of any length) whose activations at (and in) the answer the neurons are moved towards; where that
+        is not enough, and without it, neurons go either way.
+    suppress: instead of `to`: the current answer leaves the first `top_k` tokens, or, of a phrase, one of its tokens
+        does; without `source` neurons are moved towards zero.
+    store: an index; the neurons that it finds for the token are tried too, and the record quotes their examples.
+    unbounded: neurons may leave their activation range on the texts of `icebear.concepts.calibration`.
+    choose: how candidates are chosen, of `CHOOSERS`; all but the first are controls.
+    paraphrases: prompts that mean the same; the edits have to work for all of them. Of one token only.
+
+    Raises
+    ------
+    InputError: no flip was found (it says how near it came), or an argument cannot be used.
     """
-    if (to is None) is not bool(away):
-        raise InputError("Say either which token shall come (to), or that the current one shall go (away).")
-    _check(model, prompt, like, max_neurons, top_k)
+    if (to is None) is not bool(suppress):
+        raise InputError("Say either which token shall come (to), or that the current one shall not (suppress).")
+    _check(model, prompt, source, max_neurons, top_k)
     one_of(choose, "way to choose candidates", CHOOSERS)
     paraphrases = [Prompt.of(one) for one in several(paraphrases)]
-    phrase = to if to is not None else away
-    wanted = None if to is None and away is True else wanted_ids(model, phrase, prompt)
+    phrase = to if to is not None else suppress
+    wanted = None if to is None and suppress is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
-    if paraphrases and (wanted is None or away or len(wanted) > 1):
+    if paraphrases and (wanted is None or suppress or len(wanted) > 1):
         raise InputError("Paraphrases are for a single token that shall come (to).")
-    state = _start(model, prompt, wanted, like, top_k if away else None, beyond, paraphrases)
-    found = plain = _Found({}, margins(state, [{}])[0].item())
-    if not _holds(state, plain.edits):
-        prefer = _found_by(store, _text(state))
-        search = partial(_search, plain, prefer, max_neurons, CHOOSERS[choose], on_progress)
-        found = search(state)
-        if found.margin < MARGIN and state.goal is not None:  # not enough
-            first, found = found, search(replace(state, goal=None)).after(found)
-            state = state if found.edits == first.edits else replace(state, goal=None)
-        if not _holds(state, found.edits):
-            raise InputError(_failure(state, found.edits, max_neurons, like is not None))
-        found = replace(found, edits=_weakened(state, _pruned(state, found.edits)))
-    recipe = _recipe(state, prompt, like, found, store, choose)
-    return recipe.noting(paraphrases=list(map(kept, paraphrases))) if paraphrases else recipe
+    state = _start(model, prompt, wanted, source, top_k if suppress else None, unbounded, paraphrases)
+    state = replace(state, choose=CHOOSERS[choose], max_neurons=max_neurons, on_progress=on_progress)
+    result = _Result({}, margins(state, [{}])[0].item())
+    if not _holds(state, result.edits):
+        state, result = _flipped(replace(state, prefer=_indexed(store, _text(state))), result, source)
+    edits = _verified(state, prompt, result.edits)
+    record = FlipRecord(
+        prompt=as_json(prompt),
+        text=_text(state),
+        phrase=_phrase(state),
+        top_k=state.out_of,
+        source=None if source is None else as_json(source),
+        paraphrases=tuple(map(as_json, paraphrases)),
+        chosen_by=choose,
+        unbounded=unbounded,
+        left_source=state.goal is None and (source is not None or state.out_of is not None),
+        before=tuple(model.predict(prompt, 5, state.tokens[:1])),
+        rounds=result.rounds,
+        neurons=_neurons(state, edits, store),
+    )
+    return _recipe(model, record, edits)
 
 
-def _found_by(store: Store | None, text: str) -> list[Neuron]:
+def _flipped(state: _State, start: _Result, source: PromptLike | None) -> tuple[_State, _Result]:
+    """The fewest and weakest edits that were found, and the state of the search that found them."""
+    result = _search(state, start)
+    if result.margin < MARGIN and state.goal is not None:  # not enough
+        free = replace(state, goal=None)
+        first, result = result, _search(free, start).after(result)
+        state = state if result.edits == first.edits else free
+    if not _holds(state, result.edits):
+        raise InputError(_failure(state, result.edits, source is not None))
+    return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
+
+
+def _indexed(store: Store | None, text: str) -> tuple[Neuron, ...]:
     """FFN neurons whose examples or W2 rows speak for a token."""
     hits = store.search(text.strip(), k=20) if store and text.strip() else []
-    return [hit.neuron for hit in hits if hit.neuron.site == "ffn"]
+    return tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
 
 
-def _search(
-    found: _Found,
-    prefer: Sequence[Neuron],
-    max_neurons: int,
-    choose: Chooser,
-    on_progress: OnProgress | None,
-    state: _State,
-) -> _Found:
+def _search(state: _State, result: _Result) -> _Result:
     """Edits taken one after the other."""
     rows = 0
-    while found.margin < MARGIN and len(found.edits) < max_neurons:
-        proposals = _proposals(state, found.edits, choose(state, found.edits), prefer)
+    while result.margin < MARGIN and len(result.edits) < state.max_neurons:
+        proposals = _proposals(state, result.edits)
         if not proposals:
             break
         reached = margins(state, proposals)
         best, rows = int(reached.argmax()), rows + len(proposals)
-        if reached[best] <= found.margin + 1e-4:  # in vain, but spent
-            return replace(found, rounds=(*found.rounds, (rows, found.margin)))
-        found = _Found(proposals[best], reached[best].item(), (*found.rounds, (rows, reached[best].item())))
-        if on_progress:
-            on_progress(len(found.edits), max_neurons)
-    return found
+        if reached[best] <= result.margin + 1e-4:  # in vain, but spent
+            return replace(result, rounds=(*result.rounds, (rows, result.margin)))
+        result = _Result(proposals[best], reached[best].item(), (*result.rounds, (rows, reached[best].item())))
+        if state.on_progress:
+            state.on_progress(len(result.edits), state.max_neurons)
+    return result
 
 
-def _check(model: Model, prompt: PromptLike, like: PromptLike | None, max_neurons: int, top_k: int) -> None:
+def _check(model: Model, prompt: PromptLike, source: PromptLike | None, max_neurons: int, top_k: int) -> None:
     if not model.task.looks_back:
         raise InputError(f"flip is for models that write the next token; {model.name} does not.")
     whole(max_neurons, "max_neurons")
     whole(top_k, "top_k", 1, model.answers - 1)
-    if like is not None and model.ids(like) == model.ids(prompt):
+    if source is not None and model.ids(source) == model.ids(prompt):
         raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
 
 
@@ -237,19 +260,19 @@ def _start(
     model: Model,
     prompt: PromptLike,
     wanted: tuple[int, ...] | None,
-    like: PromptLike | None,
+    source: PromptLike | None,
     out_of: int | None = None,
-    beyond: bool = False,
+    unbounded: bool = False,
     paraphrases: Sequence[PromptLike] = (),
 ) -> _State:
     ids = model.ids(prompt)
     tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
     last: LastToken | Paraphrases = LastToken(model, ids, tokens)
     now = last.activations()
-    goal = LastToken(model, model.ids(like), tokens).activations() if like is not None else None
+    goal = LastToken(model, model.ids(source), tokens).activations() if source is not None else None
     if goal is None and out_of:
         goal = torch.zeros_like(now)
-    if beyond:
+    if unbounded:
         high = (REACH * now.abs().amax(1, keepdim=True)).expand_as(now)  # of a layer at a step
         low = -high
     else:  # or where it is, if that is further
@@ -258,7 +281,7 @@ def _start(
     if paraphrases:
         last = Paraphrases(model, [ids, *map(model.ids, paraphrases)])
         tokens *= 1 + len(paraphrases)
-    return _State(last, tokens, out_of, now, goal, low, high, beyond)
+    return _State(last, tokens, out_of, now, goal, low, high, unbounded)
 
 
 def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
@@ -289,13 +312,13 @@ def _holds(state: _State, edits: Edits) -> bool:
     return bool((found > 0).any() if state.out_of else (found > 0).all())
 
 
-def _proposals(state: _State, edits: Edits, choice: Choice, prefer: Sequence[Neuron]) -> list[dict[Place, float]]:
+def _proposals(state: _State, edits: Edits) -> list[dict[Place, float]]:
     """The edits with one neuron more (or one of them further), at several strengths."""
-    score, furthest = choice
+    score, furthest = state.choose(state, edits)
     score = score.nan_to_num(0.0, 0.0, 0.0)
     best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
     places: list[Place] = [tuple(part.tolist()) for part in torch.stack(torch.unravel_index(best, score.shape), 1)]  # type: ignore[misc]
-    places += [(neuron.layer, neuron.index, step) for neuron in prefer for step in range(score.shape[2])]
+    places += [(neuron.layer, neuron.index, step) for neuron in state.prefer for step in range(score.shape[2])]
     return [
         {**edits, place: (state.now + level * (furthest - state.now))[place].item()}
         for place in dict.fromkeys(places)
@@ -326,8 +349,8 @@ def _furthest(state: _State, up: Tensor) -> Tensor:
     """(L, F, S) how far each activation may go: towards the goal, or up or down where there is none."""
     if state.goal is None:
         return torch.where(up, state.high, state.low)
-    goal = state.now + REACH_LIKE * (state.goal - state.now)
-    return goal if state.beyond else torch.clamp(goal, state.low, state.high)
+    goal = state.now + REACH_SOURCE * (state.goal - state.now)
+    return goal if state.unbounded else torch.clamp(goal, state.low, state.high)
 
 
 def _where(state: _State, edits: Edits) -> Tensor:
@@ -383,61 +406,45 @@ def _phrase(state: _State) -> tuple[int, ...]:
     return state.tokens[: state.last.steps]
 
 
-def _recipe(
-    state: _State,
-    prompt: PromptLike,
-    like: PromptLike | None,
-    found: _Found,
-    store: Store | None,
-    choose: str,
-) -> Recipe:
-    """Verified as a user would run it, with what is known about it."""
-    model, text, made = state.model, _text(state), _edits(found.edits)
-    before = model.predict(prompt, 5, state.tokens[:1])
-    with steer(model, made):
-        after = model.predict(prompt, max(5, state.out_of or 0), [row.id for row in before])
-    if not comes(model, made, prompt, _phrase(state), state.out_of):
-        raise InputError(f"The flip of {text!r} did not hold when it was checked; please report this prompt.")
-    asked = {"away": text, "top_k": state.out_of} if state.out_of else {"to": text}
-    slopes = _slopes(state, {})
+def _verified(state: _State, prompt: PromptLike, edits: Edits) -> list[Edit]:
+    """Edits as a user would make them, checked on the prompt."""
+    made = _edits(edits)
+    if not comes(state.model, made, prompt, _phrase(state), state.out_of):
+        raise InputError(f"The flip of {_text(state)!r} did not hold when it was checked; please report this prompt.")
+    return made
+
+
+def _recipe(model: Model, record: FlipRecord, edits: list[Edit]) -> Recipe:
+    name = f"{in_a_line(record.prompt)} -> {'not ' * bool(record.top_k)}{record.text.strip()}"
+    with steer(model, edits):
+        after = model.predict(record.prompt, max(5, record.top_k or 0), [row.id for row in record.before])
     return Recipe.for_model(
-        model,
-        f"{said(prompt)} -> {'not ' * bool(state.out_of)}{text.strip()}",
-        made,
-        found_by="flip",
-        prompt=kept(prompt),
-        tokens=state.last.ids,
-        phrase=list(_phrase(state)),
-        like=None if like is None else kept(like),
-        chosen_by=choose,
-        beyond=state.beyond,
-        beyond_goal=state.goal is None and (like is not None or state.out_of is not None),
-        **asked,
-        before=[vars(row) for row in before],
-        after=[vars(row) for row in after],
-        rounds=found.rounds,
-        neurons=[_about(state, edit, slopes, store) for edit in made],
+        model, name, edits, found_by="flip", **record.provenance(), after=[vars(row) for row in after]
     )
 
 
-def _about(state: _State, edit: Edit, slopes: Tensor, store: Store | None) -> dict[str, Any]:
-    """Where a neuron was, where it goes, how relevant it was there, what it writes, and what drives it that way."""
-    step = int(edit.where.removeprefix("step:")) if edit.where.startswith("step:") else 0
-    place = edit.neuron.layer, edit.neuron.index, step
-    words = project(state.model, edit.neuron, 5)
-    examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
-    return {
-        "neuron": str(edit.neuron),
-        "from": round(state.now[place].item(), 4),
-        "relevance": (state.now * slopes)[place].item(),
-        "of_its_range": calibrate(state.model).share(place[:2], edit.value),
-        "promotes": [word.text for word in words.promoted],
-        "suppresses": [word.text for word in words.suppressed],
-        "examples": [example.sentence.text for example in examples if example.by == "activation"],
-    }
+def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
+    """Where neurons were, how relevant they were there, what they write, and what activates them."""
+    relevance, rows = state.now * _slopes(state, {}), []
+    for edit in edits:
+        step = int(edit.where.removeprefix("step:")) if edit.where.startswith("step:") else 0
+        place = edit.neuron.layer, edit.neuron.index, step
+        words = project(state.model, edit.neuron, 5)
+        examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
+        row = EditedNeuron(
+            edit.neuron,
+            round(state.now[place].item(), 4),
+            relevance[place].item(),
+            calibrate(state.model).share(place[:2], edit.value),
+            tuple(word.text for word in words.promoted),
+            tuple(word.text for word in words.suppressed),
+            tuple(example.sentence.text for example in examples if example.by == "activation"),
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
-def _failure(state: _State, edits: Edits, max_neurons: int, like: bool) -> str:
+def _failure(state: _State, edits: Edits, source: bool) -> str:
     """How near it came, and what might help."""
     model, place = state.model, state.out_of or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.out_of else _steps(state, [edits])[0].argmin())
@@ -445,16 +452,16 @@ def _failure(state: _State, edits: Edits, max_neurons: int, like: bool) -> str:
         found = model.predict(state.last.before(worst), place, [state.tokens[worst]])
     own = next(token for token in found if token.id == state.tokens[worst])
     phrase = f" of {_text(state)!r}" if state.last.steps > 1 else ""
-    within = "" if state.beyond else " within what they were seen to be"
-    further = "" if state.beyond else ", or let them go beyond that (--beyond)"
+    within = "" if state.unbounded else " inside their activation range"
+    further = "" if state.unbounded else ", or let them leave it (--unbounded)"
     if state.out_of:
         return (
-            f"No {max_neurons} neurons{within} take {own.text!r}{phrase} out of the first {place} tokens: with "
+            f"No {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the first {place} tokens: with "
             f"{len(edits)} it still has {own.probability:.3f}; try more neurons or fewer tokens (top_k){further}."
         )
-    other = "another source prompt" if like else "a source prompt that it follows (like)"
+    other = "another source prompt" if source else "a prompt that it follows (source)"
     return (
-        f"No {max_neurons} neurons{within} make {own.text!r}{phrase} the next token: with {len(edits)} it has "
+        f"No {state.max_neurons} neurons{within} make {own.text!r}{phrase} the next token: with {len(edits)} it has "
         f"{own.probability:.3f}, behind {found[0].text!r} with {found[0].probability:.3f}; try more neurons or "
         f"{other}{further}."
     )

@@ -1,0 +1,87 @@
+"""What a flip was asked for and what it found: in its recipe's provenance, written and read here only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from icebear.concepts.models.model import Model
+from icebear.convert import CONVERTER, READING
+from icebear.errors import RecipeError
+from icebear.recipe import Recipe
+from icebear.records import Neuron, TokenScore
+from icebear.values import whole
+
+KEY = "flip"
+"""Where it stands in a recipe's provenance."""
+
+
+@dataclass(frozen=True)
+class EditedNeuron:
+    """A neuron of a flip, before its edit."""
+
+    neuron: Neuron
+    activation: float
+    relevance: float
+    """Of the margin by which the flip holds, without edits."""
+    of_its_range: float | None
+    """The value it is set to, as a multiple of its activation range (`Calibration.share`)."""
+    promotes: tuple[str, ...]
+    suppresses: tuple[str, ...]
+    examples: tuple[str, ...]
+    """Sentences with large activations of the sign it is set to, if there was an index."""
+
+
+@dataclass(frozen=True)
+class FlipRecord:
+    """How a recipe was found by `icebear.steering.flipping.search.flip`."""
+
+    prompt: Any
+    """A text, token ids, or the messages of a chat; so are `source` and `paraphrases`."""
+    text: str
+    """The token or phrase that shall come next, or be suppressed."""
+    phrase: tuple[int, ...]
+    """Its token ids."""
+    top_k: int | None
+    """None where `text` shall come next; else it shall leave the k most probable tokens."""
+    source: Any
+    paraphrases: tuple[Any, ...]
+    chosen_by: str
+    unbounded: bool
+    left_source: bool
+    """Whether moving towards the source prompt (to suppress, towards zero) was not enough."""
+    before: tuple[TokenScore, ...]
+    """The most probable next tokens without the edits."""
+    rounds: tuple[tuple[int, float], ...]
+    """For each round of the search the edited rows so far, and the margin in logits."""
+    neurons: tuple[EditedNeuron, ...]
+
+    def provenance(self) -> dict[str, Any]:
+        """JSON-ready, for a recipe."""
+        return {KEY: CONVERTER.unstructure(self)}
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> FlipRecord | None:
+        """Of a recipe that `flip` made; None of another. Raises `RecipeError` where it is not as icebear writes it."""
+        return cls._read(recipe.name, recipe.provenance)
+
+    @classmethod
+    def all_of(cls, recipe: Recipe) -> list[FlipRecord]:
+        """Those of a recipe and of the recipes that it combines. Raises `RecipeError`."""
+        sources = [recipe.provenance, *recipe.provenance.get("parts", [])]
+        return [record for source in sources if (record := cls._read(recipe.name, source))]
+
+    @classmethod
+    def _read(cls, name: str, provenance: dict[str, Any]) -> FlipRecord | None:
+        try:
+            return CONVERTER.structure(provenance[KEY], cls) if KEY in provenance else None
+        except READING as error:
+            raise RecipeError(f"The flip of the recipe {name!r} has a bad part ({error}); make it again.") from None
+
+    def check(self, model: Model) -> None:
+        """Raise `InputError` where its tokens are not the model's."""
+        whole(len(self.phrase), "The number of a flip's tokens")
+        for token in self.phrase:
+            model.answer_id(token, "token of a flip")
+        if self.top_k is not None:
+            whole(self.top_k, "top_k", 1, model.answers - 1)
