@@ -38,7 +38,7 @@ Hook = Callable[[Any, Any], Any]
 
 def converter() -> Converter:
     """Of records, whose fields may be neurons and edits."""
-    made = Converter(forbid_extra_keys=True, detailed_validation=False)
+    made = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
     for kind in (bool, int, str):
         made.register_structure_hook(kind, _strictly)
     made.register_structure_hook(float, _float)
