@@ -43,8 +43,8 @@ def fails(*args, message, code=1):
 
 @pytest.mark.usefixtures("smol")
 def test_prompts():
-    fails("attribute", "  ", message="prompt")
-    fails("attribute", "word " * 8200, message="8192")
+    fails("explain", "  ", message="prompt")
+    fails("explain", "word " * 8200, message="8192")
     fails("steer", "word " * 8190, "--edit", "L1.ffn.2*0", message="room")
 
 
@@ -91,7 +91,7 @@ def test_an_array_or_a_tensor_of_ids_is_a_prompt(model):
 @pytest.mark.usefixtures("smol")
 def test_a_stray_byte_in_a_terminal():
     for more in ([], ["--target", " bear"], ["--contrast", "\udcff"]):
-        fails("attribute", "ice \udcff bear", *more, message="text")
+        fails("explain", "ice \udcff bear", *more, message="text")
 
 
 @pytest.mark.parametrize(
@@ -111,29 +111,31 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr("icebear.app.cli.explain.load", lambda **_: loaded)
+    monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda self: loaded)
     monkeypatch.setattr("icebear.concepts.attribution.attribute.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
-    fails("attribute", PROMPT, message=message)
-    monkeypatch.setattr("icebear.app.cli.explain.load", lambda **_: 1 / 0)  # a mistake of ours keeps its traceback
-    assert isinstance(RUN.invoke(main, ["attribute", PROMPT]).exception, ZeroDivisionError)
+    fails("explain", PROMPT, message=message)
+    monkeypatch.setattr(
+        "icebear.app.cli.options.ModelOptions.load", lambda self: 1 / 0
+    )  # a mistake of ours keeps its traceback
+    assert isinstance(RUN.invoke(main, ["explain", PROMPT]).exception, ZeroDivisionError)
 
 
 @pytest.mark.usefixtures("smol")
 def test_targets():
-    message = fails("attribute", PROMPT, "--target", "xylophone", message="'x'")
+    message = fails("explain", PROMPT, "--target", "xylophone", message="'x'")
     assert "--target-text" in message
-    fails("attribute", PROMPT, "--contrast", "Arctic", message="' Arctic'")
-    fails("attribute", PROMPT, "--target", " a", "--target-text", " b c", message="exclude each other")
+    fails("explain", PROMPT, "--contrast", "Arctic", message="' Arctic'")
+    fails("explain", PROMPT, "--target", " a", "--target-text", " b c", message="exclude each other")
 
 
 @pytest.mark.usefixtures("smol")
 def test_neurons():
-    fails("project", "L30.ffn.0", message="29")
-    fails("project", "L3.ffn.1536", message="1535")
-    fails("project", "L3.mlp.1", message="'mlp'")
-    fails("project", "29.860", message="L29.ffn.860")
-    fails("project", "L3.q.1", message="neurons")
+    fails("neuron", "L30.ffn.0", message="29")
+    fails("neuron", "L3.ffn.1536", message="1535")
+    fails("neuron", "L3.mlp.1", message="'mlp'")
+    fails("neuron", "29.860", message="L29.ffn.860")
+    fails("neuron", "L3.q.1", message="neurons")
     fails(*STEER, "--edit", "L99.ffn.1*0", message="29")
     fails(*STEER, "--edit", "L9.ffn.1*nan", message="not nan")
     fails(*STEER, "--edit", "L9.ffn.1=2max", message="index")
@@ -304,7 +306,7 @@ def test_a_local_folder_a_lora_adapter_and_a_gguf_suffix(tmp_path, smol):
 
 
 def test_a_user_mistake_in_a_real_process_has_no_traceback(tiny_folder):
-    command = [sys.executable, "-m", "icebear", "project", "L99.ffn.1", "--model", tiny_folder]
+    command = [sys.executable, "-m", "icebear", "neuron", "L99.ffn.1", "--model", tiny_folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

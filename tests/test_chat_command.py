@@ -25,24 +25,24 @@ def told(*words):
 def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
-    a = told("attribute", QUESTION, "--system", "Be brief.")
-    assert a["tokens"] == told("attribute", "--messages", str(tmp_path / "chat.json"))["tokens"]
+    a = told("explain", QUESTION, "--system", "Be brief.")
+    assert a["tokens"] == told("explain", "--messages", str(tmp_path / "chat.json"))["tokens"]
     assert [token["id"] for token in a["tokens"]] == smol.ids(messages)
     assert [turn["role"] for turn in a["turns"]] == ["system", "user", "assistant"]
-    run("attribute", QUESTION, "--messages", str(tmp_path / "chat.json"), code=2)
+    run("explain", QUESTION, "--messages", str(tmp_path / "chat.json"), code=2)
     (tmp_path / "chat.json").write_text("{")
     assert "cannot be read as JSON" in run("rank", "--messages", str(tmp_path / "chat.json"), code=1).stderr
 
 
 def test_words_of_an_answer_are_explained():
     asked = ("--chat", QUESTION, "--span", "the Arctic", "--max-new-tokens", "8")
-    found = told("attribute", *asked, "--units", "sentence")
+    found = told("explain", *asked, "--units", "sentence")
     assert found["target_text"] == " the Arctic"
     sums = sum(unit["relevance"] for unit in found["units"])
     assert sums == pytest.approx(sum(token["relevance"] for token in found["tokens"]), abs=1e-4)
-    against = told("attribute", *asked, "--contrast", "a desert")
+    against = told("explain", *asked, "--contrast", "a desert")
     assert against["rather"]["text"] == " a desert"
-    output = run("attribute", *asked, "--units", "turn").stdout
+    output = run("explain", *asked, "--units", "turn").stdout
     assert "Ice bears are found in the" in output
     ranked = told("rank", *asked, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
     assert not {row["position"] for row in ranked} & set(found["template"])
@@ -59,10 +59,11 @@ def test_circuits_of_an_answer():
 
 
 def test_what_is_answered_and_where_it_came_from():
-    asked = ("answer", "--chat", "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?", "--max-new-tokens", "6")
+    prompt = "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?"
+    asked = ("explain", "--sources", "--chat", prompt, "--max-new-tokens", "6")
     found = told(*asked)
     assert [part["name"] for part in found["origins"]["parts"]][:2] == ["template", "context"]
-    assert len(found["tokens"]) == 6
+    assert len(found["answer_tokens"]) == 6
     output = run(*asked).stdout
     for part in ("the answer's own start", "goes through FFN neurons", "Tom lives in Rome."):
         assert part in output

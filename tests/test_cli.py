@@ -42,16 +42,17 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
 
 
 def test_json_on_every_verb_that_prints_a_result():
-    data = json.loads(run("attribute", PROMPT, "--number", "logit", "--json"))
+    data = json.loads(run("explain", PROMPT, "--number", "logit", "--json"))
     assert data["target"]["text"] == " Arctic"
     assert [round(token["relevance"], 3) for token in data["tokens"]][1] == pytest.approx(1.064, abs=1e-3)
     data = json.loads(run("rank", PROMPT, "--contrast", " desert", "--site", "ffn", "--json"))
     assert "L29.ffn.860" in [row["neuron"] for row in data["ranking"]]
     assert len(data["ranking"]) == 20
     assert json.loads(run("rank", PROMPT, "--site", "head", "--top", "3", "--json"))["ranking"][0]["activation"] is None
-    assert json.loads(run("project", "L29.ffn.860", "--json"))["promoted"][0]["text"] == " Canada"
-    assert json.loads(run("models", "--json"))["presets"]
-    assert json.loads(run("doctor", "--json"))["family"] == "llama"
+    assert json.loads(run("neuron", "L29.ffn.860", "--json"))["vocabulary"]["promoted"][0]["text"] == " Canada"
+    facts = json.loads(run("doctor", "--json"))
+    assert facts["family"] == "llama"
+    assert [preset["name"] for preset in facts["presets"] if preset["cached"]]
     data = json.loads(run("steer", PROMPT, "--recipe", str(EXAMPLE_RECIPE), "--max-new-tokens", "5", "--json"))
     assert data["plain"]["first_token"] == " Arctic"
     assert data["steered"]["first_token"] == " desert"
@@ -59,7 +60,7 @@ def test_json_on_every_verb_that_prints_a_result():
 
 
 def test_html_is_written(tmp_path):
-    run("attribute", PROMPT, "--html", str(tmp_path / "page.html"))
+    run("explain", PROMPT, "--html", str(tmp_path / "page.html"))
     assert "Arctic" in (tmp_path / "page.html").read_text()
 
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icebear.actmax import read_corpus
-from icebear.app.cli import store as store_verbs
 from icebear.app.cli.main import main
+from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.progress import indexing
 from icebear.concepts import corpus as actmax_corpus
 from icebear.concepts.corpus import sentence_id
@@ -210,7 +210,7 @@ def test_a_streamed_data_set_is_read_once(model, hub, tmp_path):
 
 
 def test_configuration_split_and_revision_of_a_data_set(model, hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_verbs, "load", lambda **options: model)
+    monkeypatch.setattr(ModelOptions, "load", lambda self, name=None: model)
     command = ["index", "--corpus", "a/set", "--limit", "3", "--store", str(tmp_path / "s.db")]
     named = ["--config", "20231101.en", "--split", "test", "--revision", "v1"]
     done = CliRunner().invoke(main, [*command, *named])

@@ -256,13 +256,13 @@ def test_the_commonest_words_are_two_hundred_or_so():
 @pytest.mark.usefixtures("smol")
 def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
     page = tmp_path / "page.html"
-    command = ["attribute", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--html", str(page)]
+    command = ["explain", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--html", str(page)]
     said = run(*command)
     assert "rest 0.000" in said
     assert "top token ' Arabian'" in said
     assert "Compared with" in page.read_text()
     assert "rest 0.000" in run(
-        "attribute", ICE_BEAR, "--target-text", " Arctic and", "--counterfactual", "The wild camel lives in the"
+        "explain", ICE_BEAR, "--target-text", " Arctic and", "--counterfactual", "The wild camel lives in the"
     )
     ranked = run(
         "rank", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--site", "ffn", "--top", "3", "--ablate"

@@ -88,6 +88,6 @@ def test_bad_device_maps_are_told(tiny_folder, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="LoRA"):
         load_model(str(tmp_path), device_map="auto")
-    told = CliRunner().invoke(main, ["attribute", "Rome", "--model", tiny_folder, "--device-map", "nowhere"])
+    told = CliRunner().invoke(main, ["explain", "Rome", "--model", tiny_folder, "--device-map", "nowhere"])
     assert told.exit_code == 1
     assert "nowhere" in told.output

@@ -20,37 +20,37 @@ from icebear.db import open_store
 RECIPE = {"icebear_recipe": 1, "name": "r", "model_name": "tiny", "model_fingerprint": "", "edits": ["L1.ffn.3=2"]}
 
 LINES = r"""
-attribute --model tiny ""
-attribute --model tiny "a" --target ""
-attribute --model tiny "a" --target "no such token at all"
-attribute --model tiny "a" --contrast "" --counterfactual ""
-attribute --model tiny "a" --counterfactual a
-attribute --model tiny "a" --span ""
-attribute --model tiny "a" --span "9:1"
-attribute --model tiny "a" --span "0:99999999999999999999999"
-attribute --model tiny "a" --method ""
-attribute --model tiny "a" --method "AttnLRP(linear=Gamma(1e400))"
-attribute --model tiny "a" --method "AttnLRP(linear=Gamma(nan))"
-attribute --model tiny "a" --method "Difference()"
-attribute --model tiny "a" --method "().__class__.__bases__[0].__subclasses__()"
-attribute --model tiny "a" --method "AttnLRP(AttnLRP(AttnLRP()))"
-attribute --model tiny "a" --method difference
-attribute --model tiny "a" --image none.png
-attribute --model tiny --image text.txt
-attribute --model tiny "a" --at nowhere
-attribute --model tiny "a" --target-text ""
-attribute --model tiny --messages deep.json
-attribute --model tiny --messages pipe
-attribute --model tiny --messages folder
-attribute --model tiny --messages loop
-attribute --model tiny "a" --html folder
-attribute --model tiny "a" --html no/where.html
-attribute --model tiny "a" --html /dev/full
-attribute --model tiny "a" --html loop
-attribute --model tiny "a" --html {long}
-attribute --model tiny "a" --json --top 99999999999999999999
-attribute --model tiny "\x00\x01\x02\x7f\u202e"
-attribute --model tiny "💥🧊🐻‍❄️" --contrast "🐻"
+explain --model tiny ""
+explain --model tiny "a" --target ""
+explain --model tiny "a" --target "no such token at all"
+explain --model tiny "a" --contrast "" --counterfactual ""
+explain --model tiny "a" --counterfactual a
+explain --model tiny "a" --span ""
+explain --model tiny "a" --span "9:1"
+explain --model tiny "a" --span "0:99999999999999999999999"
+explain --model tiny "a" --method ""
+explain --model tiny "a" --method "AttnLRP(linear=Gamma(1e400))"
+explain --model tiny "a" --method "AttnLRP(linear=Gamma(nan))"
+explain --model tiny "a" --method "Difference()"
+explain --model tiny "a" --method "().__class__.__bases__[0].__subclasses__()"
+explain --model tiny "a" --method "AttnLRP(AttnLRP(AttnLRP()))"
+explain --model tiny "a" --method difference
+explain --model tiny "a" --image none.png
+explain --model tiny --image text.txt
+explain --model tiny "a" --at nowhere
+explain --model tiny "a" --target-text ""
+explain --model tiny --messages deep.json
+explain --model tiny --messages pipe
+explain --model tiny --messages folder
+explain --model tiny --messages loop
+explain --model tiny "a" --html folder
+explain --model tiny "a" --html no/where.html
+explain --model tiny "a" --html /dev/full
+explain --model tiny "a" --html loop
+explain --model tiny "a" --html {long}
+explain --model tiny "a" --json --top 99999999999999999999
+explain --model tiny "\x00\x01\x02\x7f\u202e"
+explain --model tiny "💥🧊🐻‍❄️" --contrast "🐻"
 rank --model tiny "a" --site ffn,attn
 rank --model tiny "a" --site ""
 rank --model tiny "a" --site "ffn;drop table neurons"
@@ -74,15 +74,15 @@ rank --model tiny "a" --store {long}
 rank --model tiny "a" --base-model tiny
 rank --model tiny "a" --base-model none/such
 rank --model tiny "a" --ablate
-project --model tiny L1.ffn.99999999
-project --model tiny L-1.ffn.0
-project --model tiny "L1.ffn.3 "
-project --model tiny L1.ffn.03
-project --model tiny L٣.ffn.٤
-project --model tiny L1.FFN.3
-project --model tiny "L1.ffn.3\nL1.ffn.4"
-project --model tiny L99999999999999999999.ffn.1
-project --model tiny L0.q.1
+neuron --model tiny L1.ffn.99999999
+neuron --model tiny L-1.ffn.0
+neuron --model tiny "L1.ffn.3 "
+neuron --model tiny L1.ffn.03
+neuron --model tiny L٣.ffn.٤
+neuron --model tiny L1.FFN.3
+neuron --model tiny "L1.ffn.3\nL1.ffn.4"
+neuron --model tiny L99999999999999999999.ffn.1
+neuron --model tiny L0.q.1
 steer --model tiny "a" --edit ""
 steer --model tiny "a" --edit "L1.ffn.3=nan"
 steer --model tiny "a" --edit "L1.ffn.3=inf"
@@ -140,10 +140,10 @@ circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png folder
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png /dev/full
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --neuronpedia no/where.json
 circuit --model tiny --file deep.jsonl
-answer --model tiny "a" --max-new-tokens -1
-answer --model tiny --chat "a"
-answer --model tiny "a" --span "never said"
-story --model tiny "a" --counterfactual b --html no/where.html
+explain --sources --model tiny "a" --max-new-tokens -1
+explain --sources --model tiny --chat "a"
+explain --sources --model tiny "a" --span "never said"
+explain --model tiny "a" --counterfactual b --nodes 4 --html no/where.html
 index --model tiny --corpus none.txt --store new.db
 index --model tiny --corpus latin.txt --store new.db
 index --model tiny --corpus utf16.json --store new.db
@@ -189,7 +189,7 @@ search "🧊" --store good.db
 search a --store good.db --top -1
 search a --store newer.db
 search a --store half.db
-annotate L1.ffn.3 L1.ffn.3 nonsense --model tiny --store good.db
+index --annotate L1.ffn.3 L1.ffn.3 nonsense --model tiny --store good.db
 label L1.ffn.3 "<script>" --store none.db
 label L1.ffn.99999 x --store good.db
 label --auto --model tiny --store good.db --prompt ""
@@ -312,7 +312,7 @@ def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
         last = found.stderr.strip().splitlines()[-1] if found.stderr.strip() else found.stdout
         assert last.startswith(("icebear: ", "error")) or "error" in found.stdout, found.output
     after = contents(place)
-    made = {"good.db"} if line.startswith(("label", "annotate", "concept find")) else set()
+    made = {"good.db"} if line.startswith(("label", "index --annotate", "concept find")) else set()
     assert {name: after.get(name) for name in before if name not in made} == {
         name: data for name, data in before.items() if name not in made
     }

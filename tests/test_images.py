@@ -77,7 +77,7 @@ def test_the_overlay_is_red_where_it_speaks_for_the_label(folder):
 def test_the_command_writes_a_picture_a_page_and_json(folder, tmp_path):
     options = ["--model", str(folder), "--method", "vit"]
     files = ["--png", str(tmp_path / "a.png"), "--html", str(tmp_path / "a.html")]
-    result = RUN.invoke(main, ["attribute", "--image", str(folder / "bear.png"), *options, *files, "--json"])
+    result = RUN.invoke(main, ["explain", "--image", str(folder / "bear.png"), *options, *files, "--json"])
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["target"]["text"] in ("ice", "bear")
@@ -99,5 +99,5 @@ def test_the_command_writes_a_picture_a_page_and_json(folder, tmp_path):
 )
 def test_mistakes(folder, arguments, code, message):
     given = [argument.format(folder=folder) for argument in arguments]
-    result = RUN.invoke(main, ["attribute", *given, "--model", str(folder)])
+    result = RUN.invoke(main, ["explain", *given, "--model", str(folder)])
     assert (result.exit_code, message in result.stderr) == (code, True), result.stderr

@@ -49,9 +49,9 @@ import sys
 sys.modules.update(dict.fromkeys({HIDDEN}))  # as if they were not installed
 from icebear.app.cli.main import main
 for words in (
-    ["attribute", "Rome is"],
+    ["explain", "Rome is"],
     ["rank", "Rome is", "--top", "3"],
-    ["project", "L1.ffn.3"],
+    ["neuron", "L1.ffn.3"],
     ["steer", "Rome is", "--edit", "L1.ffn.3*0", "--max-new-tokens", "2"],
     ["flip", "Rome is", "--suppress", "--top-k", "1", "--unbounded"],
 ):
@@ -121,7 +121,7 @@ def test_a_wheel_is_enough(tmp_path, tiny_folder):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not ours')")
     where = run(bin / "python", "-c", "import icebear.app; print(icebear.__file__, icebear.app.__file__)").split()
     assert all(Path(path).is_relative_to(packages) for path in where)
-    assert "project" in run(bin / "python", "-m", "icebear", "-h")
-    told = json.loads(run(bin / "icebear", "project", "L1.ffn.3", "--json", "--model", tiny_folder))
+    assert "neuron" in run(bin / "python", "-m", "icebear", "-h")
+    told = json.loads(run(bin / "icebear", "neuron", "L1.ffn.3", "--json", "--model", tiny_folder))
     assert len(told["promoted"]) == 20
-    assert "project" in run(bin / "icebear", "-h")
+    assert "neuron" in run(bin / "icebear", "-h")

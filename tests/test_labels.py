@@ -32,9 +32,8 @@ from icebear.actmax.labels.lists import clearest
 from icebear.actmax.labels.reading import read
 from icebear.actmax.labels.sample import Codes, Sample, part_of
 from icebear.app.cli import evaluate as evaluate_verbs
-from icebear.app.cli import explain as explain_verbs
-from icebear.app.cli import store as store_verbs
 from icebear.app.cli.main import main
+from icebear.app.cli.options import ModelOptions
 from icebear.concepts import Model
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.statistics import auroc
@@ -388,8 +387,8 @@ def run(indexed, monkeypatch, tmp_path):
     model, path = indexed
     _copy(path, tmp_path / "l.db")
     monkeypatch.chdir(tmp_path)
-    for verbs in (store_verbs, explain_verbs, evaluate_verbs):
-        monkeypatch.setattr(verbs, "load", lambda **_: model)
+    monkeypatch.setattr(ModelOptions, "load", lambda self, name=None: model)
+    monkeypatch.setattr(evaluate_verbs, "load", lambda **_: model)
 
     def verb(*words):
         result = CliRunner().invoke(main, [*words, "--store", "l.db"])

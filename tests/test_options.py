@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from icebear.app.cli.main import main
-from icebear.app.cli.options import OPTIONS, load
+from icebear.app.cli.options import OPTIONS, ModelOptions
 from icebear.concepts import load_model
 from icebear.db import open_store
 from icebear.errors import ModelError
 from icebear.steering import Edit, Recipe
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--task", "--max-tokens"}
+OWN_VALUES = {"--site", "--task", "--max-tokens", "--top", "--nodes"}
 """What these may be, and are by default, is a verb's own."""
 
 
@@ -50,7 +50,7 @@ def test_an_option_means_the_same_wherever_it_is():
                 values = () if option.opts[0] in OWN_VALUES else (option.default, repr(option.type), option.multiple)
                 found[option.opts[0]].append((verb, (option.help, option.is_flag, *values)))
     shared = {name: told for name, told in found.items() if len(told) > 1}
-    assert {"--top", "--k", "--store", "--seed", "--out", "--save", "--target-text", "--checkpoint"} <= set(shared)
+    assert {"--top", "--store", "--seed", "--out", "--save", "--target-text", "--checkpoint"} <= set(shared)
     assert set(OPTIONS) <= set(shared), "the table has options of more than one verb only"
     for name, told in shared.items():
         assert len({meaning for _, meaning in told}) == 1, f"{name}: {told}"
@@ -67,9 +67,17 @@ def test_a_model_is_loaded_as_python_loads_it():
 
 
 def test_the_options_of_a_model_reach_it(tiny_folder):
-    model = load(
-        tiny_folder, device="cpu", dtype="float64", attention="eager", trust_remote_code=False, accept_terms=False
+    loading = ModelOptions(
+        model=tiny_folder,
+        device="cpu",
+        device_map=None,
+        bits=None,
+        dtype="float64",
+        attention="eager",
+        trust_remote_code=False,
+        accept_terms=False,
     )
+    model = loading.load()
     assert (model.net.config._attn_implementation, str(model.dtype)) == ("eager", "torch.float64")
 
 
@@ -92,10 +100,10 @@ def test_what_is_made_is_told_in_a_document(told, tmp_path):
     assert made["store"] == "icebear.db"  # the default
     assert made["counts"]["sentences"] == 4
     assert made["index"]["k"] == 2
-    done = told("annotate", "L1.ffn.3", "--k", "2")
+    done = told("index", "--annotate", "L1.ffn.3", "--k", "2")
     assert done["attributed"] == 4
-    assert told("annotate", "L1.ffn.3", "--k", "2")["attributed"] == 0  # they are kept
-    assert told("annotate", "--prompt", "Rome is", "--top", "3", "--k", "1")["neurons"]
+    assert told("index", "--annotate", "L1.ffn.3", "--k", "2")["attributed"] == 0  # they are kept
+    assert told("index", "--annotate", "--prompt", "Rome is", "--top", "3", "--k", "1")["neurons"]
     assert told("label", "L1.ffn.3", "cities", model=False)["label"] == "cities"
     assert told("label", "L1.ffn.3", "", model=False)["label"] is None
     assert told("search", "Rome", model=False)["hits"]
@@ -137,7 +145,7 @@ def test_a_store_that_is_not_needed_may_be_missing_or_of_another_model(told, tmp
 
 def test_ranking_takes_what_attributing_takes(told):
     asked = ("Rome is", "--target-text", " are", "--method", "cp-lrp")
-    expected = told("attribute", *asked)["conservation"]
+    expected = told("explain", *asked)["conservation"]
     assert told("rank", *asked)["conservation"] == pytest.approx(expected)
     checkpointed = told("rank", *asked, "--checkpoint")["ranking"]
     assert [row["neuron"] for row in checkpointed] == [row["neuron"] for row in told("rank", *asked)["ranking"]]
@@ -159,7 +167,7 @@ def test_the_home_folder_is_written_as_a_tilde(told, tmp_path, tiny_folder, monk
     assert (
         told("steer", "Rome is", "--recipe", "~/r.json", "--max-new-tokens", "1", *home, model=False)["recipe"] == "r"
     )
-    done = RUN.invoke(main, ["attribute", "Rome is", "--html=~/page.html", "--model", "~/model"])
+    done = RUN.invoke(main, ["explain", "Rome is", "--html=~/page.html", "--model", "~/model"])
     assert (done.exit_code, (tmp_path / "page.html").is_file()) == (0, True)
     with pytest.raises(ModelError, match=re.escape(f"There is no file {tmp_path}/none.GGUF")):
         load_model("~/none.GGUF")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear.app.cli.options import write_page
+from icebear.app.cli.output import write_page
 from icebear.concepts import attribute
 from icebear.edits import parse_edits
 from icebear.errors import InputError, RecipeError

@@ -110,9 +110,9 @@ def test_heads_have_no_polarity(llama):
 
 def test_the_verbs_refuse_the_same(tiny_folder):
     for words, message in (
-        (["attribute", "A bear", "--target", " is", "--contrast", " is"], "answer"),
+        (["explain", "A bear", "--target", " is", "--contrast", " is"], "answer"),
         (["rank", "A bear", "--target", " is", "--contrast", " is"], "answer"),
-        (["attribute", "A bear", "--target-text", " is", "--contrast", " is"], "phrase"),
+        (["explain", "A bear", "--target-text", " is", "--contrast", " is"], "phrase"),
         (["rank", "A bear", "--site", "head", "--polarity", "-"], "polarity"),
     ):
         result = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--device", "cpu"])

@@ -91,5 +91,5 @@ def test_the_wheel_works_in_an_empty_environment(made, tmp_path):
 
     assert PROJECT["version"] in run(binaries / "icebear", "--version")
     assert re.fullmatch(r"L\d+\.\w+\.\d+\n", run(binaries / "python", "-c", USED))
-    assert "' Arctic'" in run(binaries / "icebear", "attribute", "The ice bear lives in the", "--html", "why.html")
+    assert "' Arctic'" in run(binaries / "icebear", "explain", "The ice bear lives in the", "--html", "why.html")
     assert (tmp_path / "why.html").stat().st_size > 1000

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from icebear.app.cli import progress
+from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.stopping import SAID
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at /proc")
@@ -141,14 +142,21 @@ def test_columns_are_respected_in_a_pipe_and_lines_have_no_spaces_at_their_ends(
 
 @pytest.mark.parametrize("columns", ["0", "-1", "x", "\u00b2", "9" * 30])
 def test_columns_that_are_no_width_are_passed_over(columns):
-    found = run("models", env={**os.environ, "COLUMNS": columns})
+    found = run("recipe", "show", str(EXAMPLE_RECIPE), env={**os.environ, "COLUMNS": columns})
     assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == run("models", env={key: os.environ[key] for key in os.environ if key != "COLUMNS"}).stdout
+    assert (
+        found.stdout
+        == run(
+            "recipe", "show", str(EXAMPLE_RECIPE), env={key: os.environ[key] for key in os.environ if key != "COLUMNS"}
+        ).stdout
+    )
 
 
 def test_a_full_disk_behind_stdout():
     with open("/dev/full", "w") as full:
-        found = subprocess.run([*COMMAND, "models"], stdout=full, stderr=subprocess.PIPE, text=True)
+        found = subprocess.run(
+            [*COMMAND, "recipe", "show", str(EXAMPLE_RECIPE)], stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert found.returncode == 1
     assert found.stderr.startswith("icebear: The output cannot be written")
     assert len(found.stderr.splitlines()) == 1
@@ -156,7 +164,7 @@ def test_a_full_disk_behind_stdout():
 
 def test_a_locale_without_utf_8():
     plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    found = run("project", "Eisbär", env=plain)
+    found = run("neuron", "Eisbär", env=plain)
     assert found.returncode == 1
     assert found.stderr.startswith("icebear: 'Eisbär' is not a neuron id")
 

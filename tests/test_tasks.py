@@ -12,7 +12,7 @@ from rich.console import Console
 
 from icebear.actmax import annotate, build_index, read_corpus
 from icebear.actmax.index.vectors import gated
-from icebear.app.cli.terminal import explanation, side_by_side
+from icebear.app.cli.terminal import side_by_side, token_relevance
 from icebear.app.web import charts
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from icebear.concepts.attribution.random_controls import removing
@@ -364,7 +364,7 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     number = found.target.logit
     assert json.loads(found.to_json())["target"]["probability"] is None
     console = Console(file=io.StringIO(), width=100)
-    console.print(explanation(found))
+    console.print(token_relevance(found))
     steered = compare(model, "the ice bear", [Edit.parse("L1.ffn.3*0")], 5)
     console.print(side_by_side(steered))
     shown = console.file.getvalue()

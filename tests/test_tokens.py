@@ -86,7 +86,7 @@ def test_a_target_is_what_follows_the_prompt(mistral, folder):
     assert len(whole.tokens) == len(ids) + 1
     with pytest.raises(InputError, match="' desert'"):
         attribute(mistral, PROMPT, "desert")
-    words = ["attribute", PROMPT, "--target", " desert", "--model", str(folder), "--json"]
+    words = ["explain", PROMPT, "--target", " desert", "--model", str(folder), "--json"]
     done = CliRunner().invoke(main, words)
     assert json.loads(done.stdout)["target"]["text"] == " desert", done.stderr
 

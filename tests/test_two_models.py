@@ -115,6 +115,6 @@ def test_the_command():
     result = CliRunner().invoke(main, ["rank", *asked])
     assert result.exit_code == 0, result.output
     assert "Compared with the model smollm2-135m" in result.output
-    result = CliRunner().invoke(main, ["project", "L29.ffn.860", "--base-model", "smollm2-135m", "--top", "3"])
+    result = CliRunner().invoke(main, ["neuron", "L29.ffn.860", "--base-model", "smollm2-135m", "--top", "3"])
     assert result.exit_code == 0, result.output
     assert "reads 1.0000, writes 1.0000" in result.output

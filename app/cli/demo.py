@@ -6,26 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.card import describe
+from icebear.actmax.explanation import Explanation
 from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.terminal import (
     card,
     carried,
-    explanation,
     groups_table,
+    nodes_table,
     projection,
-    ranking,
     recipe_table,
     side_by_side,
+    token_relevance,
 )
 from icebear.cache import cache_folder
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import ablation
-from icebear.concepts.attribution.result import ranked_dict
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.corpus import held_out, read_corpus
 from icebear.concepts.models.loading import load_model
-from icebear.concepts.vocabulary import projections
 from icebear.db.store import open_store
 from icebear.records import Neuron
 from icebear.steering.comparison import compare
@@ -54,16 +52,15 @@ def run(console: Console) -> dict[str, Any]:
     model = load_model()
     console.rule("1. Why did the model say that?")
     relevance = attribute(model, PROMPT, contrast=CONTRAST)
-    console.print(explanation(relevance))
+    console.print(token_relevance(relevance))
 
     console.rule("2. Which neurons made the difference to a camel, and what do they write?")
     paired = attribute(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
-    found = paired.top(10, "ffn", position="all")
-    words = projections(model, (row.neuron for row in found), 8)
-    console.print(ranking(found, paired, words, f"FFN neurons for {paired.target_text!r}, compared with {OTHER!r}"))
-    console.print(carried([ablation(model, paired, nodes) for nodes in NODES]))
+    explained = Explanation.of(model, paired, sizes=NODES)
+    console.print(nodes_table(explained, f"FFN neurons for {paired.target_text!r}, compared with {OTHER!r}"))
+    console.print(carried(explained.ablations))
     # The later the layer, the less stands between a neuron and the vocabulary.
-    console.print(projection(max(words.values(), key=lambda result: result.neuron.layer)))
+    console.print(projection(max(explained.projections, key=lambda result: result.neuron.layer)))
 
     console.rule("3. How do they make it together?")
     graph = circuit(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
@@ -92,7 +89,7 @@ def run(console: Console) -> dict[str, Any]:
     console.print(
         f'  icebear circuit "{PROMPT}" --counterfactual "{OTHER}" --html circuit.html\n'
         '  icebear rank "Your own prompt"          the neurons behind another prediction\n'
-        "  icebear project L29.ffn.490             what a neuron writes, both signs\n"
+        "  icebear neuron L29.ffn.490              what a neuron writes, both signs\n"
         f'  icebear steer "{PROMPT}" --edit "L29.ffn.860*0"\n'
         '  icebear flip "Your own prompt" --to " word"  the few neurons that would change it\n'
         f'  icebear search "water" --store {store_path}\n'
@@ -100,7 +97,7 @@ def run(console: Console) -> dict[str, Any]:
     )
     return {
         "explanation": relevance.to_dict(0),
-        "ranking": [ranked_dict(row) for row in found],
+        "ranking": [node.to_dict() for node in explained.nodes],
         "groups": [{"name": group.name, "nodes": [node.id for node in group.nodes]} for group in graph.groups],
         "card": described.to_dict(),
         "recipe": recipe.to_dict(),

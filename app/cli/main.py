@@ -1,4 +1,4 @@
-"""The `icebear` command: the verbs of `icebear.app.cli`, and how their errors are shown."""
+"""The `icebear` command: its verbs, and how their errors are shown."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import errno
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import click
 
-from icebear.app.cli import circuit, concept, evaluate, explain, machine, steer, store, talk
+from icebear.app.cli import verbs
 from icebear.app.cli.launch import log_to_stderr
 from icebear.errors import IcebearError, InputError, out_of_memory
 
+ORDER = "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate app mcp doctor"
+"""As help lists the verbs; those that it does not name come last."""
+
 
 class Group(click.Group):
-    """Shows the toolkit's errors as one sentence, keeps the verbs in the order they are written."""
+    """Shows the toolkit's errors as one sentence, keeps the verbs in the order they are added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -33,7 +38,7 @@ class Group(click.Group):
 
 
 def _unwritable(error: Exception) -> IcebearError | None:
-    """A full disk behind stdout; it will not take what is left, nor need another error be told for that."""
+    """A full disk behind stdout, which then takes nothing more, also at exit."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
         return None
     with suppress(OSError, ValueError):  # of tests: no file
@@ -48,16 +53,12 @@ def main() -> None:
     log_to_stderr()
 
 
-LOOK, MACHINE = (machine.demo, machine.models), (machine.app, machine.mcp, machine.doctor)
-for verb in (
-    *LOOK,
-    *explain.VERBS,
-    *talk.VERBS,
-    *circuit.VERBS,
-    *steer.VERBS,
-    *concept.VERBS,
-    *store.VERBS,
-    evaluate.evaluate,
-    *MACHINE,
-):
-    main.add_command(verb)
+def add_verbs(group: click.Group) -> None:
+    """Add the command of each file of `icebear.app.cli.verbs`, which has the file's name."""
+    order = ORDER.split()
+    names = {module.name for module in iter_modules(verbs.__path__)}
+    for name in sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)):
+        group.add_command(getattr(import_module(f"{verbs.__name__}.{name}"), name), name)
+
+
+add_verbs(main)

@@ -1,28 +1,26 @@
-"""What the verbs share: the table of options, the model, the store that is optional, and printing."""
+"""Options: the table of those that verbs share, and records that click fills.
+
+A verb's options are a frozen dataclass, a field each. A field without a value is the shared option of its name; other
+fields are written as `option` or `argument`; a field whose type is such a record stands for all of its options.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TextIO, cast
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_type_hints
 
 import click
-from click.core import ParameterSource
 
-from icebear.errors import InputError, NumericalError, StoreError
-from icebear.paths import local, read_text, write_file
+from icebear.errors import InputError
+from icebear.paths import local, read_text
 from icebear.values import LAST_SEED
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from icebear.concepts.models.model import Model
-    from icebear.db.store import Store
-    from icebear.records import Meaning, Neuron
+
+Record = TypeVar("Record")
 
 
 class File(click.Path):
@@ -69,13 +67,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None,
         "help": "Less memory, more time; so by itself from 2,048 tokens on.",
     },
-    "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
-    "--file": {"type": FILE, "help": "Many prompts instead of a PROMPT: a file, a JSON object a line."},
+    "--file": {
+        "type": FILE,
+        "help": "Many prompts instead of a PROMPT: a file, a JSON object a line.",
+    },
     "--prompt": {"help": "Instead of NEURONS those that matter most to what follows this prompt."},
     # what is kept and shown
+    "--image": {
+        "type": FILE,
+        "help": "An image instead of PROMPT, for an image classifier.",
+    },
     "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
+    "--position": {
+        "help": "Where neurons are ranked: last, all, or a token's position.",
+        "show_default": "last; with --counterfactual all",
+    },
     "--top": {"default": 20, "type": AT_LEAST_1, "help": "How many rows to show or take, from the top."},
-    "--k": {"default": 32, "type": AT_LEAST_1, "help": "Examples of a neuron and sign."},
+    "--annotate": {"is_flag": True, "help": "Attribute the examples to their tokens, and keep that in the store."},
     "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "How many (neuron, token) pairs a circuit has."},
     "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Truncate each text after this many tokens."},
@@ -104,171 +112,176 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # the model
     "--model": {"default": "smollm2-135m", "help": "A preset, hub id, folder or .gguf file."},
     "--device": {"default": "auto", "help": "cuda, mps or cpu."},
-    "--device-map": {"help": "Instead: auto shares the model among devices, memory and disk; disk keeps it there."},
+    "--device-map": {
+        "help": "Instead: auto shares the model among devices, memory and disk; disk keeps it there.",
+    },
     "--bits": {"type": click.Choice([8, 4]), "help": "Keep weights in so many, by bitsandbytes."},
     "--dtype": {"help": "float32, bfloat16, float16; default: what suits the device."},
     "--attention": {"help": "sdpa or eager; default: the model's own."},
     "--trust-remote-code": {"is_flag": True, "help": "Run the code that a model of the hub brings."},
     "--accept-terms": {"is_flag": True, "help": "Accept the terms of a preset that has them."},
 }
-"""One meaning a name. A verb may give a name its own values (`options`), not another meaning."""
+"""Options of more than one verb, one meaning a name. A verb may give a name its own values (`shared`)."""
 
-MODEL = (
-    "--model",
-    "--device",
-    "--device-map",
-    "--bits",
-    "--dtype",
-    "--attention",
-    "--trust-remote-code",
-    "--accept-terms",
+ADVANCED = set(
+    "--target-text --system --messages --number --prefix --at --checkpoint --file --image --seed --device --device-map "
+    "--bits --dtype --attention --trust-remote-code --accept-terms".split()
 )
-EXPLAIN = (
-    "--target",
-    "--contrast",
-    "--target-text",
-    "--counterfactual",
-    "--base-model",
-    "--prefix",
-    "--at",
-    "--number",
-    "--checkpoint",
-)
-CHAT = ("--chat", "--system", "--messages")
-ARGUMENTS = {"--json": "as_json", "--model": "model_name", "--store": "store_path"}
-"""What a verb's function calls them, where that is not the name itself."""
+"""Those that few need."""
 
 
-def options(*names: str, **own: Any) -> Callable[[Callable], Callable]:
-    """Options of the table in this order; own: what this verb alone says of the one option that is named."""
+class Option(click.Option):
+    """advanced: few need it, so help lists it apart."""
 
-    def decorate(command: Callable) -> Callable:
-        for name in reversed(names):
-            told = {"show_default": "default" in OPTIONS[name] or "default" in own, **OPTIONS[name], **own}
-            command = click.option(name, *([ARGUMENTS[name]] if name in ARGUMENTS else []), **told)(command)
+    def __init__(self, *names: Any, advanced: bool = False, **how: Any) -> None:
+        super().__init__(*names, **how)
+        self.advanced = advanced
+
+
+class Verb(click.Command):
+    """A command whose help lists advanced options last, under a heading."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, advanced in (("Options", False), ("Advanced", True)):
+            shown = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+            rows = [one.get_help_record(ctx) for one in shown if getattr(one, "advanced", False) is advanced]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl([row for row in rows if row])
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def record(options: type[Record]) -> type[Record]:
+    """A class of options, as a frozen dataclass."""
+    return dataclass(frozen=True, kw_only=True)(options)
+
+
+def option(help: str, default: Any = None, **how: Any) -> Any:
+    """A field that is an option of one verb only. how: as of `click.Option`, and `advanced`."""
+    return field(metadata={"help": help, "default": default, **how})
+
+
+def shared(**own: Any) -> Any:
+    """A field that is the shared option of its name with values of its own."""
+    return field(metadata={"shared": True, **own})
+
+
+def argument(**how: Any) -> Any:
+    """A field that is an argument. how: as of `click.Argument`."""
+    return field(metadata={"argument": True, **how})
+
+
+def verb(options: type[Record], group: click.Group | None = None) -> Callable[[Callable[[Record], None]], Verb]:
+    """Make a command of a function of one record, whose docstring is the help; of a group, where one is named."""
+
+    def decorate(run: Callable[[Record], None]) -> Verb:
+        command = Verb(
+            run.__name__.strip("_"),
+            params=parameters(options),
+            help=inspect.getdoc(run),
+            callback=lambda **values: run(filled(options, values)),
+        )
+        if group is not None:
+            group.add_command(command)
         return command
 
-    assert len(names) == 1 or not own
     return decorate
 
 
-def taken(given: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of these options, taken out of all that were given."""
-    keys = [name.removeprefix("--").replace("-", "_") for name in names]
-    return {key: given.pop(key) for key in keys}
+def parameters(options: Any) -> list[click.Parameter]:
+    """The click parameters of a record's fields, in their order."""
+    hints = get_type_hints(options)
+    rows: list[click.Parameter] = []
+    for one in fields(options):
+        rows += parameters(hints[one.name]) if is_dataclass(hints[one.name]) else [_parameter(one)]
+    return rows
 
 
-def conversation(prompt: str | None, given: dict[str, Any]) -> Any:
-    """The chat that `CHAT`'s options make of a prompt, or the prompt itself."""
+def _parameter(one: Any) -> click.Parameter:
+    how = dict(one.metadata)
+    if how.pop("argument", False):
+        return click.Argument([one.name], **how)
+    flag = f"--{one.name.strip('_').replace('_', '-')}"
+    if not how or how.pop("shared", False):
+        how = {"advanced": flag in ADVANCED, **OPTIONS[flag], **how}
+    return Option([flag, one.name], **{"show_default": "default" in how, **how})
+
+
+def filled(options: Any, values: dict[str, Any]) -> Any:
+    """The record of what click read."""
+    hints = get_type_hints(options)
+    return options(
+        **{name: filled(hint, values) if is_dataclass(hint) else values[name] for name, hint in hints.items()}
+    )
+
+
+@record
+class ModelOptions:
+    """Which model, and how it is loaded: the arguments of `load_model`."""
+
+    model: str
+    device: str
+    device_map: str | None
+    bits: int | None
+    dtype: str | None
+    attention: str | None
+    trust_remote_code: bool
+    accept_terms: bool
+
+    def load(self, name: str | None = None) -> Model:
+        """This model, or another one that is loaded likewise."""
+        from icebear.concepts.models.loading import load_model
+
+        return load_model(name or self.model, **self.how)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The arguments but for the model's name."""
+        return {key: value for key, value in asdict(self).items() if key != "model"}
+
+
+@record
+class PromptOptions:
+    """A text, or a chat."""
+
+    prompt: str | None = argument(required=False)
+    chat: bool = shared()
+    system: str | None = shared()
+    messages: str | None = shared()
+
+    def read(self) -> Any:
+        """The prompt as text or as a `Chat`. Raises `UsageError` without one."""
+        from icebear.concepts.models.chat import Chat
+
+        if self.messages:
+            if self.prompt is not None or self.chat or self.system:
+                raise click.UsageError("--messages stands for PROMPT, --chat and --system; give it alone.")
+            return Chat.read(self.messages)
+        if self.prompt is None:
+            raise click.UsageError("Give either a PROMPT or --messages.")
+        if not self.chat and self.system is None:
+            return self.prompt
+        system = [{"role": "system", "content": self.system}] if self.system is not None else []
+        return Chat([*system, {"role": "user", "content": self.prompt}])
+
+
+def exactly_one(choices: dict[str, Any]) -> None:
+    """Raises `UsageError` where not exactly one of these is there."""
+    if sum(value is not None for value in choices.values()) != 1:
+        *names, last = choices
+        raise click.UsageError(f"Give either {', '.join(names)} or {last}.")
+
+
+def other_prompt(prompt: Any, text: str | None) -> Any:
+    """Another prompt like this one: of a chat, with another message of the user at its end."""
     from icebear.concepts.models.chat import Chat
 
-    chat, system, messages = taken(given, CHAT).values()
-    if messages:
-        if prompt is not None or chat or system:
-            raise click.UsageError("--messages stands for PROMPT, --chat and --system; give it alone.")
-        return Chat.read(messages)
-    if prompt is None or not (chat or system is not None):
-        return prompt
-    before = [{"role": "system", "content": system}] if system is not None else []
-    return Chat([*before, {"role": "user", "content": prompt}])
-
-
-def likewise(asked: Any, other: str) -> Any:
-    """Another prompt, of a chat with another message of the user at its end."""
-    from icebear.concepts.models.chat import Chat
-
-    return asked.asking(other) if isinstance(asked, Chat) else other
-
-
-def load(model_name: str, **options: Any) -> Model:
-    from icebear.concepts.models.loading import load_model
-
-    return load_model(model_name, **options)
-
-
-@contextmanager
-def finished_store(path: str, model: Model) -> Iterator[Store]:
-    """Raises `StoreError` for one that is not of this model, or not done."""
-    from icebear.db.store import open_store
-
-    with open_store(path) as store:
-        store.check(model.fingerprint, model.name)
-        store.facts.get("finished")
-        yield store
-
-
-@contextmanager
-def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
-    """The store, for a verb that does without as well: the default one is passed over where it is not there, or is not
-    of this model, which is said. Raises `StoreError` for one that was asked for."""
-    source = click.get_current_context().get_parameter_source("store_path")
-    wanted = source is not ParameterSource.DEFAULT
-    with ExitStack() as stack:
-        found = None
-        try:
-            if wanted or local(path).exists():
-                found = stack.enter_context(finished_store(path, model))
-        except StoreError as error:
-            if wanted:
-                raise
-            click.echo(f"Without a store: {error}", err=True)
-        yield found
-
-
-def known_of(store: Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
-    """The automatic labels that hold, of neurons at polarities, where a store has them."""
-    wanted = dict.fromkeys(pairs)
-    found = store.labels.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
-    return [found[pair] for pair in wanted if pair in found and found[pair].clear]
-
-
-def told_of(known: Sequence[Meaning]) -> dict[str, Any]:
-    """For JSON."""
-    return {"meanings": [meaning.to_dict() for meaning in known]} if known else {}
-
-
-def stdout() -> Console:
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    wanted = os.environ.get("COLUMNS", "")
-    width = int(wanted) if re.fullmatch("[1-9][0-9]{1,2}", wanted) else 110
-    return Console(highlight=False, width=width, file=cast(TextIO, _Trimmed()))
-
-
-class _Trimmed:
-    """stdout, without the spaces that fill a table's lines up."""
-
-    def write(self, text: str) -> int:
-        return sys.stdout.write(re.sub(" +\n", "\n", text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stdout, name)
-
-
-def print_json(value: Any) -> None:
-    """Strictly: JSON knows neither NaN nor infinity."""
-    try:
-        click.echo(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False))
-    except ValueError:
-        raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
+    return prompt.asking(text) if text and isinstance(prompt, Chat) else text
 
 
 def lines(path: str) -> list[str]:
     """A file's texts, one a line."""
-    found = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    if not found:
+    texts = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if not texts:
         raise InputError(f"{path} has no text; write one a line.")
-    return found
-
-
-def write_page(path: str, content: str | bytes) -> None:
-    write_file(path, content)
-    click.echo(f"Wrote {path}", err=True)
-
-
-def method_named(name: str) -> Any:
-    from icebear.concepts.methods.registry import method_of
-
-    return method_of(name)
+    return texts

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from icebear.app.cli.terminal import explanation, ranking, units_table
+from icebear.app.cli.terminal import nodes_table, token_relevance, units_table
 from icebear.concepts.render import color, hexadecimal, ink, shares
 
 if TYPE_CHECKING:
@@ -84,14 +84,13 @@ def matrix_table(found: Matrix) -> Group:
     return Group(*parts)
 
 
-def why(model: Model, answer: Answer, words: str, rather: str) -> Group:
+def why(model: Model, answer: Answer, words: str, contrast: str) -> Group:
     """Which words and neurons made an answer say so."""
+    from icebear.actmax.explanation import Explanation, Ranking
     from icebear.concepts.attribution.attribute import attribute
     from icebear.concepts.attribution.units import units
-    from icebear.concepts.vocabulary import projections
 
-    found = attribute(model, answer, contrast=rather or None, span=words, record="last")
-    ranked = found.top(8, "ffn")
-    said = projections(model, (row.neuron for row in ranked), 5)
-    table = ranking(ranked, found, said, "FFN neurons where it was said")
-    return Group(explanation(found, units_table(units(found, "word"))), table)
+    relevance = attribute(model, answer, contrast=contrast or None, span=words, record="last")
+    explanation = Explanation.of(model, relevance, Ranking(8))
+    words_table = units_table(units(relevance, "word"))
+    return Group(token_relevance(relevance, words_table), nodes_table(explanation, "FFN neurons where it was said"))

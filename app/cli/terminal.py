@@ -26,13 +26,14 @@ from icebear.steering.side_effects import SideEffects
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
+    from icebear.actmax.explanation import Explanation
     from icebear.concepts.attribution.behaviour import Shared
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.attribution.units import Unit
     from icebear.concepts.circuits.graph import Graph
     from icebear.concepts.circuits.records import Without
     from icebear.recipe import Recipe
-    from icebear.records import Example, Hit, Meaning, Neuron, Projection, Promotion, Ranked, TokenScore
+    from icebear.records import Example, Hit, Meaning, Neuron, Projection, Promotion, TokenScore
     from icebear.steering.comparison import Comparison
 
 
@@ -103,7 +104,7 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     return table
 
 
-def explanation(relevance: Relevance, units: Table | None = None) -> Group:
+def token_relevance(relevance: Relevance, units: Table | None = None) -> Group:
     """The prediction, the heatmap and where the relevance went, by token or by `units`."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast_text:
@@ -120,31 +121,61 @@ def explanation(relevance: Relevance, units: Table | None = None) -> Group:
     )
 
 
-def ranking(ranked: Sequence[Ranked], relevance: Relevance, words: dict[Any, Projection], title: str) -> Table:
-    """Ranked neurons with what they write; `words` may lack some."""
+def investigation(explanation: Explanation, units: Table | None = None) -> Group:
+    """Everything that an explanation has, in the order in which it is read."""
+    relevance, circuit = explanation.relevance, explanation.circuit
+    parts: list[Any] = [token_relevance(relevance, units)]
+    if explanation.nodes:
+        parts.append(nodes_table(explanation))
+    if explanation.meanings:
+        parts.append(meanings(explanation.meanings))
+    if explanation.nodes and not relevance.counterfactual:
+        parts.append(Text(relevance.meaning(), "dim"))
+    if explanation.ablations:
+        parts.append(carried(explanation.ablations))
+    if explanation.removed:
+        parts.append(Text(str(explanation.removed), "dim"))
+    if circuit:
+        parts += [Text(summary(circuit.graph)), groups_table(circuit.graph, circuit.without)]
+    return Group(*parts)
+
+
+def nodes_table(explanation: Explanation, title: str | None = None) -> Table:
+    """The nodes with what they write."""
+    relevance = explanation.relevance
+    compared = relevance.counterfactual is not None
     table = grid(
         ("neuron", "left"),
         ("token", "left"),
         ("activation", "right"),
-        *([("there", "right")] if relevance.counterfactual else []),
+        *([("there", "right")] if compared else []),
         ("relevance", "right"),
-        ("promotes more here" if relevance.counterfactual else "promotes here", "left"),
-        title=title,
+        ("promotes more here" if compared else "promotes here", "left"),
+        title=title or _nodes_title(explanation),
     )
-    for row in ranked:
-        projection = words.get(row.neuron)
-        head = row.neuron.site == "head"
-        there = [f"{row.counterfactual:+.3f}" if row.counterfactual is not None else ""]
-        there = there if relevance.counterfactual else []
+    for node in explanation.nodes:
+        row = node.ranked
+        there = [] if not compared else ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"]
         table.add_row(
             str(row.neuron),
-            Text(repr(relevance.token_strings[row.position])),
-            "" if head else f"{row.activation:+.3f}",
+            Text(repr(node.token)),
+            "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
             *there,
             f"{row.relevance:+.3f}",
-            Text(projection.words(row.polarity) if projection else ""),
+            Text(node.words),
         )
     return table
+
+
+def _nodes_title(explanation: Explanation) -> str:
+    relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.position
+    where = {"all": "at every token", "last": "where it is predicted"}.get(str(position), f"at position {position}")
+    title = f"Most relevant neurons {where}"
+    if position == "all" and not ranking.include_sinks:
+        title += f", attention sinks excluded: {list(relevance.sinks)}"
+    if position == "all" and relevance.turns and not ranking.include_template:
+        title += ", the chat template excluded"
+    return title
 
 
 def carried(found: Sequence[Ablation]) -> Table:

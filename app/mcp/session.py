@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from icebear.app.cli.options import finished_store
+from icebear.app.cli.stores import finished_store
 from icebear.cache import cached
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.paths import local

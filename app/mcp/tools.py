@@ -18,7 +18,7 @@ from pydantic import Field
 from icebear.actmax.card import describe
 from icebear.actmax.explanation import CheckedCircuit, Explanation, Ranking, silencing
 from icebear.actmax.labels.telling import title
-from icebear.app.cli.options import likewise
+from icebear.app.cli.options import other_prompt
 from icebear.app.mcp import answers
 from icebear.app.mcp.answers import ROWS
 from icebear.app.mcp.session import Session
@@ -499,7 +499,7 @@ def _asked(prompt: str, chat: bool) -> PromptLike:
 
 
 def _likewise(asked: PromptLike, other: str | None) -> Any:
-    return None if other is None else likewise(asked, other)
+    return other_prompt(asked, other)
 
 
 def _next(side: Continuation) -> list[dict[str, Any]]:

@@ -173,7 +173,7 @@ def _loading_error(name: str, error: Exception) -> IcebearError:
         return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
     reason = " ".join(str(error).split())[:200].rstrip(". ")
-    where = "It is no preset, folder or .gguf file, and {}; `icebear models` lists the presets."
+    where = "It is no preset, folder or .gguf file, and {}; `icebear doctor` lists the presets."
     if full := out_of_memory(error):
         return full
     if says(errors.GatedRepoError):

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import click
 
 from icebear.actmax.evaluations import EVALUATIONS
-from icebear.app.cli.options import FILE, MODEL, OPTIONS, load, options, print_json, stdout
+from icebear.app.cli.options import FILE, OPTIONS, ModelOptions, Option, Verb, filled, parameters, record
+from icebear.app.cli.output import print_json, stdout
 from icebear.app.cli.progress import bar
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from icebear.concepts.evaluation.protocol import Evaluation, Option
+    from icebear.concepts.evaluation import protocol
     from icebear.concepts.evaluation.runner import PartResult
+
+
+@record
+class Output:
+    out: str
+    json: bool
+    model: ModelOptions
 
 
 class Evaluations(click.Group):
@@ -42,24 +50,22 @@ def evaluate() -> None:
     """
 
 
-def command(kind: type[Evaluation]) -> click.Command:
+def command(kind: type[protocol.Evaluation]) -> click.Command:
     """The command of an evaluation."""
     hints = get_type_hints(kind, include_extras=True)
 
-    def run(out: str, as_json: bool, **values: Any) -> None:
-        evaluation = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
+    def run(**values: Any) -> None:
+        evaluation = kind(**{one.name: values[one.name] for one in fields(kind)})
         for extra in kind.needs:
             need(extra)
-        _run(evaluation, out, as_json, values)
+        _run(evaluation, filled(Output, values))
 
-    run = options("--out", "--json", *MODEL)(run)
-    for one in reversed(fields(kind)):
-        run = _click_option(one, hints[one.name])(run)
+    params = [*(_click_option(one, hints[one.name]) for one in fields(kind)), *parameters(Output)]
     text = cleandoc(kind.__doc__ or "").replace("Example:\n", "\b\nExample:\n")
-    return click.command(kind.name, help=text)(run)
+    return Verb(kind.name, params=params, help=text, callback=run)
 
 
-def _click_option(one: Field[Any], hint: Any) -> Any:
+def _click_option(one: Field[Any], hint: Any) -> Option:
     """A field of an evaluation as an option."""
     kind, option = get_args(hint)
     flag = f"--{one.name.replace('_', '-')}"
@@ -67,15 +73,15 @@ def _click_option(one: Field[Any], hint: Any) -> Any:
     default = {"required": True} if one.default is MISSING else {} if one.default is None else {"default": one.default}
     if kind is bool:
         switch = f"{flag}/--no-{one.name.replace('_', '-')}" if one.default else flag
-        return click.option(switch, one.name, is_flag=True, help=option.help, show_default=bool(one.default), **default)
+        return Option([switch, one.name], is_flag=True, help=option.help, show_default=bool(one.default), **default)
     shown = one.default not in (MISSING, None)
     own: dict[str, Any] = {"help": option.help} if option.help else {}
     if "type" not in shared or get_origin(kind) is Literal or option.least is not None:
         own["type"] = _click_type(kind, option)
-    return click.option(flag, one.name, **{**shared, **default, "show_default": shown, **own})
+    return Option([flag, one.name], **{**shared, **default, "show_default": shown, **own})
 
 
-def _click_type(kind: Any, option: Option) -> Any:
+def _click_type(kind: Any, option: protocol.Option) -> Any:
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
     if option.is_file:
@@ -85,20 +91,20 @@ def _click_type(kind: Any, option: Option) -> Any:
     return click.FloatRange(option.least, option.most) if kind is float else str
 
 
-def _run(evaluation: Evaluation, out: str, as_json: bool, model: dict[str, Any]) -> None:
+def _run(evaluation: protocol.Evaluation, output: Output) -> None:
     """Each part on stdout when it is measured, or one JSON document."""
     from icebear.concepts.evaluation import runner
 
     parts: list[dict[str, Any]] = []
     columns: dict[str, str] = {}
-    for part in runner.run(evaluation, load(**model), out, bar):
+    for part in runner.run(evaluation, output.model.load(), output.out, bar):
         parts.append(part.to_dict())
         columns |= {name: about for table in part.tables for name, about in table.columns.items()}
         for table in part.tables:
             click.echo(f"Wrote {table.folder}/index.html", err=True)
-        if not as_json:
+        if not output.json:
             _show(part)
-    if as_json:
+    if output.json:
         print_json({"evaluation": evaluation.name, "parts": parts})
         return
     for name, about in columns.items():

@@ -1,0 +1,135 @@
+"""`icebear circuit`: how neurons make an answer together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from icebear.app.cli.explained import answered
+from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, other_prompt, record, shared, verb
+from icebear.app.cli.output import print_json, stdout, write_page
+from icebear.app.cli.progress import bar
+from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
+from icebear.extras import need
+
+if TYPE_CHECKING:
+    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.models.model import Model
+
+
+@record
+class Options:
+    prompt: PromptOptions
+    target: str | None
+    contrast: str | None
+    counterfactual: tuple[str, ...]
+    span: str | None
+    nodes: int
+    heads: bool = option("Attention heads are nodes too.", False, is_flag=True)
+    ablate: bool
+    html: str | None
+    png: str | None
+    store: str
+    json: bool
+    file: str | None
+    max_new_tokens: int = shared(advanced=True)
+    faithfulness: float | None = option(
+        "Instead of --nodes, the fewest that carry such a share of the difference.", type=float, advanced=True
+    )
+    neuronpedia: str | None = option(
+        "Write the graph's file for Neuronpedia and circuit-tracer.", type=FILE, advanced=True
+    )
+    model: ModelOptions
+
+
+@verb(Options)
+def circuit(options: Options) -> None:
+    """How the neurons make the difference between PROMPT and another prompt: which, and what they give each other.
+
+    With --file one circuit of many pairs of prompts, all of one length; an object has a prompt, a counterfactual and,
+    if wanted, a target and a contrast.
+
+    \b
+    Example:
+      icebear circuit "The ice bear lives in the" --contrast " desert" --counterfactual "The wild camel lives in the"
+      --nodes 20
+    """
+    from icebear.app.cli.terminal import circuit_tables, meanings
+
+    single = options.prompt.prompt is not None or options.prompt.messages is not None
+    if single is (options.file is not None):
+        raise click.UsageError("Give either a PROMPT, --messages or --file.")
+    if single and len(options.counterfactual) != 1:
+        raise click.UsageError("A circuit compares with one other prompt; give --counterfactual once.")
+    prompt = options.prompt.read() if single else None
+    need("circuits")
+    model = options.model.load()
+    arguments = _of_prompt(model, prompt, options) if single else _of_file(options)
+    graph = _graph(model, arguments, options)
+    checked = _checked(graph) if options.ablate else {}
+    fires = [(node.neuron, "-" if node.activation < (node.counterfactual or 0) else "+") for node in graph.nodes]
+    with store_if_any(options.store, model) as store:
+        labels = significant_labels(store, fires)
+    _write(graph, options)
+    if options.json:
+        print_json({**graph.to_dict(), **labels_dict(labels), **checked})
+    else:
+        stdout().print(circuit_tables(graph, **checked), *([meanings(labels)] if labels else []))
+
+
+def _graph(model: Model, arguments: dict[str, Any], options: Options) -> Graph:
+    from icebear.concepts.circuits.circuit import circuit
+
+    how: dict[str, Any] = {"nodes": options.nodes, "faithfulness": options.faithfulness, "heads": options.heads}
+    with bar("edges", 1) as move:
+        return circuit(model, **arguments, **how, on_progress=move)
+
+
+def _of_prompt(model: Model, prompt: Any, options: Options) -> dict[str, Any]:
+    return {
+        "prompt": answered(model, prompt, options.max_new_tokens) if options.span else prompt,
+        "span": None if options.span == "all" else options.span,
+        "target": options.target,
+        "contrast": options.contrast,
+        "counterfactual": other_prompt(prompt, options.counterfactual[0]),
+    }
+
+
+def _of_file(options: Options) -> dict[str, Any]:
+    from icebear.concepts.attribution.behaviour import read
+    from icebear.errors import InputError
+
+    cases = read(str(options.file))
+    others = [case.counterfactual or (options.counterfactual or (None,))[0] for case in cases]
+    if None in others:
+        raise InputError(
+            f"A prompt of {options.file} has no counterfactual, and there is no --counterfactual; give one."
+        )
+    return {
+        "prompt": [case.prompt for case in cases],
+        "target": [case.target or options.target for case in cases],
+        "contrast": [case.contrast or options.contrast for case in cases],
+        "counterfactual": others,
+    }
+
+
+def _checked(graph: Graph) -> dict[str, Any]:
+    """What was measured of this very graph."""
+    return {
+        "ablation": vars(graph.ablation()),
+        "faithfulness": vars(graph.faithfulness()),
+        "correlations": graph.correlations(),
+    }
+
+
+def _write(graph: Graph, options: Options) -> None:
+    if options.html:
+        write_page(options.html, graph.to_html())
+    if options.png:
+        write_page(options.png, graph.to_png())
+    if options.neuronpedia:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(options.neuronpedia).stem)
+        write_page(options.neuronpedia, graph.to_neuronpedia(name))

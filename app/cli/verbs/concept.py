@@ -1,0 +1,295 @@
+"""`icebear concept`: find concepts from examples, look at them, measure texts by them, steer with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, argument, lines, option, record, shared, verb
+from icebear.app.cli.output import print_json, stdout, write_page
+from icebear.app.cli.progress import bar
+from icebear.paths import local
+
+if TYPE_CHECKING:
+    from icebear.steering.concept.concept import Concept
+
+
+@click.group()
+def concept() -> None:
+    """Sets of neurons: found from examples, measured in a text, turned at a known price.
+
+    NAME is a concept of the store, or a .json file that icebear concept export wrote.
+
+    \b
+    Example:
+      icebear concept show examples/music.json
+    """
+
+
+@record
+class Find:
+    name: str = argument()
+    with_: str = option("Texts with the concept: a file, one a line.", type=FILE, required=True)
+    without: str = option("Texts without it, otherwise as alike as can be.", type=FILE, required=True)
+    rank_by: str = option("means, cna, relevance, w2 or search (docs).", "means")
+    words: str | None = option("The concept's words, with commas; for --rank-by relevance, w2 and search.")
+    most: int = option("Of how many neurons it is at most.", 20, type=AT_LEAST_1)
+    site: str = shared(default="ffn,attn")
+    save: str | None
+    store: str
+    json: bool
+    seed: int
+    model: ModelOptions
+
+
+@verb(Find, concept)
+def find(options: Find) -> None:
+    """Find the fewest neurons that tell texts with a concept from texts without it, and keep them as NAME.
+
+    Half of the texts rank neurons, a quarter chooses how many and by what weights, a quarter tests them.
+
+    \b
+    Example:
+      icebear concept find music --with examples/music.txt --without examples/not-music.txt
+    """
+    from icebear.app.cli.concepts_told import concept_table
+    from icebear.db.store import open_store
+    from icebear.steering.concept.finding import find_concept
+
+    texts = lines(options.with_), lines(options.without)
+    model = options.model.load()
+    with open_store(options.store, create=True) as store:
+        store.check(model.fingerprint, model.name)
+        with bar("texts") as move:
+            result = find_concept(
+                model,
+                *texts,
+                name=options.name,
+                method=options.rank_by,
+                most=options.most,
+                sites=[site.strip() for site in options.site.split(",")],
+                words=[word.strip() for word in (options.words or "").split(",") if word.strip()],
+                store=store,
+                seed=options.seed,
+                on_progress=move,
+            )
+        store.concepts.set(result.to_dict())
+        labels = {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in result.parts}
+    if options.save:
+        result.save(options.save)
+    if options.json:
+        print_json(result.to_dict())
+    else:
+        stdout().print(concept_table(result, labels))
+
+
+@record
+class List:
+    store: str
+    json: bool
+
+
+@verb(List, concept)
+def list_(options: List) -> None:
+    """The concepts of the store.
+
+    \b
+    Example:
+      icebear concept list --store wiki.db
+    """
+    from icebear.app.cli.concepts_told import concepts_table
+    from icebear.db.store import open_store
+
+    records = []
+    if local(options.store).exists():
+        with open_store(options.store) as store:
+            records = [store.concepts.get(name) for name in store.concepts.names()]
+    if options.json:
+        print_json({"concepts": records})
+    elif records:
+        stdout().print(concepts_table(records))
+    else:
+        click.echo("No concepts yet; find one with icebear concept find NAME --with FILE --without FILE.")
+
+
+@record
+class Show:
+    name: str = argument()
+    store: str
+    json: bool
+
+
+@verb(Show, concept)
+def show(options: Show) -> None:
+    """The neurons of a concept, how it was found, and the concepts that are like it.
+
+    \b
+    Example:
+      icebear concept show examples/music.json
+    """
+    from icebear.app.cli.concepts_told import concept_table
+    from icebear.db.store import open_store
+    from icebear.steering.concept.likeness import nearest
+
+    this = _read(options.name, options.store)
+    labels: dict[Any, str | None] = {}
+    alike: list[tuple[str, float]] = []
+    if not options.name.endswith(".json"):
+        with open_store(options.store) as store:
+            labels = {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts}
+            names = store.concepts.names()
+        alike = nearest(this, [_read(name, options.store) for name in names if name != options.name])
+    if options.json:
+        print_json({**this.to_dict(), "alike": [{"name": other, "overlap": share} for other, share in alike]})
+    else:
+        stdout().print(concept_table(this, labels, alike))
+
+
+@record
+class Measure:
+    name: str = argument()
+    text: str | None = argument(required=False)
+    texts: str | None = option("Many instead of TEXT: a file, one a line.", type=FILE)
+    through: bool = option("How much of what TEXT predicts passes through the concept, too.", False, is_flag=True)
+    html: str | None
+    store: str
+    json: bool
+    model: ModelOptions
+
+
+@verb(Measure, concept)
+def measure(options: Measure) -> None:
+    """How much of a concept is in TEXT, token by token; in standard deviations over the texts without it.
+
+    \b
+    Example:
+      icebear concept measure examples/music.json "The band played on."
+    """
+    from icebear.app.cli.concepts_told import measured_table
+
+    if (options.text is None) is (options.texts is None):
+        raise click.UsageError("Give either a TEXT or --texts.")
+    if options.texts and (options.through or options.html):
+        raise click.UsageError("--through and --html are for one TEXT.")
+    this = _read(options.name, options.store)
+    texts = lines(options.texts) if options.texts else [str(options.text)]
+    model = options.model.load()
+    rows = this.measures(model, texts)
+    through = this.through(model, texts[0]) if options.through else None
+    if options.html:
+        write_page(options.html, rows[0].to_html())
+    if options.json:
+        passing = {"through": through.to_dict()} if through else {}
+        print_json({"model": model.made_with, "measured": [row.to_dict() for row in rows], **passing})
+    else:
+        stdout().print(measured_table(rows, through))
+
+
+@record
+class Steer:
+    name: str = argument()
+    prompt: str = argument()
+    strength: float | None = option("Times the furthest that its neurons were seen to go.", type=float)
+    kl: float | None = option("Instead: nats that it may cost at neutral places.", type=float, show_default="0.25")
+    suppress: bool
+    max_new_tokens: int
+    temperature: float
+    save: str | None
+    json: bool
+    store: str
+    where: str = option("all, prompt, last, generated, answer, ... (docs/steer.md)", "all", advanced=True)
+    seed: int
+    model: ModelOptions
+
+
+@verb(Steer, concept)
+def steer(options: Steer) -> None:
+    """Write on after PROMPT, without a concept and with it, at a price.
+
+    \b
+    Example:
+      icebear concept steer examples/music.json "Yesterday I" --kl 0.25
+    """
+    from icebear.app.cli.concepts_told import turned_line
+    from icebear.app.cli.terminal import side_by_side
+    from icebear.steering.comparison import compare
+
+    if options.strength is not None and options.kl is not None:
+        raise click.UsageError("Give either --strength or --kl.")
+    this = _read(options.name, options.store)
+    model = options.model.load()
+    kl = 0.25 if options.strength is None and options.kl is None else options.kl
+    recipe = this.recipe(model, options.strength, kl, options.where, suppress=options.suppress)
+    result = compare(model, options.prompt, recipe, options.max_new_tokens, None, options.temperature, options.seed)
+    sides = {"plain": result.plain, "steered": result.steered}
+    measured = {name: this.measure(model, options.prompt + side.text).value for name, side in sides.items()}
+    if options.save:
+        recipe.save(options.save)
+    if options.json:
+        print_json({**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured})
+    else:
+        stdout().print(side_by_side(result), turned_line(this, recipe, list(measured.values())))
+
+
+@record
+class Export:
+    name: str = argument()
+    file: str = argument(type=FILE)
+    store: str
+    json: bool
+
+
+@verb(Export, concept)
+def export(options: Export) -> None:
+    """Write a concept of the store to FILE, as JSON.
+
+    \b
+    Example:
+      icebear concept export music music.json --store wiki.db
+    """
+    this = _read(options.name, options.store)
+    this.save(options.file)
+    if options.json:
+        print_json(this.to_dict())
+
+
+@record
+class Compare:
+    names: tuple[str, str] = argument(nargs=2, metavar="NAME OTHER")
+    on: str = option("Texts that both measure: a file, one a line.", type=FILE, required=True)
+    store: str
+    json: bool
+
+
+@verb(Compare, concept)
+def compare(options: Compare) -> None:
+    """How alike two concepts are, also those of two models: neurons, what they write, what they measure.
+
+    \b
+    Example:
+      icebear concept compare music.json other.json --on examples/music.txt
+    """
+    from icebear.app.cli.concepts_told import likeness_table
+    from icebear.concepts.models.loading import load_model
+    from icebear.steering.concept.likeness import likeness
+
+    concepts = [_read(name, options.store) for name in options.names]
+    texts = lines(options.on)
+    models = {name: load_model(name) for name in {one.model_name for one in concepts}}
+    one, other = ((models[concept.model_name], concept) for concept in concepts)
+    result = likeness(one, other, texts)
+    if options.json:
+        print_json({"concepts": [one.name for one in concepts], "texts": len(texts), **result.to_dict()})
+    else:
+        stdout().print(likeness_table(result, len(texts)))
+
+
+def _read(name: str, store_path: str) -> Concept:
+    from icebear.db.store import open_store
+    from icebear.steering.concept.concept import Concept
+
+    if name.endswith(".json"):
+        return Concept.load(name)
+    with open_store(store_path) as store:
+        return Concept.from_dict(store.concepts.get(name))

@@ -1,0 +1,119 @@
+"""`icebear doctor`: is everything in order?"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
+from icebear.app.cli.output import print_json
+from icebear.app.cli.stores import store_if_any
+from icebear.errors import IcebearError
+
+if TYPE_CHECKING:
+    from icebear.concepts.models.model import Model
+    from icebear.db.store import Store
+
+
+@record
+class Options:
+    store: str
+    json: bool
+    checksum: str | None = option("Print the checksum of this store's results only.", type=FILE, advanced=True)
+    model: ModelOptions
+
+
+@verb(Options)
+def doctor(options: Options) -> None:
+    """Check the installation: versions, presets, cache, a self-test of the model, and whether a store fits it.
+
+    \b
+    Example:
+      icebear doctor --model smollm2-135m
+    """
+    from icebear.db.store import open_store
+
+    if options.checksum:
+        with open_store(options.checksum) as store:
+            value = store.checksum()
+        click.echo(json.dumps({"checksum": value}) if options.json else value)
+        return
+    facts = _installation()
+    try:
+        model = options.model.load()
+        facts |= _model_facts(model)
+        with store_if_any(options.store, model) as store:
+            facts["store"] = _store_fact(store) if store else "none"
+    except IcebearError as error:
+        facts["error"] = str(error)
+    if options.json:
+        print_json(facts)
+    else:
+        for name, value in facts.items():
+            for line in map(_preset, value) if name == "presets" else [value]:
+                click.echo(f"{name:<12} {', '.join(line) if name == 'families' else line}")
+    if "error" in facts:
+        sys.exit(1)
+
+
+def _installation() -> dict[str, Any]:
+    """What needs no model: versions, the presets and families, the cache."""
+    from icebear.cache import cache_folder, cached
+    from icebear.concepts.models.families import FAMILIES
+    from icebear.concepts.models.presets import PRESETS
+
+    facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
+    for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
+        try:
+            facts[name] = version(name)
+        except PackageNotFoundError:
+            facts[name] = "missing"
+    return {
+        **facts,
+        "package": str(files("icebear")),
+        "cache": str(cache_folder()),
+        "presets": [
+            {"name": p.name, "about": p.about, "download_mb": p.download // 1_000_000, "cached": cached(p.folder)}
+            for p in PRESETS.values()
+        ],
+        "families": list(FAMILIES),
+    }
+
+
+def _preset(preset: dict[str, Any]) -> str:
+    state = "cached" if preset["cached"] else f"{preset['download_mb']} MB to fetch"
+    return f"{preset['name']:<19} {preset['about']} [{state}]"
+
+
+def _model_facts(model: Model) -> dict[str, Any]:
+    from icebear.concepts.selftest import selftest
+
+    test = selftest(model)
+    return {
+        "model": f"{model.name}, {model.layers} layers, {model.dtype_name}, {model.device}",
+        "dtype": model.dtype_name,
+        "fingerprint": model.fingerprint,
+        "family": model.family.name if model.has_family else "unknown",
+        "sites": ", ".join(f"{site} {width}" for site, width in test.sites.items()) or "none",
+        "parity": f"logits under the rules differ by {test.parity:.1e} of the largest",
+        "cp-lrp": str(test.conserved),
+        "LRP rules": f"none for {', '.join(test.missing)}" if test.missing else "all operations covered",
+        "sinks": list(test.sinks),
+        "cost": f"{test.cost:.2f}x the time of gradient x input",
+        "verdict": test.verdict,
+    }
+
+
+def _store_fact(store: Store) -> str:
+    """Raises `StoreError` where its vectors are not its own."""
+    from icebear.db.vectors import NAMES
+
+    for name in NAMES:
+        store.vectors.get(name)
+    return f"{store.path} fits the model"

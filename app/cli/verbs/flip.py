@@ -1,0 +1,111 @@
+"""`icebear flip`: few neurons that change the answer."""
+
+from __future__ import annotations
+
+import click
+
+from icebear.app.cli.options import (
+    AT_LEAST_1,
+    FILE,
+    ModelOptions,
+    PromptOptions,
+    lines,
+    option,
+    other_prompt,
+    record,
+    verb,
+)
+from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.progress import bar
+from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
+
+
+@record
+class Options:
+    prompt: PromptOptions
+    to: str | None = option("The token, or the phrase, that shall come next.")
+    suppress: bool
+    suppress_phrase: str | None = option("Suppress this phrase, which comes now.")
+    source: str | None = option("A source prompt, which the wanted token follows.")
+    max_neurons: int
+    save: str | None
+    store: str
+    json: bool
+    top_k: int | None = option(
+        "With --suppress: how many first tokens it leaves.", type=AT_LEAST_1, show_default="5", advanced=True
+    )
+    neutral: str | None = option(
+        "Texts that the edits should leave alone: a file, a line each.", type=FILE, advanced=True
+    )
+    budget: float | None = option(
+        "Warn if the edits cost more KL than this at neutral places, in nats.", type=float, advanced=True
+    )
+    paraphrases: str | None = option(
+        "Prompts that say the same; it shall do it for all: a file, a line each.", type=FILE, advanced=True
+    )
+    unbounded: bool = option("Let neurons leave their activation range.", False, is_flag=True, advanced=True)
+    model: ModelOptions
+
+
+@verb(Options)
+def flip(options: Options) -> None:
+    """Find a small set of neuron edits that changes the answer to PROMPT, and report their side effects.
+
+    With a store, what it finds for the token is tried as well, and examples are shown.
+
+    \b
+    Example:
+      icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"
+    """
+    from icebear.app.cli.terminal import meanings, recipe_table
+    from icebear.steering.flipping.search import flip
+    from icebear.steering.side_effects import NEUTRAL, side_effects, token_rows
+
+    prompt, suppress = options.prompt.read(), options.suppress_phrase or options.suppress
+    if (options.to is None) is not bool(suppress) or (options.suppress and options.suppress_phrase):
+        raise click.UsageError("Say either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
+    if options.top_k and not suppress:
+        raise click.UsageError("--top-k is for --suppress.")
+    texts = lines(options.neutral) if options.neutral else NEUTRAL
+    model = options.model.load()
+    token_rows(model, texts)
+    held_out = _held_out()
+    with store_if_any(options.store, model) as store, bar("flip", options.max_neurons) as advance:
+        recipe = flip(
+            model,
+            prompt,
+            options.to,
+            other_prompt(prompt, options.source),
+            options.max_neurons,
+            suppress,
+            options.top_k or 5,
+            store,
+            advance,
+            options.unbounded,
+            paraphrases=lines(options.paraphrases) if options.paraphrases else [],
+        )
+        labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
+    with bar("side effects"):
+        effects = side_effects(model, recipe, texts, held_out, budget=options.budget)
+    recipe = recipe.noting(**effects.provenance())
+    if not recipe:
+        click.echo("It is so already: there is nothing to edit.", err=True)
+    if options.json:
+        print_json({**recipe.to_dict(), **labels_dict(labels)})
+    else:
+        stdout().print(recipe_table(recipe), *([meanings(labels)] if labels else []))
+    if options.save:  # last, so that a path that cannot be written loses nothing
+        recipe.save(options.save)
+        click.echo(f"Wrote {options.save}", err=True)
+
+
+def _held_out() -> list[str]:
+    """Sentences for the perplexity; none, with a note, without a network or a package that finds sentences."""
+    from icebear.concepts.corpus import held_out
+    from icebear.errors import DownloadError, InputError
+
+    try:
+        return held_out()
+    except (DownloadError, InputError) as error:
+        click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
+        return []

@@ -1,0 +1,111 @@
+"""`icebear index`: the sentences that activate each neuron most."""
+
+from __future__ import annotations
+
+import click
+
+from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, shared, verb
+from icebear.app.cli.output import print_json
+from icebear.extras import need
+
+WIKI = "wiki-summaries"
+
+
+@record
+class CorpusOptions:
+    """Where the texts come from."""
+
+    corpus: str | None
+    language: str = option(f"The corpus' language: en, es or fr for {WIKI}.", "en", advanced=True)
+    column: str = option("Where files and data sets keep the text.", "text", advanced=True)
+    config: str | None = option("Of a Hugging Face data set that has several.", advanced=True)
+    split: str | None = option("Of a Hugging Face data set.", show_default="train", advanced=True)
+    revision: str | None = option("Of a Hugging Face data set.", show_default="the newest", advanced=True)
+    limit: int | None = option("Documents to read; a larger one goes on from a smaller one.", type=AT_LEAST_1)
+
+
+@record
+class Options:
+    neurons: tuple[str, ...] = argument(nargs=-1)
+    corpus: CorpusOptions
+    site: tuple[str, ...] = shared(multiple=True, default=("ffn",), type=click.Choice(("ffn", "attn", "q", "k", "v")))
+    k: int = option("Examples of a neuron and sign.", 32, type=AT_LEAST_1)
+    annotate: bool
+    prompt: str | None
+    top: int
+    store: str
+    json: bool
+    max_tokens: int = shared(default=256, advanced=True)
+    by: str = option(
+        "Extreme in activation, or in relevance for the model's own predictions (RelMax; slower).",
+        "activation",
+        type=click.Choice(("activation", "relevance")),
+        advanced=True,
+    )
+    engine: str = option("Where the scan runs.", "local", type=click.Choice(("local", "ray")), advanced=True)
+    workers: int = option("Of the engine ray.", 2, type=AT_LEAST_1, advanced=True)
+    address: str | None = option(
+        "Of a running Ray cluster.", show_default="one on this machine, for the scan", advanced=True
+    )
+    model: ModelOptions
+
+
+@verb(Options)
+def index(options: Options) -> None:
+    """Index the maximally activating sentences of every neuron. Interrupt it at any time; run it again to resume.
+
+    With --annotate nothing is scanned: the examples of NEURONS (or of --prompt's) are attributed to their tokens.
+
+    \b
+    Example:
+      icebear index --limit 20 --store wiki.db
+      icebear index --annotate L29.ffn.860 --k 2 --store wiki.db
+    """
+    if options.annotate:
+        return _annotate(options)
+    if options.neurons or options.prompt:
+        raise click.UsageError("NEURONS and --prompt go with --annotate.")
+    from icebear.actmax.index.engines import local, on_ray
+    from icebear.app.cli.progress import indexing
+    from icebear.concepts.corpus import read_corpus
+    from icebear.db.store import open_store
+
+    need("index")
+    engine = on_ray(options.workers, options.address) if options.engine == "ray" else local
+    corpus = options.corpus
+    name = WIKI if corpus.corpus is None else corpus.corpus
+    documents = read_corpus(
+        name, corpus.limit, corpus.language, corpus.column, corpus.config, corpus.split, corpus.revision
+    )
+    model = options.model.load()
+    counts = indexing(
+        model,
+        documents,
+        options.store,
+        k=options.k,
+        sites=options.site,
+        by=options.by,
+        max_tokens=options.max_tokens,
+        engine=engine,
+    )
+    if options.json:
+        with open_store(options.store) as store:
+            print_json({**store.made_with(), "store": options.store, "counts": counts})
+    else:
+        click.echo(f"{options.store}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+
+
+def _annotate(options: Options) -> None:
+    from icebear.app.cli.progress import annotating
+    from icebear.app.cli.stores import neurons_named
+    from icebear.db.store import open_store
+
+    if bool(options.neurons) == bool(options.prompt):
+        raise click.UsageError("With --annotate give either NEURONS or --prompt.")
+    with open_store(options.store) as store:
+        model, neurons = neurons_named(store, options.neurons, options.prompt, options.top, options.model)
+        count = annotating(model, store, neurons, options.k)
+        if options.json:
+            print_json({**store.made_with(), "neurons": list(map(str, neurons)), "attributed": count})
+        else:
+            click.echo(f"{count} examples attributed; those that were before are kept.")

@@ -1,0 +1,39 @@
+"""`icebear mcp`: the tools of an agent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from icebear.app.cli.options import FOLDER, ModelOptions, option, record, verb
+from icebear.extras import need
+
+
+@record
+class Options:
+    folder: str | None = option("Where an agent may read and write files.", type=FOLDER, show_default="nowhere")
+    store: str
+    model: ModelOptions
+
+
+@verb(Options)
+def mcp(options: Options) -> None:
+    """Serve an agent over stdio (MCP): predict, attribute, rank, circuit, steer, flip, ..., each with its control.
+
+    It uses no network: fetch the model before, by any other verb. In an agent's settings the command is icebear mcp.
+
+    \b
+    Example:
+      icebear mcp --model smollm2-135m --folder results
+    """
+    need("mcp")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # before they are imported
+    if options.folder and not Path(options.folder).is_dir():
+        raise click.UsageError(f"There is no folder {options.folder}; make it.")
+    from icebear.app.mcp.server import server
+    from icebear.app.mcp.session import Session
+
+    folder = Path(options.folder) if options.folder else None
+    server(Session(options.model.model, options.model.how, options.store, folder)).run("stdio")

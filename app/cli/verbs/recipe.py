@@ -1,0 +1,150 @@
+"""`icebear recipe`: look at saved recipes, combine them, make them permanent."""
+
+from __future__ import annotations
+
+import click
+
+from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, shared, verb
+from icebear.app.cli.output import print_json, stdout
+
+
+@click.group()
+def recipe() -> None:
+    """Look at recipes, combine them, make them permanent.
+
+    \b
+    Example:
+      icebear recipe show examples/ice-bear-to-desert.json
+    """
+
+
+@record
+class Show:
+    file: str = argument(type=FILE)
+    json: bool
+
+
+@verb(Show, recipe)
+def show(options: Show) -> None:
+    """What a recipe changes, and where it came from; needs no model.
+
+    \b
+    Example:
+      icebear recipe show examples/ice-bear-to-desert.json
+    """
+    from icebear.app.cli.terminal import recipe_table
+    from icebear.recipe import Recipe
+
+    recipe = Recipe.load(options.file)
+    if options.json:
+        print_json(recipe.to_dict())
+    else:
+        stdout().print(recipe_table(recipe))
+
+
+@record
+class Check:
+    files: tuple[str, ...] = argument(nargs=-1, required=True, type=FILE)
+    json: bool
+    model: ModelOptions
+
+
+@verb(Check, recipe)
+def check(options: Check) -> None:
+    """Whether saved flips hold: run each on its prompt. Exits with 1 if one does not.
+
+    \b
+    Example:
+      icebear recipe check examples/ice-bear-to-desert.json
+    """
+    from icebear.concepts.models.provenance import provenance
+    from icebear.recipe import Recipe
+    from icebear.steering.evaluations.flips import first_tokens
+
+    recipes = [Recipe.load(file) for file in options.files]
+    model = options.model.load()
+    pairs = zip(options.files, recipes, strict=True)
+    rows = [{"file": file, **first_tokens(model, recipe)} for file, recipe in pairs]
+    if options.json:
+        print_json({**provenance(model), "recipes": rows})
+    else:
+        for row in rows:
+            first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
+            click.echo(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {first}")
+    if not all(row["holds"] for row in rows):
+        raise SystemExit(1)
+
+
+@record
+class Combine:
+    files: tuple[str, ...] = argument(nargs=-1, required=True, type=FILE)
+    share: float = option("How much of its way each edit goes.", 1.0)
+    save: str = shared(required=True)
+    json: bool
+
+
+@verb(Combine, recipe)
+def combine(options: Combine) -> None:
+    """Several recipes as one, or one at another strength.
+
+    \b
+    Example:
+      icebear recipe combine examples/ice-bear-to-desert.json --share 0.5 --save half.json
+    """
+    from icebear.recipe import Recipe
+
+    first, *others = (Recipe.load(file) for file in options.files)
+    total = sum(others, start=first)
+    recipe = total * options.share if options.share != 1 else total
+    recipe.save(options.save)
+    click.echo(f"Wrote {options.save}", err=True)
+    if options.json:
+        print_json(recipe.to_dict())
+
+
+@record
+class Patch:
+    file: str = argument(type=FILE)
+    save: str = shared(required=True)
+    check_on: str = option("A prompt to check it on.", "The ice bear lives in the")
+    json: bool
+    model: ModelOptions
+
+
+@verb(Patch, recipe)
+def patch(options: Patch) -> None:
+    """The weights and biases that make a recipe permanent, where weights can express it, checked against steering.
+
+    They are saved as .safetensors.
+
+    \b
+    Example:
+      icebear recipe patch everywhere.json --save patch.safetensors
+    """
+    from icebear.concepts.models.provenance import provenance
+    from icebear.errors import RecipeError
+    from icebear.recipe import Recipe
+    from icebear.steering.weight_patch import difference, new_biases, patch, save_patch
+
+    recipe, model = Recipe.load(options.file), options.model.load()
+    weights = patch(model, recipe)
+    off = difference(model, recipe, weights, options.check_on)
+    if not off < 1e-3:
+        raise RecipeError(
+            f"The patch would differ from steering by {off:.1e} of the largest logit; nothing was written."
+        )
+    save_patch(model, weights, options.save)
+    new = list(new_biases(model, weights))
+    click.echo(
+        f"Wrote {options.save}: {', '.join(weights)}; logits differ from steering's by {off:.1e} of the largest",
+        err=True,
+    )
+    if new:
+        click.echo(
+            f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
+            "icebear.steering.apply_patch(net, file).",
+            err=True,
+        )
+    if options.json:
+        result = {"file": options.save, "weights": list(weights), "new_biases": new, "difference": off}
+        print_json({**provenance(model), "recipe": recipe.name, **result, "checked_on": options.check_on})

@@ -1,0 +1,51 @@
+"""`icebear steer`: generate with edited neurons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, record, verb
+from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.stores import store_if_any
+
+
+@record
+class Options:
+    prompt: PromptOptions
+    edit: tuple[str, ...] = option("Such as L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last.", multiple=True)
+    recipe: str | None = option("A saved recipe.", type=FILE)
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    store: str
+    json: bool
+    model: ModelOptions
+
+
+@verb(Options)
+def steer(options: Options) -> None:
+    """Generate after PROMPT without and with edited neurons.
+
+    \b
+    Example:
+      icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
+    """
+    from icebear.app.cli.terminal import side_by_side
+    from icebear.edits import parse_edits
+    from icebear.recipe import Recipe
+    from icebear.steering.comparison import compare
+
+    if bool(options.edit) == bool(options.recipe):
+        raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
+    edits: Any = Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit)
+    prompt = options.prompt.read()
+    model = options.model.load()
+    with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
+        statistic = store.neurons.statistic if store else None
+        result = compare(model, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
+    if options.json:
+        print_json(result.to_dict())
+    else:
+        stdout().print(side_by_side(result))
