@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class Options:
         False,
         is_flag=True,
     )
+    suggest: bool = option("Suggest three prompts to compare with, as commands; some seconds.", False, is_flag=True)
     store: str
     html: str | None
     json: bool
@@ -62,6 +64,7 @@ def explain(options: Options) -> None:
     from icebear.actmax.explanation import CARDS, Ranking, controlled
     from icebear.app.cli.terminal import investigation, units_table
     from icebear.concepts.attribution.attribute import attribute
+    from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
     from icebear.concepts.attribution.units import units
 
     explained, position = _checked(options), position_of(options.position)
@@ -83,13 +86,18 @@ def explain(options: Options) -> None:
     if options.png:
         write_page(options.png, relevance.image.png())  # type: ignore[union-attr]
     parts = units(relevance, options.units) if options.units else []
+    suggestions = suggest_counterfactuals(model, explained.prompt.read()) if options.suggest else []
     if options.json:
         summed = {"units": [{**vars(part), "relevance": value} for part, value in parts]} if parts else {}
-        print_json({**explanation.to_dict(), **summed, **(sources.to_dict() if sources else {})})
+        suggested = {"suggestions": [vars(one) for one in suggestions]} if options.suggest else {}
+        print_json({**explanation.to_dict(), **summed, **(sources.to_dict() if sources else {}), **suggested})
     else:
         stdout().print(investigation(explanation, units_table(parts) if parts else None))
         if sources:
             stdout().print(*sources.tables())
+        for one in suggestions:
+            command = shlex.join(["icebear", "explain", str(explained.prompt.prompt), "--counterfactual", one.text])
+            click.echo(f"{command}  # {one.answer!r} {one.probability:.2f}")
 
 
 def _checked(options: Options) -> Explained:
@@ -103,6 +111,8 @@ def _checked(options: Options) -> Explained:
         raise click.UsageError("A circuit compares with one other prompt; give --counterfactual once.")
     if options.sources and len(explained.counterfactual) > 1:
         raise click.UsageError("--sources compares with one other prompt; give --counterfactual once.")
+    if options.suggest and (explained.image or prompt.chat or prompt.system or prompt.messages):
+        raise click.UsageError("--suggest is for a PROMPT that is no chat.")
     return replace(explained, span="all") if options.sources and explained.span is None else explained
 
 
