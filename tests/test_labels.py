@@ -31,7 +31,6 @@ from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.lists import clearest
 from icebear.actmax.labels.reading import read
 from icebear.actmax.labels.sample import Codes, Sample, part_of
-from icebear.app.cli import evaluate as evaluate_verbs
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.concepts import Model
@@ -388,7 +387,6 @@ def run(indexed, monkeypatch, tmp_path):
     _copy(path, tmp_path / "l.db")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ModelOptions, "load", lambda self, name=None: model)
-    monkeypatch.setattr(evaluate_verbs, "load", lambda **_: model)
 
     def verb(*words):
         result = CliRunner().invoke(main, [*words, "--store", "l.db"])

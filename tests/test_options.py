@@ -9,7 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from icebear.app.cli.main import main
+from icebear.app.cli import verbs as folder
+from icebear.app.cli.main import add_verbs, main
 from icebear.app.cli.options import OPTIONS, ModelOptions
 from icebear.concepts import load_model
 from icebear.db import open_store
@@ -79,6 +80,39 @@ def test_the_options_of_a_model_reach_it(tiny_folder):
     )
     model = loading.load()
     assert (model.net.config._attn_implementation, str(model.dtype)) == ("eager", "torch.float64")
+
+
+def test_a_verb_is_one_file(tmp_path, monkeypatch):
+    """A file of the folder is a command, with shared options and its own."""
+    (tmp_path / "echo.py").write_text(
+        "from icebear.app.cli.options import argument, option, record, verb\n"
+        "@record\n"
+        "class Options:\n"
+        "    text: str = argument()\n"
+        "    loud: bool = option('In capitals.', False, is_flag=True, advanced=True)\n"
+        "    top: int\n"
+        "@verb(Options)\n"
+        "def echo(options):\n"
+        "    'Print TEXT.'\n"
+        "    print((options.text.upper() if options.loud else options.text) * options.top)\n"
+    )
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+    group = click.Group()
+    add_verbs(group)
+    assert list(group.commands) == [*main.commands, "echo"]
+    assert RUN.invoke(group, ["echo", "a", "--top", "3", "--loud"]).stdout == "AAA\n"
+    shown = RUN.invoke(group, ["echo", "--help"]).stdout
+    assert 0 < shown.index("--top") < shown.index("Advanced:") < shown.index("--loud")
+
+
+@pytest.mark.parametrize("verb", ["explain", "rank"])
+def test_what_most_need_fits_a_screen(verb):
+    """And the two share how they are asked."""
+    shown, advanced = RUN.invoke(main, [verb, "-h"]).stdout.split("\nAdvanced:\n")
+    assert len(shown.splitlines()) <= 50
+    words = "target contrast counterfactual base-model method site position top json html"
+    assert {f"--{word}" for word in words.split()} <= set(shown.split())
+    assert "--device" in advanced
 
 
 @pytest.fixture

@@ -137,7 +137,9 @@ def show(options: Show) -> None:
     alike: list[tuple[str, float]] = []
     if not options.name.endswith(".json"):
         with open_store(options.store) as store:
-            labels = {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts}
+            labels = {
+                (part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts
+            }
             names = store.concepts.names()
         alike = nearest(this, [_read(name, options.store) for name in names if name != options.name])
     if options.json:
