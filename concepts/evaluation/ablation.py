@@ -17,21 +17,9 @@ from icebear.concepts.attribution.controls import Nodes, largest, matched, recor
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.evaluation.pairs import Pair, answers
-from icebear.concepts.evaluation.protocol import (
-    DataFile,
-    Evaluation,
-    FfnOrHead,
-    Lines,
-    Methods,
-    Option,
-    Part,
-    Samples,
-    Seed,
-    Tasks,
-)
+from icebear.concepts.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Option, Part, Tasks
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.registry import methods_of
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.neurons import Values
@@ -56,56 +44,6 @@ PATCHED = {
 }
 DRAWN = 200
 """Of the union of the scores' as many largest nodes, and of all others, for `PATCHED`."""
-
-
-@dataclass(frozen=True)
-class AblationCurves(Evaluation):
-    """Sufficiency and necessity of the nodes (neurons at a token) that a method ranks first, at nine sizes.
-
-    All other nodes take their values in the counterfactual prompt. Methods are difference, cp-lrp@midpoint, gxi,
-    matched and others (docs/evaluate.md). --data takes JSON lines with clean_prefix, patch_prefix, clean_answer and
-    patch_answer instead of the tasks. Each task has a folder in --out.
-
-    Example:
-      icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
-    """
-
-    name: ClassVar = "ablation"
-    steps: ClassVar = SIZES
-    methods: Methods = "all"
-    samples: Samples = 20
-    seed: Seed = 0
-    tasks: Tasks = "all"
-    data: DataFile = None
-    site: FfnOrHead = "ffn"
-    mean: Annotated[
-        bool, Option("All others take the mean of the task's prompts, not the counterfactual prompt's values.")
-    ] = False
-    patching: Annotated[bool, Option("Instead: how scores correlate with activation patching of single nodes.")] = False
-
-    def __post_init__(self) -> None:
-        methods_of(self.methods, METHODS, CONTROLS)
-        if self.mean and self.patching:
-            raise InputError("--patching is against the counterfactual prompt's values; leave out --mean.")
-
-    def parts(self, model: Model) -> Iterator[Part]:
-        tasks = {"data": pairs.read(self.data)} if self.data else pairs.named(self.tasks)
-        methods = methods_of(self.methods, METHODS, CONTROLS)
-        for task, usable, tried in pairs.usable_by_task(model, tasks, self.samples, self.seed):
-            means = task_means(model, usable, self.site) if self.mean else {}
-            one = patched if self.patching else partial(sample, means=means)
-            note = f"{task}: the model is right on {len(usable)} of {tried} pairs"
-            yield Part(
-                PATCHED if self.patching else COLUMNS,
-                usable,
-                partial(one, model, methods=methods, site=self.site),
-                name=task,
-                methods={name: name for name in methods if name != MATCHED or not self.patching},
-                notes=partial(self._notes, note),
-            )
-
-    def _notes(self, note: str, lines: Lines) -> list[str]:
-        return [note] if self.patching else [note, ratios(lines)]
 
 
 @dataclass(frozen=True)
@@ -271,3 +209,52 @@ def _drawn(scores: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     union = torch.stack([largest(values, DRAWN) for values in scores]).any(0).flatten()
     draws = torch.rand(2, len(union), generator=generator)
     return torch.cat([(draws[row] * some).topk(DRAWN).indices for row, some in enumerate((union, ~union))])
+
+
+@dataclass(frozen=True)
+class AblationCurves(MethodEvaluation):
+    """Sufficiency and necessity of the nodes (neurons at a token) that a method ranks first, at nine sizes.
+
+    All other nodes take their values in the counterfactual prompt. Methods are difference, cp-lrp@midpoint, gxi,
+    matched and others (docs/evaluate.md). --data takes JSON lines with clean_prefix, patch_prefix, clean_answer and
+    patch_answer instead of the tasks. Each task has a folder in --out.
+
+    Example:
+      icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
+    """
+
+    name: ClassVar = "ablation"
+    usual: ClassVar = METHODS
+    controls: ClassVar = tuple(CONTROLS)
+    steps: ClassVar = SIZES
+    tasks: Tasks = "all"
+    data: DataFile = None
+    site: FfnOrHead = "ffn"
+    mean: Annotated[
+        bool, Option("All others take the mean of the task's prompts, not the counterfactual prompt's values.")
+    ] = False
+    patching: Annotated[bool, Option("Instead: how scores correlate with activation patching of single nodes.")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mean and self.patching:
+            raise InputError("--patching is against the counterfactual prompt's values; leave out --mean.")
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        tasks = {"data": pairs.read(self.data)} if self.data else pairs.named(self.tasks)
+        methods = self.chosen()
+        for task, usable, tried in pairs.usable_by_task(model, tasks, self.samples, self.seed):
+            means = task_means(model, usable, self.site) if self.mean else {}
+            one = patched if self.patching else partial(sample, means=means)
+            note = f"{task}: the model is right on {len(usable)} of {tried} pairs"
+            yield Part(
+                PATCHED if self.patching else COLUMNS,
+                usable,
+                partial(one, model, methods=methods, site=self.site),
+                name=task,
+                methods={name: name for name in methods if name != MATCHED or not self.patching},
+                notes=partial(self._notes, note),
+            )
+
+    def _notes(self, note: str, lines: Lines) -> list[str]:
+        return [note] if self.patching else [note, ratios(lines)]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation import metrics
-from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Methods, Option, Part, Samples, Seed, accuracy
+from icebear.concepts.evaluation.protocol import CorpusName, MethodEvaluation, Option, Part, accuracy
 from icebear.concepts.evaluation.questions import CORPORA, Question, of_task
 from icebear.concepts.methods.common import without
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.registry import able_and_unable, methods_of
+from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.errors import InputError
@@ -40,7 +40,7 @@ TUNED_ON = 10
 
 
 @dataclass(frozen=True)
-class Faithfulness(Evaluation):
+class Faithfulness(MethodEvaluation):
     """Remove tokens, most and least relevant first, and watch the predicted answer go.
 
     Predicted is the next word, whether a review is positive, or one answer of four.
@@ -51,9 +51,6 @@ class Faithfulness(Evaluation):
 
     name: ClassVar = "faithfulness"
     steps: ClassVar = SHARES
-    methods: Methods = "all"
-    samples: Samples = 20
-    seed: Seed = 0
     task: Annotated[Literal["next-word", "reviews", "choice"], Option("What is asked of the model.")] = "next-word"
     corpus: CorpusName = None
     max_tokens: Annotated[int, Option(least=17)] = 128
@@ -62,7 +59,7 @@ class Faithfulness(Evaluation):
     ] = False
 
     def __post_init__(self) -> None:
-        methods_of(self.methods)
+        super().__post_init__()
         if self.task == "choice" and self.corpus:
             raise InputError("--task choice makes its own prompts; leave out --corpus.")
 
@@ -70,7 +67,7 @@ class Faithfulness(Evaluation):
         corpus = self.corpus or CORPORA[self.task]
         count = self.samples + TUNED_ON * self.tune
         questions = of_task(model, self.task, corpus, count, self.seed, self.max_tokens)
-        methods, unable = able_and_unable(model, questions[0].prompt, methods_of(self.methods))
+        methods, unable = able_and_unable(model, questions[0].prompt, self.chosen())
         if self.tune:
             methods = tuned(model, questions[self.samples :], methods)
         yield Part(

@@ -12,19 +12,8 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation import metrics
-from icebear.concepts.evaluation.protocol import (
-    DataFile,
-    Evaluation,
-    Lines,
-    Methods,
-    Option,
-    Part,
-    Samples,
-    Seed,
-    Table,
-    accuracy,
-)
-from icebear.concepts.methods.registry import able_and_unable, methods_of
+from icebear.concepts.evaluation.protocol import DataFile, Lines, MethodEvaluation, Option, Part, Table, accuracy
+from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError
@@ -136,7 +125,7 @@ def _squad(articles: list[dict[str, Any]]) -> list[Item]:
 
 
 @dataclass(frozen=True)
-class GroundTruth(Evaluation):
+class GroundTruth(MethodEvaluation):
     """Whether relevance lies where the evidence is: the subject of a verb, the answer in a text.
 
     Instead of a task, --data takes a BLiMP file (JSON lines) or a SQuAD file (JSON).
@@ -146,9 +135,6 @@ class GroundTruth(Evaluation):
     """
 
     name: ClassVar = "groundtruth"
-    methods: Methods = "all"
-    samples: Samples = 20
-    seed: Seed = 0
     task: Annotated[Literal["agreement", "anaphora", "qa"], Option("What is asked of the model.")] = "agreement"
     data: DataFile = None
     no_contrast: Annotated[bool, Option("Explain the right answer, not the right against the wrong one.")] = False
@@ -161,13 +147,10 @@ class GroundTruth(Evaluation):
         ),
     ] = "all"
 
-    def __post_init__(self) -> None:
-        methods_of(self.methods)
-
     def parts(self, model: Model) -> Iterator[Part]:
         make = TASKS[self.task]
         items = read(self.data, self.samples, self.seed) if self.data else make(self.samples, self.seed)
-        methods, unable = able_and_unable(model, items[0].prompt, methods_of(self.methods))
+        methods, unable = able_and_unable(model, items[0].prompt, self.chosen())
         yield Part(
             COLUMNS,
             items,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
+from icebear.concepts.methods.registry import methods_of
+
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
@@ -109,6 +111,26 @@ class Evaluation:
     def settings(self) -> dict[str, Any]:
         """The options that decide the numbers."""
         return {name: getattr(self, name) for name, option in options_of(type(self)).items() if option.decides}
+
+
+@dataclass(frozen=True)
+class MethodEvaluation(Evaluation):
+    """An evaluation that compares methods on samples."""
+
+    usual: ClassVar[Sequence[str]] = ()
+    """What ``all`` stands for; empty for every method that explains a prompt alone."""
+    controls: ClassVar[Sequence[str]] = ()
+    """Names that are not methods, for the evaluation itself."""
+    methods: Methods = "all"
+    samples: Samples = 20
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        self.chosen()
+
+    def chosen(self) -> dict[str, Any]:
+        """Name -> method, or the name of a control. Raises `UnknownName`."""
+        return methods_of(self.methods, self.usual, self.controls)
 
 
 def options_of(kind: type[Evaluation]) -> dict[str, Option]:

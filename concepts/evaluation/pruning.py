@@ -11,21 +11,10 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation import metrics
-from icebear.concepts.evaluation.protocol import (
-    CorpusName,
-    Evaluation,
-    FfnOrHead,
-    Methods,
-    Option,
-    Part,
-    Samples,
-    Seed,
-    Table,
-)
+from icebear.concepts.evaluation.protocol import CorpusName, FfnOrHead, MethodEvaluation, Option, Part, Table
 from icebear.concepts.evaluation.questions import CORPORA, of_task
 from icebear.concepts.methods.common import log_probability
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.registry import methods_of
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.concepts.passes.neurons import Values
@@ -49,7 +38,7 @@ CONTROLS = ("random", "activation")
 
 
 @dataclass(frozen=True)
-class Pruning(Evaluation):
+class Pruning(MethodEvaluation):
     """Prune FFN neurons or heads, least and most relevant first, and watch the predicted words go.
 
     Which are needed by prompts in general: ranked on some, set to zero for others. Those of one answer: ablation.
@@ -59,20 +48,16 @@ class Pruning(Evaluation):
     """
 
     name: ClassVar = "pruning"
+    usual: ClassVar = METHODS
+    controls: ClassVar = tuple(CONTROLS)
     steps: ClassVar = SHARES
-    methods: Methods = "all"
-    samples: Samples = 20
-    seed: Seed = 0
     site: FfnOrHead = "ffn"
     corpus: CorpusName = None
     max_tokens: Annotated[int, Option(least=17)] = 64
 
-    def __post_init__(self) -> None:
-        methods_of(self.methods, METHODS, CONTROLS)
-
     def parts(self, model: Model) -> Iterator[Part]:
         """Methods are measured one by one, each on all prompts."""
-        methods = methods_of(self.methods, METHODS, CONTROLS)
+        methods = self.chosen()
         corpus = self.corpus or CORPORA["next-word"]
         questions = of_task(model, "next-word", corpus, 2 * self.samples, self.seed, self.max_tokens)
         prompts, reference = split([question.prompt for question in questions], self.seed)
