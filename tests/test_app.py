@@ -19,11 +19,13 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 from icebear.actmax import build_index
-from icebear.app.web import background, explain, state, words
-from icebear.app.web.explain import explained
+from icebear.app.web import background, state, words
+from icebear.app.web.shared import Shared, shared
 from icebear.app.web.steer import differences
 from icebear.concepts import Chat, attribute, units
+from icebear.concepts.attribution import counterfactuals
 from icebear.concepts.attribution.again import answer_of
+from icebear.concepts.attribution.counterfactuals import Suggestion
 from icebear.concepts.evaluation import report
 from icebear.concepts.models import loading
 from icebear.concepts.models.families import FAMILIES
@@ -284,17 +286,16 @@ def test_a_report_is_computed_when_it_was_written_not_at_every_click(environment
     assert "3.000" in str(fine(page.run()).dataframe[0].value)
 
 
-def test_explanations_are_kept_in_so_many_bytes(model, monkeypatch):
+def test_explanations_are_kept_in_so_many_bytes(model):
     """Long prompts push the others out, however few they are; the last one stays in any case."""
 
     def alive(*prompts):
-        found = [weakref.ref(explain.explained("letters", prompt, None, None, "attnlrp", None)) for prompt in prompts]
+        found = [weakref.ref(kept_for_all.relevance((prompt,), lambda: attribute(model, prompt))) for prompt in prompts]
         gc.collect()
         return [kept() is not None for kept in found]
 
-    monkeypatch.setattr(explain, "model", lambda: model)
     size = sum(part.nbytes for site in attribute(model, "bear").sites.values() for part in site)
-    monkeypatch.setattr(explain, "ROOM", 2 * size, raising=False)
+    kept_for_all = Shared(2 * size)
     assert alive("bear", "lion", "wolf", "hare") == [False, False, True, True]
     assert alive("wolf", "a polar bear") == [False, True]
 
@@ -359,7 +360,6 @@ def test_explain_of_one_token_and_of_an_unknown_family(environment):
         assert "Only tokens have relevance" in text(page)
         assert "Only tokens have relevance" in text(fine(visit(view="compare", prompt="The camel eats")))
     state._load.clear()
-    explained.clear()  # compare has explained another prompt too, without neurons
 
 
 @pytest.fixture
@@ -368,13 +368,13 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_MODEL", tiny_folder)
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(background, "_builds", {})
+    monkeypatch.setattr(shared(), "builds", {})
     monkeypatch.setattr("icebear.concepts.corpus.read_corpus", lambda name, limit: corpus)
     return tmp_path
 
 
 def built(path=None):
-    job = background.building(path)
+    job = shared().builds[path]
     job.join(60)
     assert not job.is_alive()
     return job
@@ -404,7 +404,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
         first = built()
         page = fine(visit("neuron"))
         assert "check the network" in text(page).replace("\\", "")
-        assert background.building() is first  # nobody asked to try again
+        assert shared().builds[None] is first  # nobody asked to try again
     page.get_by_key("build_small").click().run()
     built()
     assert "What drives it to +" in text(fine(page.run()))
@@ -423,8 +423,8 @@ def test_a_store_of_a_large_model_waits_for_a_click(first_visit, monkeypatch):
 
 def test_no_view_shows_an_error_without_a_store(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
-    monkeypatch.setattr(background, "_builds", {})
-    monkeypatch.setattr(background, "build", lambda *args, **options: None)
+    monkeypatch.setattr(shared(), "builds", {})
+    monkeypatch.setattr(shared(), "build", lambda *args, **options: None)
     for view in state.VIEWS:
         fine(visit(view))
     assert "Canad" in text(visit("neuron"))  # the model itself tells
@@ -605,7 +605,7 @@ def test_a_template_is_grey_and_does_not_count():
 
 def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
-    monkeypatch.setattr(background, "build", lambda *args, **options: None)
+    monkeypatch.setattr(shared(), "build", lambda *args, **options: None)
     assert "icebear index" in text(fine(visit(view="neuron")))
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "other.db"))
@@ -727,3 +727,13 @@ def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
     assert "0\\.1" in text(fine(page)).partition("Strength")[2][:40]
     page.get_by_key("concept_away").set_value(True).run()
     assert "other settings" in text(fine(page))
+
+
+def test_comparisons_are_suggested_and_one_is_taken(environment, monkeypatch):
+    suggestion = Suggestion((), "The wild camel lives in the", "camel", "bear", " desert", 0.25, -3.0)
+    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda model, prompt: [suggestion])
+    page = fine(visit("explain", prompt="The wild bear lives in the"))
+    page.get_by_key("suggest").click().run()
+    page.get_by_key("suggestion").set_value(suggestion.text).run()
+    assert page.get_by_key("counterfactual").value == suggestion.text
+    assert "Compared with" in text(fine(page))

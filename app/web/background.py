@@ -33,6 +33,8 @@ class Job(threading.Thread):
         self.doing, self.share = doing, 0.0
         self.result: Any = None
         self.error: IcebearError | None = None
+        self.stopped = False
+        """Whether a visitor wants no result; the work looks at it where it can end."""
         self._work = work
         self.start()
 
@@ -64,30 +66,10 @@ def loading(name: str, **options: Any) -> Job:
     return Job(f"Loading {name}, once for all visitors", load)
 
 
-_builds: dict[Path | None, Job] = {}
-_starting = threading.Lock()
-
-
-def build(model: Job, path: Path | None = None, asked: bool = True) -> None:
-    """Begins the demo's index, or a larger one at `path`; the job's result is its path.
-
-    Nothing happens while that is going on, or when it is done. asked: by somebody; for a large model that is needed.
-    """
-    with _starting:
-        before = _builds.get(path)
-        if before and not before.error:
-            return
-        what = f"Building a store of {LARGER:,} summaries" if path else "Building the demo's store"
-        _builds[path] = Job(what, lambda job: _build(job, model, path, asked))
-
-
-def building(path: Path | None = None) -> Job | None:
-    """The index that is being built there, or was, since the server began."""
-    return _builds.get(path)
-
-
-def builds() -> list[Job]:
-    return list(_builds.values())
+def building(model: Job, path: Path | None, asked: bool) -> Job:
+    """Begins to build the demo's store, or a larger one at `path`; the job's result is its path."""
+    what = f"Building a store of {LARGER:,} summaries" if path else "Building the demo's store"
+    return Job(what, lambda job: _build(job, model, path, asked))
 
 
 def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:

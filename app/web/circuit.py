@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.resources import files
 from typing import Any
-from weakref import WeakSet
 
 import pandas
 import streamlit as st
@@ -48,7 +47,7 @@ picture = st.components.v2.component("icebear_circuit", html='<div class="place"
 
 def show() -> None:
     prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=forget_other)
-    counterfactual = other_prompt(OTHER if prompt == PROMPT else "")
+    counterfactual = other_prompt(prompt, OTHER if prompt == PROMPT else "")
     left, middle, right = st.columns(3)
     target = typed(left.text_input, "Target token (empty: the most probable)", "target")
     contrast = typed(middle.text_input, "Contrast token (empty: the other prompt's answer)", "contrast")
@@ -109,7 +108,7 @@ def _begun(
     def find(job: Job) -> Graph:
         def told(done: int, total: int) -> None:
             job.share = done / total
-            if job in _stopped:
+            if job.stopped:
                 raise IcebearError("Stopped. Change what you asked for, or ask again.")
 
         here, there = read_prompt(prompt), read_prompt(counterfactual)
@@ -118,11 +117,8 @@ def _begun(
     return Job("Finding the circuit", find)
 
 
-_stopped: WeakSet[Job] = WeakSet()
-
-
 def _stop(job: Job) -> None:
-    _stopped.add(job)
+    job.stopped = True
 
 
 def _sign(node: Node) -> str:

@@ -8,9 +8,8 @@ import streamlit as st
 from icebear.app.cli.demo import PROMPT
 from icebear.app.web import charts
 from icebear.app.web.explain import explained
-from icebear.app.web.state import downloads, model, model_name, neuron_table, plain, token_label, typed
+from icebear.app.web.state import downloads, heat, model, neuron_table, plain, token_label, typed
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.render import heatmap
 
 
 def show() -> None:
@@ -21,12 +20,9 @@ def show() -> None:
             key = "prompt" if name == "A" else "prompt_b"
             prompt = typed(st.text_area, f"Prompt {name}", key, value=prompt_default, height=80)
             target = typed(st.text_input, f"Target {name} (empty: the most probable)", f"target_{name.lower()}")
-            relevance = explained(model_name(), prompt, target or None, None, "attnlrp", None)
+            relevance = explained(prompt, target or None, None, "attnlrp", None)
             st.markdown(f"Why {token_label(relevance.target_text)}?")
-            tokens = heatmap(
-                list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template
-            )
-            st.html(f'<div class="heat">{tokens}</div>')
+            heat(relevance)
             st.caption(plain(f"Conservation: {relevance.conserved}"))
             sides[name] = relevance
     if not all(side.sites for side in sides.values()):

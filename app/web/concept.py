@@ -7,7 +7,7 @@ import streamlit as st
 
 from icebear.app.cli.concepts_told import DEVIATIONS, found_by
 from icebear.app.cli.demo import PROMPT
-from icebear.app.web.state import WIDE, downloads, has_labels, known, model, neuron_table, plain, store, typed
+from icebear.app.web.state import HEAT, WIDE, downloads, has_labels, known, model, neuron_table, plain, store, typed
 from icebear.app.web.steer import side_by_side
 from icebear.concepts.render import heatmap
 from icebear.steering.comparison import Comparison, compare
@@ -98,7 +98,7 @@ def _measure(found: Concept) -> None:
     text = typed(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
     if text.strip():
         told = found.measure(model(), text)
-        st.html(f'<div class="heat">{heatmap(list(told.tokens), list(told.values), template=told.apart)}</div>')
+        st.html(HEAT.format(heatmap(list(told.tokens), list(told.values), template=told.apart)))
         st.caption(plain(f"{told.value:+.2f}. {DEVIATIONS}"))
 
 

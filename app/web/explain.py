@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
-import pandas
 import streamlit as st
 
+from icebear.actmax.explanation import Ranking
 from icebear.app.cli.demo import PROMPT
 from icebear.app.web import charts
+from icebear.app.web.shared import shared
 from icebear.app.web.state import (
-    WIDE,
     downloads,
     forget_other,
-    known,
+    heat,
+    investigation,
     model,
     model_name,
-    neuron_table,
+    node_table,
     other_prompt,
     plain,
     read_prompt,
     to_steer,
     token_label,
     typed,
-    vocabularies,
+    why_heading,
 )
 from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.attribution.attribute import attribute
@@ -32,26 +30,25 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
-from icebear.concepts.render import heatmap
 from icebear.records import TokenScore
 
 USUAL = "as usual"
 """AttnLRP, or compared with another prompt difference rules."""
-ROOM = 1 << 30
-"""Bytes of explanations that are kept, but always the last one; one of 4,096 tokens has 2 GB."""
-_sizes: dict[tuple, int] = {}  # of those that are kept, oldest first; by the function and what it was asked
-_counting = threading.Lock()
+COLUMNS = ("neuron", "relevance", "activation", "counterfactual", "token", "promotes")
 
 
-@st.cache_resource(show_spinner="Explaining ...")
 def explained(
-    name: str, prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
+    prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
 ) -> Relevance:
-    """Shared by all visitors; a result is never changed."""
-    other = read_prompt(counterfactual) if counterfactual else None
-    found = attribute(model(), read_prompt(prompt), target, contrast, counterfactual=other, method=METHODS.get(method))
-    _make_room(explained, (name, prompt, target, contrast, method, counterfactual), found)
-    return found
+    """Kept for all visitors."""
+
+    def make() -> Relevance:
+        other = read_prompt(counterfactual) if counterfactual else None
+        known = METHODS.get(method)
+        return attribute(model(), read_prompt(prompt), target, contrast, counterfactual=other, method=known)
+
+    with st.spinner("Explaining ..."):
+        return shared().relevance((model(), prompt, target, contrast, method, counterfactual), make)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -59,26 +56,15 @@ def answered(name: str, chat: str, turn: int) -> Answer:
     return answer_of(model(), Chat.from_json(chat), turn)
 
 
-@st.cache_resource(show_spinner="Explaining ...")
-def explained_words(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
+def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """The same of words of an answer; neurons where they were said."""
-    answer = answered(name, chat, turn)
-    found = attribute(model(), answer, contrast=contrast, span=span, record="last")
-    _make_room(explained_words, (name, chat, turn, span, contrast), found)
-    return found
 
+    def make() -> Relevance:
+        answer = answered(model_name(), chat, turn)
+        return attribute(model(), answer, contrast=contrast, span=span, record="last")
 
-def _make_room(cached: Any, asked: tuple, found: Relevance) -> None:
-    """Forget the oldest explanations until the others and the one `asked` for have room."""
-    size = sum(part.nbytes for site in found.sites.values() for part in site)
-    size += sum(part.nbytes for part in found.counterfactual.activation.values()) if found.counterfactual else 0
-    with _counting:
-        _sizes.pop((cached, asked), None)
-        _sizes[cached, asked] = size
-        while len(_sizes) > 1 and sum(_sizes.values()) > ROOM:
-            function, oldest = next(iter(_sizes))
-            del _sizes[function, oldest]
-            function.clear(*oldest)
+    with st.spinner("Explaining ..."):
+        return shared().relevance((model(), chat, turn, span, contrast), make)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -92,7 +78,7 @@ def show() -> None:
     tokens = predicted(model_name(), prompt)
     _pick("Why this token? (click one)", "target", tokens)
     _pick("Rather than (optional)", "contrast", tokens)
-    counterfactual = other_prompt()
+    counterfactual = other_prompt(prompt)
     with st.expander("Another token, another method"):
         left, middle, right = st.columns(3)
         target = typed(left.text_input, "Target token (empty: the most probable)", "target")
@@ -101,11 +87,9 @@ def show() -> None:
         names = [name for name in usable if counterfactual or not METHODS[name].needs_counterfactual]
         method = typed(right.selectbox, "Method", "method", [USUAL, *names])
     method = "attnlrp" if method == USUAL and not counterfactual else method
-    relevance = explained(model_name(), prompt, target or None, contrast or None, method, counterfactual)
-    against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
-    st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
-    tokens_html = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
-    st.html(f'<div class="heat">{tokens_html}</div>')
+    relevance = explained(prompt, target or None, contrast or None, method, counterfactual)
+    why_heading(relevance)
+    heat(relevance)
     st.caption(plain(f"{relevance.account()}. Red speaks for the token, blue against; dotted: sinks."))
     st.caption(plain(relevance.meaning()))
     if not relevance.sites:
@@ -144,47 +128,27 @@ def _neurons(relevance: Relevance) -> None:
         include = typed(st.selectbox, "Sinks", "sinks", ["apart", "included"], width=160)
     last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
-    ranked = relevance.top(
+    ranking = Ranking(
         50,
         None if site == "ffn and attn" else site,
-        None if polarity == "any" else polarity,
         position,
-        include == "included",
+        None if polarity == "any" else polarity,
         "+" if sign == "for it" else "-",
-        range(low, high + 1),
+        include_sinks=include == "included",
+        layers=range(low, high + 1),
     )
-    if not ranked:
+    explanation = investigation(relevance, ranking)
+    if not explanation.nodes:
         st.info("No neuron is left; widen the filters.")
         return
-    heads = site == "head"
-    words = {} if heads else vocabularies([row.neuron for row in ranked], 5)
-    table = pandas.DataFrame(
-        {
-            "neuron": [str(row.neuron) for row in ranked],
-            "relevance": [row.relevance for row in ranked],
-            "activation": [None if heads else row.activation for row in ranked],
-            **({"there": [row.counterfactual for row in ranked]} if relevance.counterfactual and not heads else {}),
-            "token": [relevance.token_strings[row.position] for row in ranked],
-            "promotes here": ["" if heads else words[row.neuron].words(row.polarity) for row in ranked],
-            **known([(row.neuron, row.polarity) for row in ranked]),
-        }
-    )
-    number = st.column_config.NumberColumn(format="%+.3f")
-    formats = {"relevance": number, "activation": number, "there": number, **WIDE}
-    if heads:
-        st.dataframe(table, hide_index=True, height=388, column_config=formats)
-    else:
-        st.caption("Click a row for the neuron's card.")
-        neuron_table(
-            table, "ranked", lambda row: (ranked[row].neuron, ranked[row].polarity), height=388, column_config=formats
-        )
-    best = ranked[0].neuron
+    table = node_table(explanation, "ranked", COLUMNS, height=388)
+    best = explanation.nodes[0].ranked.neuron
     with st.container(horizontal=True):
         downloads(
             "neurons",
             {
-                "html": relevance.to_html,
-                "json": relevance.to_json,
+                "html": explanation.to_html,
+                "json": explanation.to_json,
                 "csv": lambda: table.to_csv(index=False),
             },
         )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web import background
+from icebear.app.web.background import LARGER
+from icebear.app.web.shared import shared
 from icebear.app.web.state import has_store, loading, model_name, named_store, plain, store, store_path
 from icebear.errors import StoreError
 
@@ -15,8 +16,8 @@ def show() -> None:
     """The line. Where there is no store, the demo's is built from here on."""
     try:
         ready = has_store()
-        if not ready and not background.building():
-            background.build(loading(), asked=False)
+        if not ready and not shared().builds.get(None):
+            shared().build(loading(), asked=False)
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it says so
         ready, label = False, f"{named_store()} cannot be read"
@@ -27,14 +28,14 @@ def show() -> None:
         with st.popover(f"store: {plain(label)}", type="tertiary"):
             _about(ready)
     with st.container():  # in any case, so that what follows keeps its place
-        if any(job.is_alive() for job in background.builds()):
+        if any(job.is_alive() for job in shared().builds.values()):
             _watching()
 
 
 def _label(ready: bool) -> str:
     if ready:
         return named_store().name if store_path() == named_store() else "the demo's"
-    job = background.building()
+    job = shared().builds.get(None)
     return "being built" if job and job.is_alive() else "none"
 
 
@@ -46,11 +47,11 @@ def _about(ready: bool) -> None:
         st.markdown(plain(f"{facts['corpus']}{size}, read by {facts['model']}"))
         st.caption(plain(str(store_path().absolute())))
     if store_path() != named_store():
-        larger = background.building(named_store())
+        larger = shared().builds.get(named_store())
         if larger and larger.error:
             st.caption(plain(str(larger.error)))
         st.button(
-            f"Build one of {background.LARGER:,} summaries in {plain(str(named_store()))}",
+            f"Build one of {LARGER:,} summaries in {plain(str(named_store()))}",
             key="build_larger",
             on_click=_build_larger,
             disabled=bool(larger and larger.is_alive()),
@@ -60,17 +61,17 @@ def _about(ready: bool) -> None:
 
 
 def _build_larger() -> None:
-    background.build(loading(), named_store())
+    shared().build(loading(), named_store())
 
 
 def _build_small() -> None:
-    background.build(loading())
+    shared().build(loading())
 
 
 @st.fragment(run_every=2.0)
 def _watching() -> None:
     """How far the building is; at its end the whole page is drawn anew."""
-    alive = [job for job in background.builds() if job.is_alive()]
+    alive = [job for job in shared().builds.values() if job.is_alive()]
     for job in alive:
         st.progress(job.share, f"Building a store: {job.doing} ...")
     if not alive:
@@ -81,7 +82,7 @@ def no_store_yet(what: str) -> bool:
     """Whether there is no store to read; then the page says why `what` is missing, and what to do."""
     if has_store():
         return False
-    error = (job := background.building()) and job.error
+    error = (job := shared().builds.get(None)) and job.error
     with st.container(border=True):
         if error:
             st.markdown(f"{what} from a store, and there is none. {plain(str(error))}")

@@ -18,14 +18,15 @@ from icebear.app.web.state import (
     downloads,
     fitting,
     has_store,
+    model,
     neuron_pills,
     plain,
     store,
     telling_trouble,
     to_steer,
     typed,
-    vocabularies,
 )
+from icebear.concepts.vocabulary import project
 from icebear.db.store import Store
 from icebear.errors import ModelError
 from icebear.records import Neuron
@@ -60,7 +61,7 @@ def show() -> None:
 def _by_the_model(neuron: Neuron) -> None:
     """What can be told without a store."""
     if neuron.site not in SILENT["writes"]:
-        st.html(_styled(page.vocabulary(vocabularies([neuron], EXAMPLES)[neuron])))
+        st.html(_styled(page.vocabulary(project(model(), neuron, EXAMPLES))))
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
 import pandas
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from icebear.actmax.explanation import Explanation, Ranking
 from icebear.actmax.labels.lists import clearest
 from icebear.app.cli.demo import OTHER, PROMPT
 from icebear.app.web.explain import USUAL, explained
 from icebear.app.web.state import (
-    WIDE,
     forget_other,
     go,
     has_labels,
-    known,
+    heat,
+    investigation,
     model,
-    model_name,
     neuron_table,
+    node_table,
     other_prompt,
     plain,
     store,
     to_steer,
     token_label,
     typed,
-    vocabularies,
 )
 from icebear.cache import cache_folder, cached
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.presets import PRESETS
-from icebear.concepts.render import heatmap
 from icebear.errors import IcebearError
-from icebear.records import Ranked
 
 THINGS = (
     ("Why this word?", "The tokens and neurons that carried it, or carried it rather than another word."),
@@ -49,7 +46,7 @@ THINGS = (
 def show() -> None:
     st.markdown("#### What does the model say next, and which of its neurons made it say so?")
     prompt = typed(st.text_area, "A prompt of your own", "prompt", value=PROMPT, height=80, on_change=forget_other)
-    counterfactual = other_prompt(OTHER if prompt == PROMPT else "")
+    counterfactual = other_prompt(prompt, OTHER if prompt == PROMPT else "")
     answer = st.container()
     buttons = _things()
     neurons = st.container()
@@ -67,12 +64,12 @@ def show() -> None:
         args=("search",),
         kwargs={"text": word.strip()},
     )
-    ranked = relevance.top(10, position="all" if relevance.counterfactual else "last") if relevance.sites else []
-    if ranked:
-        strongest = ranked[0].neuron
+    explanation = investigation(relevance, Ranking(10, None))
+    if explanation.nodes:
+        strongest = explanation.nodes[0].ranked.neuron
         buttons[2].button(f"Switch {strongest} off", key="try_steer", on_click=to_steer, args=(strongest,))
         with neurons:
-            neurons_of(relevance, ranked)
+            neurons_of(explanation)
             _clearest()
 
 
@@ -90,37 +87,21 @@ def _things() -> list[DeltaGenerator]:
 def _explained(prompt: str, counterfactual: str | None) -> Relevance | None:
     try:
         model()
-        found = explained(model_name(), prompt, None, None, USUAL if counterfactual else "attnlrp", counterfactual)
+        found = explained(prompt, None, None, USUAL if counterfactual else "attnlrp", counterfactual)
     except IcebearError as error:  # such as of a prompt without a mask
         st.info(plain(str(error)))
         return None
-    tokens = heatmap(list(found.token_strings), found.tokens.tolist(), found.sinks, found.template)
-    st.html(f'<div class="heat answer">{tokens}<b>&rarr; {escape(found.target_text)}</b></div>')
+    heat(found, answer=True)
     st.caption(plain(found.meaning()))
     return found
 
 
-def neurons_of(relevance: Relevance, ranked: list[Ranked]) -> None:
+def neurons_of(explanation: Explanation) -> None:
     """Those of a ranking, with what they write."""
+    relevance = explanation.relevance
     against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
     st.markdown(f"#### The neurons that spoke most for {token_label(relevance.target_text)}{against}")
-    words = vocabularies([row.neuron for row in ranked], 5)
-    table = pandas.DataFrame(
-        {
-            "neuron": [str(row.neuron) for row in ranked],
-            "token": [relevance.token_strings[row.position] for row in ranked],
-            "relevance": [row.relevance for row in ranked],
-            "promotes here": [words[row.neuron].words(row.polarity) for row in ranked],
-            **known([(row.neuron, row.polarity) for row in ranked]),
-        }
-    )
-    st.caption("Click a row for the neuron's card.")
-    neuron_table(
-        table,
-        "tried",
-        lambda row: (ranked[row].neuron, ranked[row].polarity),
-        column_config={"relevance": st.column_config.NumberColumn(format="%+.3f"), **WIDE},
-    )
+    node_table(explanation, "tried", ("neuron", "token", "relevance", "promotes"))
 
 
 def _clearest() -> None:

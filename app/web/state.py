@@ -5,25 +5,29 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas
 import streamlit as st
+from markupsafe import Markup
 
 from icebear.app.cli.demo import OTHER
 from icebear.app.web import background
+from icebear.app.web.shared import shared
 from icebear.concepts.models.chat import Chat
-from icebear.concepts.render import visible
+from icebear.concepts.render import relevance_heatmap, visible
 from icebear.db.store import Store, open_store
 from icebear.errors import IcebearError
-from icebear.records import Neuron, Projection
+from icebear.records import Neuron
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
+    from icebear.actmax.explanation import Explanation, Ranking
+    from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.models.model import Model
 
 VIEWS = ("talk", "explain", "circuit", "neuron", "search", "concept", "steer", "compare", "report")
@@ -90,14 +94,6 @@ def model() -> Model:
     return job.result
 
 
-def vocabularies(neurons: list[Neuron], k: int) -> dict[Neuron, Projection]:
-    """What neurons write."""
-    from icebear.concepts.vocabulary import project_many
-
-    with st.skeleton(height=240):
-        return {found.neuron: found for found in project_many(model(), neurons, k)}
-
-
 def has_labels() -> bool:
     """Whether there is a store to look labels up in; what is wrong with it the views that need one say."""
     with suppress(IcebearError):
@@ -118,13 +114,21 @@ WIDE: dict[str, Any] = {"means": st.column_config.TextColumn(width=380)}
 """How that column is shown."""
 
 
+HEADS = {"counterfactual": "there", "promotes": "promotes here", "label": "means"}
+"""Columns of `Explanation.to_frame` -> how they are headed."""
+_NUMBER = st.column_config.NumberColumn(format="%+.3f")
+NUMBERS = {"relevance": _NUMBER, "activation": _NUMBER, "there": _NUMBER, **WIDE}
+HEAT = Markup('<div class="heat">{}</div>')
+ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
+
+
 def named_store() -> Path:
     return Path(os.environ.get("ICEBEAR_APP_STORE", "icebear.db"))
 
 
 def store_path() -> Path:
     """The store that was named; while that is missing or not finished the demo's, where it is built."""
-    small = background.building()
+    small = shared().builds.get(None)
     if small and small.result and not _finished(named_store()):
         return small.result
     return named_store()
@@ -196,10 +200,32 @@ def read_prompt(text: str) -> str | Chat:
     return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
 
 
-def other_prompt(default: str = "") -> str | None:
-    """The field for a prompt to compare with."""
+def other_prompt(prompt: str, default: str = "") -> str | None:
+    """The field for a prompt to compare with; while it is empty, suggestions can be asked for."""
     label = "Compared with another prompt (optional)"
-    return typed(st.text_input, label, "counterfactual", value=default) or None
+    other = typed(st.text_input, label, "counterfactual", value=default) or None
+    if other is None and isinstance(read_prompt(prompt), str):
+        _suggested(prompt)
+    return other
+
+
+def _suggested(prompt: str) -> None:
+    """On a click three prompts, of which one is taken by another click."""
+    if st.button("Suggest a comparison", key="suggest", icon=":material/compare_arrows:"):
+        from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
+
+        st.session_state["suggested"] = (prompt, suggest_counterfactuals(model(), prompt))
+    suggested_for, rows = st.session_state.get("suggested", (None, []))
+    if suggested_for != prompt:
+        return
+    if not rows:
+        st.caption("No prompt of as many tokens has another answer; write one.")
+    answers = {row.text: f"{plain(row.text)} → {token_label(row.answer)} {row.probability:.2f}" for row in rows}
+
+    def take() -> None:
+        st.session_state["counterfactual"] = st.session_state["suggestion"] or ""
+
+    st.pills("Compare with", list(answers), format_func=answers.__getitem__, key="suggestion", on_change=take)
 
 
 def forget_other() -> None:
@@ -233,6 +259,48 @@ def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> N
 
     names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in found))
     st.pills(label, names, key=key, on_change=open_card)
+
+
+def heat(relevance: Relevance, answer: bool = False) -> None:
+    """The tokens on the colours of their relevance; answer: then what is explained."""
+    tokens = relevance_heatmap(relevance)
+    if answer:
+        st.html(ANSWER.format(tokens, relevance.target_text))
+    else:
+        st.html(HEAT.format(tokens))
+
+
+def why_heading(relevance: Relevance) -> None:
+    """What is asked, as a heading."""
+    against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
+    st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
+
+
+def investigation(relevance: Relevance, ranking: Ranking) -> Explanation:
+    """The nodes of a relevance with their words, and their labels where there is a store."""
+    from icebear.actmax.explanation import Explanation
+
+    with st.skeleton(height=240), ExitStack() as stack:
+        opened = stack.enter_context(store()) if has_labels() else None
+        return Explanation.of(model(), relevance, ranking, store=opened)
+
+
+def node_table(explanation: Explanation, key: str, columns: Sequence[str], **options: Any) -> pandas.DataFrame:
+    """The nodes of an explanation as a table whose rows open cards; returns what it shows."""
+    rows = [node.ranked for node in explanation.nodes]
+    heads = any(row.neuron.site == "head" for row in rows)
+    labelled = any(node.label for node in explanation.nodes)
+    apart = {"activation", "counterfactual"} if heads else set()
+    table = explanation.to_frame()
+    shown = [name for name in (*columns, *(["label"] if labelled else [])) if name in table and name not in apart]
+    table = table[shown].rename(columns=HEADS)
+    if heads:
+        st.dataframe(table, hide_index=True, column_config=NUMBERS, **options)
+    else:
+        st.caption("Click a row for the neuron's card.")
+        opens = [(row.neuron, row.polarity) for row in rows]
+        neuron_table(table, key, opens.__getitem__, column_config=NUMBERS, **options)
+    return table
 
 
 def neuron_table(

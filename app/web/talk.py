@@ -6,10 +6,10 @@ import json
 import re
 from contextlib import suppress
 from functools import partial
-from html import escape
 from typing import Any
 
 import streamlit as st
+from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web import start, why, words
@@ -21,7 +21,7 @@ from icebear.errors import IcebearError, InputError
 
 LAST = 8
 """Messages that are shown of a longer conversation."""
-TEXT = '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{}</div>'
+TEXT = Markup('<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{}</div>')
 
 
 def show() -> None:
@@ -182,9 +182,9 @@ def _message(chat: Chat, turn: int, marked: tuple[int, int] | None, live: bool) 
     message = chat.messages[turn]
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
-        st.html(TEXT.format(escape(json.dumps(content, ensure_ascii=False))))
+        st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
     elif not live or not (answers or why.against_wanted()):
-        st.html(TEXT.format(escape(content)))
+        st.html(TEXT.format(content))
     elif answers:
         try:
             found = words.words_of(model().pieces(written(model(), chat, turn)))
@@ -208,7 +208,7 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     def told(ids: list[int]) -> None:
         st.session_state["writing"] = ids
         text = loaded.tokenizer.decode(ids, skip_special_tokens=True).rstrip("\ufffd")
-        shown.html(TEXT.format(escape(text)))
+        shown.html(TEXT.format(text))
 
     try:
         answer = loaded.answer(chat, on_token=told, **options)

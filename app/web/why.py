@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import pandas
 import streamlit as st
 
+from icebear.actmax.explanation import Ranking
 from icebear.app.web import charts
 from icebear.app.web.explain import answered, explained_words
 from icebear.app.web.start import neurons_of
-from icebear.app.web.state import downloads, go, model, model_name, plain, to_steer, token_label, typed
+from icebear.app.web.state import (
+    downloads,
+    go,
+    heat,
+    investigation,
+    model,
+    model_name,
+    plain,
+    to_steer,
+    typed,
+    why_heading,
+)
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.sources import Origins, origins
 from icebear.concepts.attribution.units import units
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
-from icebear.concepts.render import heatmap
 
 EXPLAINED, AGAINST = "what is explained", "what it is explained against"
 
@@ -33,18 +43,18 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     answer = answered(model_name(), text, turn)
     start, stop = answer.places(span)
     rather = _other_phrase()
-    relevance = explained_words(model_name(), text, turn, (start, stop), rather.strip() or None)
+    relevance = explained_words(text, turn, (start, stop), rather.strip() or None)
     _tokens(relevance, answer.probabilities[start:stop])
     _parts(relevance, origins_of(model_name(), text, turn, (start, stop)))
-    ranked = relevance.top(10) if relevance.sites else []
+    explanation = investigation(relevance, Ranking(10, None, "last"))
     before = Chat(chat.messages[:turn])
-    if ranked:
-        neurons_of(relevance, ranked)
+    if explanation.nodes:
+        neurons_of(explanation)
         with st.container(horizontal=True):
-            best = ranked[0].neuron
+            best = explanation.nodes[0].ranked.neuron
             values = {"prompt": before.to_json(None)}
             st.button(f"Send {best} to Steer", key="talk_steer", on_click=to_steer, args=(best,), kwargs=values)
-            downloads("why", {"html": relevance.to_html, "json": relevance.to_json})
+            downloads("why", {"html": explanation.to_html, "json": explanation.to_json})
     _circuit(before, answer, start, relevance)
 
 
@@ -60,10 +70,8 @@ def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> Origin
 
 
 def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:
-    against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
-    st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
-    tokens = heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
-    st.html(f'<div class="heat answer">{tokens}<b>&rarr; {escape(relevance.target_text)}</b></div>')
+    why_heading(relevance)
+    heat(relevance, answer=True)
     chances = ", ".join(f"{chance:.0%}" for chance in probabilities[:12])
     more = ", ..." if len(probabilities) > 12 else ""
     st.caption(plain(f"Probability: {chances}{more}. {relevance.account()}."))
