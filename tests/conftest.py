@@ -282,7 +282,7 @@ def few_contexts(monkeypatch):
         measured(self, model, texts[:4] if texts is side_effects.NEUTRAL else texts)
 
     monkeypatch.setattr(side_effects.Neutral, "__init__", start)
-    monkeypatch.setattr("icebear.actmax.index.corpus.held_out", few)
+    monkeypatch.setattr("icebear.concepts.corpus.held_out", few)
     monkeypatch.setattr("icebear.app.cli.demo.held_out", few)
 
 

@@ -22,7 +22,7 @@ from icebear.actmax import build_index
 from icebear.app.web import background, state, words
 from icebear.app.web.shared import Shared, shared
 from icebear.app.web.steer import differences
-from icebear.concepts import Chat, attribute, units
+from icebear.concepts import Chat, attribute, statistics, units
 from icebear.concepts.attribution import counterfactuals
 from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.attribution.counterfactuals import Suggestion
@@ -268,13 +268,13 @@ def test_report(environment, tmp_path, monkeypatch):
 
 def test_a_report_is_computed_when_it_was_written_not_at_every_click(environment, tmp_path, monkeypatch):
     settings = {"evaluation": "faithfulness", "model": {"name": "m"}, "methods": {"gxi": "", "alti": ""}}
-    made, paired = [], report.paired_p
+    made, paired = [], statistics.paired_p
 
     def write(value):
         samples = [{"methods": {"gxi": {"x": value}, "alti": {"x": value / 2}}}] * 2
         report.write(tmp_path, samples, {"x": "higher is better"}, settings, {})
 
-    monkeypatch.setattr(report, "paired_p", lambda *args: made.append(1) or paired(*args))
+    monkeypatch.setattr(statistics, "paired_p", lambda *args: made.append(1) or paired(*args))
     write(1.0)
     del made[:]
     page = fine(visit(view="report", folder=str(tmp_path)))
