@@ -14,6 +14,7 @@ from torch import Tensor
 from icebear.concepts.models import images
 from icebear.concepts.models.chat import Turn
 from icebear.concepts.models.model import Model
+from icebear.concepts.models.replaced import replaced
 from icebear.concepts.passes.sites import visiting
 from icebear.edits import Edit, acts_at, parse_edits
 from icebear.errors import InputError
@@ -116,20 +117,6 @@ def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[
     return torch.cat((x[..., : columns.start], new, x[..., columns.stop :]), dim=-1)
 
 
-@contextmanager
-def _replaced(net: Any, name: str, method: Callable) -> Iterator[None]:
-    """A method of this instance, in place of its class's or of that of a `steer` around this one."""
-    own = net.__dict__.get(name)
-    net.__dict__[name] = method
-    try:
-        yield
-    finally:
-        if own is None:
-            del net.__dict__[name]
-        else:
-            net.__dict__[name] = own
-
-
 class _Positions:
     """Which token of its text each column of the running forward pass is, what was read before it, and how long the
     prompt is, in each stack.
@@ -160,8 +147,8 @@ class _Positions:
                 undo.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
             if hasattr(net, "generate"):
                 prepare = self._noting(net.prepare_inputs_for_generation)
-                undo.enter_context(_replaced(net, "generate", partial(self._generate, net.generate)))
-                undo.enter_context(_replaced(net, "prepare_inputs_for_generation", prepare))
+                undo.enter_context(replaced(net, "generate", partial(self._generate, net.generate)))
+                undo.enter_context(replaced(net, "prepare_inputs_for_generation", prepare))
             yield
 
     def _noting(self, prepare: Callable) -> Callable:

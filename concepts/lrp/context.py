@@ -22,6 +22,7 @@ from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
 from icebear.concepts.models.dispatch import packed
 from icebear.concepts.models.families import SCANS, family_of
 from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.replaced import replaced
 
 if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP, Difference
@@ -145,7 +146,7 @@ def _identity(forward: Callable, x: Tensor) -> Tensor:
     """Eq. 9."""
     with torch.no_grad():
         y = forward(x)
-    return rules.Identity.apply(x, y)
+    return rules.identity(x, y)
 
 
 def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable) -> Callable:
@@ -164,15 +165,8 @@ def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable) -> Callab
 @contextmanager
 def wrapped(module: nn.Module, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
     """Replace the forward method of this instance by wrap(forward)."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = wrap(module.forward)
-    try:
+    with replaced(module, "forward", wrap(module.forward)):
         yield
-    finally:
-        if before is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = before
 
 
 def _freeze(module: nn.Module, undo: ExitStack) -> None:

@@ -22,6 +22,7 @@ from torch.autograd import Function
 
 from icebear.concepts.lrp import operations
 from icebear.concepts.lrp.operations import Rule, is_activation
+from icebear.concepts.lrp.rules import Scaled, Slope, normalised
 from icebear.concepts.models.families import family_of
 from icebear.errors import MissingRule
 
@@ -43,7 +44,7 @@ def partner(x: Tensor) -> Tensor:
     return x.roll(len(x) // 2, 0)
 
 
-class Between(Function):
+class Interpolate(Function):
     """Values on the straight line from the partner's to the row's own; what comes back is the row's."""
 
     @staticmethod
@@ -67,19 +68,6 @@ class InPlaceOf(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return g, None
-
-
-class Slope(Function):
-    """The value of y, with a slope for each entry of x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, slope: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(slope)
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return (g * ctx.saved_tensors[0]).to(g.dtype), None, None
 
 
 class Softmax(Function):
@@ -110,18 +98,6 @@ def _logarithmic_mean(x: Tensor, dim: int) -> Tensor:
     return larger * torch.where(gap > 0, -torch.expm1(-gap) / gap, 1)
 
 
-class Held(Function):
-    """A value through which no relevance goes, although its partner's counts."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
-        return torch.zeros_like(g)
-
-
 # --- the three ways to linearise -----------------------------------------------------------------------
 
 
@@ -136,7 +112,7 @@ def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
 
 def _at(share: float, args: Iterable[Any]) -> list[Any]:
     return [
-        Between.apply(x, share) if is_activation(x) else _at(share, x) if isinstance(x, (list, tuple)) else x
+        Interpolate.apply(x, share) if is_activation(x) else _at(share, x) if isinstance(x, (list, tuple)) else x
         for x in args
     ]
 
@@ -221,31 +197,21 @@ def softmax(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if not is_activation(x):
         return func(*args, **kwargs)
     if mode.method.softmax == "constant":
-        return Held.apply(func(*args, **kwargs))
+        return Scaled.apply(
+            func(*args, **kwargs), 0.0, False
+        )  # the partner's weights count, but no relevance goes through
     dim = rest[0] if rest else kwargs["dim"]
     return Softmax.apply(x, lambda x: func(x, *rest, **kwargs), dim)
 
 
-def norm(center: bool) -> Rule:
+def norm(mode: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool) -> Tensor:
     """y = x r(m), m = mean(x^2): dy = mean(r) dx + mean(x) dr, dr by r's secant between both m; behind centring."""
-
-    def rule(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-        given = inspect.signature(func).bind(*args, **kwargs).arguments
-        x, weight = given["input"], given.get("weight")
-        if not is_activation(x):
-            return func(*args, **kwargs)
-        if len(given["normalized_shape"]) != 1:
-            raise MissingRule(f"{func.__name__} over several dimensions has no difference rule.")
-        eps = given.get("eps", 1e-5 if center else None)
-        eps = torch.finfo(x.dtype).eps if eps is None else eps
-        with torch.no_grad():
-            y = func(*args, **kwargs)
-        centred = x - x.mean(-1, keepdim=True) if center else x
-        power = along(MIDDLE, lambda x: x.pow(2).mean(-1, keepdim=True), centred)
-        line = along(MIDDLE, torch.mul, centred, secant(lambda m: torch.rsqrt(m + eps), power))
-        return InPlaceOf.apply(line if weight is None else line * weight, y)
-
-    return rule
+    with torch.no_grad():
+        y = normalised(x, weight, bias, eps, center)
+    centred = x - x.mean(-1, keepdim=True) if center else x
+    power = along(MIDDLE, lambda x: x.pow(2).mean(-1, keepdim=True), centred)
+    line = along(MIDDLE, torch.mul, centred, secant(lambda m: torch.rsqrt(m + eps), power))
+    return InPlaceOf.apply(line if weight is None else line * weight, y)  # type: ignore[no-any-return]
 
 
 def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -343,8 +309,8 @@ def _build() -> dict[Any, Rule]:
         divide: operations.DIVIDE,
         variance: ["var"],
         softmax: ["softmax"],
-        norm(center=True): ["layer_norm"],
-        norm(center=False): ["rms_norm"],
+        operations.normalisation(True, norm): ["layer_norm"],
+        operations.normalisation(False, norm): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
         maximum: ["max"],
         chosen: ["topk"],

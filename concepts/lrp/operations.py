@@ -99,8 +99,8 @@ def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     if is_activation(a) and is_activation(b):
         if is_activation(summand):  # Bloom's scores, with positions attributed to: a sum and a product, one by one
-            return beta * summand + alpha * rules.HalveFresh.apply(torch.matmul(a, b))
-        y = rules.HalveFresh.apply(y)
+            return beta * summand + alpha * rules.uniform(torch.matmul(a, b), fresh=True)
+        y = rules.uniform(y, fresh=True)
     elif is_activation(a) and summand.dim() < 2 and beta == alpha == 1:
         return mode.linear_map(torch.matmul, a, y, b, summand, mode.method.linear)  # transformers' Conv1D
     if mode.ledger is not None and is_activation(y) and not is_activation(summand):
@@ -115,7 +115,7 @@ def elementwise(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> A
         return func(*args, **kwargs)
     with torch.no_grad():
         y = func(*args, **{**kwargs, "inplace": False} if "inplace" in kwargs else kwargs)
-    return rules.Identity.apply(x, y)
+    return rules.identity(x, y)
 
 
 def product(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -128,7 +128,7 @@ def product(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
         both = count == 2
     else:
         both = is_activation(args[0]) and is_activation(args[1])
-    return rules.HalveFresh.apply(y) if both else y
+    return rules.uniform(y, fresh=True) if both else y
 
 
 def divide(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -157,23 +157,31 @@ def softmax(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     return mode.account(y, "softmax", +1)
 
 
-def norm(center: bool) -> Rule:
-    """Eq. 19 for `F.layer_norm` and `F.rms_norm`."""
+def normalisation(center: bool, apply: Callable[..., Tensor]) -> Rule:
+    """A rule for `F.layer_norm` or `F.rms_norm`: apply(mode, x, weight, bias, eps, center)."""
 
     def rule(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
         given = inspect.signature(func).bind(*args, **kwargs).arguments
-        x, weight, bias = given["input"], given.get("weight"), given.get("bias")
+        x = given["input"]
         if not is_activation(x):
             return func(*args, **kwargs)
         if len(given["normalized_shape"]) != 1:
             raise MissingRule(f"{func.__name__} over several dimensions has no relevance rule.")
         eps = given.get("eps", 1e-5 if center else None)
-        y = rules.Norm.apply(x, weight, bias, torch.finfo(x.dtype).eps if eps is None else eps, center)
-        if mode.ledger is not None and bias is not None:
-            mode.book_constant(y, bias, "biases")
-        return y
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        return apply(mode, x, given.get("weight"), given.get("bias"), eps, center)
 
     return rule
+
+
+def norm(
+    mode: RelevanceMode, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool
+) -> Tensor:
+    """Eq. 19."""
+    y: Tensor = rules.Norm.apply(x, weight, bias, eps, center)
+    if mode.ledger is not None and bias is not None:
+        mode.book_constant(y, bias, "biases")
+    return y
 
 
 def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -192,8 +200,8 @@ def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) 
     if is_activation(mask):  # position biases, a summand of the scores
         mask = mode.account(mask, "softmax", -1)
     # The softmax keeps half of y's relevance, less what goes on: as much to k as to q, half of what comes to them.
-    y = func(mode.halve(q, "softmax", -1), mode.halve(k), v, mask, *rest, **given)
-    return mode.halve(y, "softmax", +0.5)
+    y = func(mode.account(rules.uniform(q), "softmax", -1), rules.uniform(k), v, mask, *rest, **given)
+    return mode.account(rules.uniform(y), "softmax", +0.5)
 
 
 def attention_apart(
@@ -276,8 +284,8 @@ def _build() -> dict[Any, Rule]:
         divide: DIVIDE,
         constant: CONSTANT,
         softmax: ["softmax"],
-        norm(center=True): ["layer_norm"],
-        norm(center=False): ["rms_norm"],
+        normalisation(True, norm): ["layer_norm"],
+        normalisation(False, norm): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
     }
     return {func: rule for rule, names in rows.items() for name in names for func in named(name)}
@@ -373,14 +381,13 @@ class RelevanceMode(TorchFunctionMode):
         self.missing.append(f"{operation} in {path}")
         warnings.warn(message, stacklevel=2)
 
-    def halve(self, y: Tensor, name: str = "", factor: float = 0.0) -> Tensor:
-        """name: of the ledger's entry that has factor x the relevance which comes."""
-        if self.ledger is None or not factor:
-            return rules.Halve.apply(y)
-        return rules.Share.apply(y, self.ledger, name, factor)
-
     def account(self, x: Tensor, name: str, factor: float) -> Tensor:
-        return x if self.ledger is None else rules.Account.apply(x, self.ledger, name, factor)
+        """x; in the backward pass, factor x the relevance that comes to it is booked."""
+        ledger = self.ledger
+        if ledger is None:
+            return x
+        keep = lambda x, g: rules.book(ledger, name, factor, rules.product(x, g, name))  # noqa: E731
+        return rules.CaptureGradient.apply(x, x, keep)  # type: ignore[no-any-return]
 
     def linear_map(
         self, f: Rule, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, rule: LinearRule

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from icebear.concepts.lrp.rules import product
+from icebear.concepts.models.replaced import replaced
 from icebear.values import one_of
 
 if TYPE_CHECKING:
@@ -148,11 +149,8 @@ def _method(module: nn.Module, name: str, sink: Callable) -> Iterator[None]:
             made.append(sink(own(*args, **kwargs), KEYS if "bias" in name else ROWS))
         return made[0]
 
-    module.__dict__[name] = give
-    try:
+    with replaced(module, name, give):
         yield
-    finally:
-        del module.__dict__[name]
 
 
 @contextmanager

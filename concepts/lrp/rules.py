@@ -17,42 +17,54 @@ from torch.autograd import Function
 from icebear.concepts.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
 
 
-class Identity(Function):
+class Slope(Function):
+    """The value of y, with a slope for each entry of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, slope: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(slope)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return (g * ctx.saved_tensors[0]).to(g.dtype), None, None
+
+
+def identity(x: Tensor, y: Tensor) -> Tensor:
     """Identity rule, AttnLRP Eq. 9: an element-wise y = f(x) hands its relevance to x.
 
     g_x = g_y * y / x, and 0 where x = 0 (which carries no relevance).
     """
+    slope = (y / x.detach()).nan_to_num_(0, 0, 0)  # infinite, or 0 / 0, only where x = 0
+    return Slope.apply(x, y, slope)  # type: ignore[no-any-return]
+
+
+class Scaled(Function):
+    """The value of y, and `factor` times its gradient.
+
+    A half is the uniform rule, AttnLRP Eq. 14 and 15: behind a product, each of its two factors gets half. Zero is a
+    stop-gradient.
+
+    fresh: y has just been made and nobody else has it. It comes back itself, not a view of it, because models may go
+        on to change it in place.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward((y / x).nan_to_num_(0, 0, 0))  # infinite, or 0 / 0, only where x = 0
+    def forward(ctx: Any, y: Tensor, factor: float, fresh: bool) -> Tensor:  # type: ignore[override]
+        ctx.factor = factor
+        if fresh:
+            ctx.mark_dirty(y)
+            return y
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return g * ctx.saved_tensors[0], None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return g * ctx.factor, None, None
 
 
-class Halve(Function):
-    """Uniform rule, AttnLRP Eq. 14 and 15: put behind a product, each of its two factors gets half."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:  # type: ignore[override]
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
-        return g / 2
-
-
-class HalveFresh(Halve):
-    """`Halve` for a product that has just been made and nobody else has: y itself comes back, not a view of it,
-    because models may go on to change it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.mark_dirty(y)
-        return y
+def uniform(y: Tensor, fresh: bool = False) -> Tensor:
+    """Uniform rule: see `Scaled`."""
+    return Scaled.apply(y, 0.5, fresh)  # type: ignore[no-any-return]
 
 
 class Norm(Function):
@@ -65,8 +77,7 @@ class Norm(Function):
     def forward(  # type: ignore[override]
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool
     ) -> Tensor:
-        width = (x.shape[-1],)
-        y = F.layer_norm(x, width, weight, bias, eps) if center else F.rms_norm(x, width, weight, eps)
+        y = normalised(x, weight, bias, eps, center)
         power = x.var(-1, correction=0, keepdim=True) if center else x.pow(2).mean(-1, keepdim=True)
         ctx.save_for_backward(weight, torch.rsqrt(power + eps))
         ctx.center = center
@@ -77,6 +88,11 @@ class Norm(Function):
         weight, inverse = ctx.saved_tensors
         g = (g if weight is None else g * weight) * inverse
         return (g - g.mean(-1, keepdim=True) if ctx.center else g), None, None, None, None
+
+
+def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool) -> Tensor:
+    width = (x.shape[-1],)
+    return F.layer_norm(x, width, weight, bias, eps) if center else F.rms_norm(x, width, weight, eps)
 
 
 class SoftmaxZPlus(Function):
@@ -192,7 +208,7 @@ class Packed(Function):
         return g @ ctx.linear.rows(dtype=g.dtype), None, None
 
 
-class Shown(Function):
+class CaptureGradient(Function):
     """Not a rule: shows what is kept of a value, and the gradient that comes to it, to a function in the backward pass.
 
     A hook would hold what it is to show even where a layer's values are recomputed; what is saved here is not.
@@ -208,32 +224,6 @@ class Shown(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         ctx.show(ctx.saved_tensors[0], g)
         return g, None, None
-
-
-class Account(Function):
-    """Not a rule: adds factor x sum(x * g_x), the relevance that passes here, to a ledger's entry."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ledger: dict[str, Tensor], name: str, factor: float) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x)
-        ctx.entry = ledger, name, factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        ledger, name, factor = ctx.entry
-        book(ledger, name, factor, product(ctx.saved_tensors[0], g, name))
-        return g, None, None, None
-
-
-class Share(Account):
-    """`Halve`, with factor x the relevance that comes booked in the ledger's entry."""
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        ledger, name, factor = ctx.entry
-        book(ledger, name, factor, ctx.saved_tensors[0] * g)
-        return g / 2, None, None, None
 
 
 def product(x: Tensor, g: Tensor, name: str) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, 
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from icebear.concepts.models.provenance import provenance
+from icebear.concepts.models.replaced import replaced
 from icebear.concepts.models.turns import Turns, draws
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore
@@ -413,7 +414,7 @@ class Model(Architecture):
         options["stopping_criteria"] = [*options.get("stopping_criteria", ()), watch]
         drawing = draws(self.device, seed) if temperature > 0 else nullcontext
         with self.lock.lending(drawing), torch.no_grad(), beginning:
-            beginning.enter_context(_replaced(self.net, "generation_config", self._only_ids()))
+            beginning.enter_context(replaced(self.net, "generation_config", self._only_ids()))
             return self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
 
     @property
@@ -445,13 +446,3 @@ def _numbers(ids: Tensor, scores: Tensor) -> Tensor:
 def at(logits: Tensor, positions: list[int]) -> Tensor:
     """(B, P, V) of logits (B, T, V), or of those of labels (B, V), which are the same at each position."""
     return logits[:, None].expand(-1, len(positions), -1) if logits.dim() == 2 else logits[:, positions]
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = getattr(owner, name, None)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)

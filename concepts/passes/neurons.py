@@ -72,7 +72,7 @@ class Recorder:
         self.begin(site, layer, activation)
         if self.stop:
             return self._stopped.setdefault((site, layer), x.detach().requires_grad_())
-        return rules.Shown.apply(x, activation, partial(self._come, site, layer)) if x.requires_grad else None
+        return rules.CaptureGradient.apply(x, activation, partial(self._come, site, layer)) if x.requires_grad else None
 
     def _come(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         self.end(site, layer, activation, self._chosen(layer, gradient))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.replaced import replaced
 from icebear.concepts.models.tasks.base import Asked, Positions, Task
 from icebear.errors import InputError
 
@@ -43,7 +43,7 @@ class TextLabel(Labelled):
 
     def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
         padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
-        with _replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
+        with replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
             return super().forward(model, batch, **options)
 
 
@@ -81,13 +81,3 @@ def _labelled(model: Model, ids: list[int], at: int | None) -> tuple[int, ...]:
     if not -len(ids) <= at < len(ids):
         raise InputError(f"Position {at} is not one of 0 to {len(ids) - 1}.")
     return (at % len(ids),)
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = getattr(owner, name, None)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)
