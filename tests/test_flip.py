@@ -240,7 +240,7 @@ def test_flips_of_other_families():
 
 def test_the_side_effects(smol, desert):
     held = ["The town lies at the mouth of a river."]
-    cost = side_effects(smol, desert, NEUTRAL[:3], held, budget=0.001)
+    cost = side_effects(smol, desert, NEUTRAL[:1], held, budget=0.001)
     assert cost.perplexity_everywhere > cost.perplexity > 1
     assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
     assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
@@ -252,7 +252,7 @@ def test_the_side_effects(smol, desert):
     assert cost.over_budget
     assert "more than the budget of 0.001" in cost.warnings[0]
     empty = Recipe.for_model(smol, "nothing", [])
-    nothing = side_effects(smol, empty, NEUTRAL[:3], held)
+    nothing = side_effects(smol, empty, NEUTRAL[:1], held)
     assert (nothing.kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
     assert (nothing.old, nothing.new, nothing.over_budget) == (None, None, False)
     assert nothing.perplexity == cost.perplexity != side_effects(smol, empty, NEUTRAL[:1]).perplexity
@@ -262,19 +262,20 @@ def test_the_side_effects(smol, desert):
 
 
 def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
-    """Against a loop: at the last tokens of texts cut inside, and not zero there (FINDINGS A9)."""
+    """Against a loop over some: at the last tokens of texts cut inside, and not zero there."""
     places = neutral_places(smol, NEUTRAL)
     assert (len(places), len(set(map(tuple, places)))) == (48, 48)
     texts = [smol.token_ids(text) for text in NEUTRAL]
     assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
-    kl = Neutral(smol).divergence(list(desert))
+    some = Neutral(smol, NEUTRAL[:6])
+    kl = some.divergence(list(desert))
     found = []
-    for ids in places:
+    for ids in some.places:
         plain = smol.next_logits(ids).log_softmax(-1)
         with steer(smol, desert):
             edited = smol.next_logits(ids).log_softmax(-1)
         found.append((plain.exp() * (plain - edited)).sum().item())
-    assert kl == pytest.approx(sum(found) / 48, rel=1e-3)
+    assert kl == pytest.approx(sum(found) / 12, rel=1e-3)
     assert kl > 0.01
 
 
