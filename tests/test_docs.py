@@ -46,7 +46,7 @@ def lowered(code):
 
 @pytest.fixture(scope="module")
 def once(smol):
-    """The model is there, and the same flip, price or concept is computed once for all pages."""
+    """The model is there, and the same flip, side effects or concept are computed once for all pages."""
     load = cache(loading.load_model)
 
     def remembered(compute):
@@ -66,7 +66,7 @@ def once(smol):
         patch.setattr(
             loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
         )
-        for module, name in ((flipping, "flip"), (side_effects, "price"), (finding, "find_concept")):
+        for module, name in ((flipping, "flip"), (side_effects, "side_effects"), (finding, "find_concept")):
             patch.setattr(module, name, remembered(getattr(module, name)))
         yield
 
