@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def concept_table(found: Concept, labels: Mapping[Any, str | None], alike: Sequence[tuple[str, float]] = ()) -> Group:
     """A concept: its neurons with their labels, how it was found, and those that share neurons with it."""
-    table = grid(("neuron", "left"), ("sign", "left"), ("weight", "right"), ("what it means", "left"))
+    table = grid("neuron", "sign", ">weight", "what it means")
     table.title = f"{found.name}: {len(found)} neuron{'s' * (len(found) != 1)} of {found.model_name}"
     for part in found.parts:
         label = labels.get((part.neuron, part.polarity))
@@ -66,7 +66,7 @@ def _alike(alike: Sequence[tuple[str, float]]) -> list[str]:
 
 
 def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
-    table = grid(("concept", "left"), ("neurons", "right"), ("AUROC", "right"), ("found by", "left"), ("model", "left"))
+    table = grid("concept", ">neurons", ">AUROC", "found by", "model")
     for record in records:
         told = record["provenance"]
         score = f"{told['auroc']:.3f} ± {told['error']:.3f}" if "auroc" in told else "-"
@@ -76,7 +76,7 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def likeness_table(found: Likeness, texts: int) -> Table:
-    table = grid(("by", "left"), ("alike", "right"), ("what that is", "left"))
+    table = grid("by", ">alike", "what that is")
     for name, value, about in (
         ("neurons", found.neurons, "share of (neuron, sign) that both have"),
         ("directions", found.directions, "cosine of what they write"),
@@ -89,7 +89,7 @@ def likeness_table(found: Likeness, texts: int) -> Table:
 def measured_table(rows: Sequence[Measured], passing: Through | None = None) -> Group:
     """Texts by a concept: of one the tokens, coloured; of several the values."""
     if len(rows) > 1:
-        table = grid((rows[0].concept, "right"), ("text", "left"))
+        table = grid(f">{rows[0].concept}", "text")
         for row in rows:
             table.add_row(f"{row.value:+.2f}", coloured(row.tokens, list(row.values), row.apart))
         return Group(table, Text(DEVIATIONS, "dim"))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import threading
-import webbrowser
 from pathlib import Path
 
 import click
@@ -44,6 +42,9 @@ def log_to_stderr(form: str = "%(message)s") -> None:
 
 def launch(port: int, environment: dict[str, str]) -> None:
     """Serve until interrupted or ended; opens a browser when there is a terminal to have come from."""
+    import socket
+    import webbrowser
+
     with socket.socket() as probe:
         if probe.connect_ex(("localhost", port)) == 0:
             raise InputError(f"Port {port} is taken; choose another one with --port.")

@@ -67,16 +67,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None,
         "help": "Less memory, more time; so by itself from 2,048 tokens on.",
     },
-    "--file": {
-        "type": FILE,
-        "help": "Many prompts instead of a PROMPT: a file, a JSON object a line.",
-    },
+    "--file": {"type": FILE, "help": "Many prompts instead of a PROMPT: a file, a JSON object a line."},
     "--prompt": {"help": "Instead of NEURONS those that matter most to what follows this prompt."},
     # what is kept and shown
-    "--image": {
-        "type": FILE,
-        "help": "An image instead of PROMPT, for an image classifier.",
-    },
+    "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
     "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
     "--position": {
         "help": "Where neurons are ranked: last, all, or a token's position.",
@@ -112,9 +106,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # the model
     "--model": {"default": "smollm2-135m", "help": "A preset, hub id, folder or .gguf file."},
     "--device": {"default": "auto", "help": "cuda, mps or cpu."},
-    "--device-map": {
-        "help": "Instead: auto shares the model among devices, memory and disk; disk keeps it there.",
-    },
+    "--device-map": {"help": "Instead: auto shares the model among devices, memory and disk; disk keeps it there."},
     "--bits": {"type": click.Choice([8, 4]), "help": "Keep weights in so many, by bitsandbytes."},
     "--dtype": {"help": "float32, bfloat16, float16; default: what suits the device."},
     "--attention": {"help": "sdpa or eager; default: the model's own."},
@@ -153,7 +145,7 @@ class Verb(click.Command):
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def record(options: type[Record]) -> type[Record]:
     """A class of options, as a frozen dataclass."""
-    return dataclass(frozen=True, kw_only=True)(options)
+    return dataclass(frozen=True, kw_only=True, eq=False)(options)
 
 
 def option(help: str, default: Any = None, **how: Any) -> Any:

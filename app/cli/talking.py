@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, Group
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from icebear.app.cli.terminal import nodes_table, token_relevance, units_table
+from icebear.app.cli.terminal import grid, nodes_table, token_relevance, units_table
 from icebear.concepts.render import color, hexadecimal, ink, shares
 
 if TYPE_CHECKING:
@@ -53,9 +52,7 @@ def probabilities(answer: Answer) -> Text:
 
 def origins_table(found: Origins) -> Group:
     """Parts of the number explained, positive and negative apart; what goes through FFN neurons below it."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("from", "left"), ("positive", "right"), ("negative", "right"), ("share", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table = grid("from", ">positive", ">negative", ">share")
     rows = [(part.name, part.positive, part.negative) for part in found.parts]
     for name, positive, negative in [*rows, ("biases", max(found.biases, 0), min(found.biases, 0))]:
         table.add_row(name, f"{positive:+.2f}", f"{negative:+.2f}", f"{(positive + negative) / found.target:.0%}")

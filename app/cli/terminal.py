@@ -56,11 +56,12 @@ LONG = 240
 """Letters of a text in a table."""
 
 
-def grid(*columns: tuple[str, Any], title: str | Text | None = None, caption: str | None = None) -> Table:
+def grid(*columns: str, title: str | Text | None = None, caption: str | None = None) -> Table:
+    """An empty table; a column whose name begins with > is justified to the right."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.caption, table.caption_justify = caption, "left"
-    for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold")
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name[:1] == ">" else "left", overflow="fold")
     return table
 
 
@@ -80,8 +81,8 @@ def patches(relevance: Relevance) -> Text:
 def token_table(relevance: Relevance) -> Table:
     template = set(relevance.template)
     positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
-    of_position = [("its position", "right")] if positions else []
-    table = grid(("position", "right"), ("token", "left"), ("relevance", "right"), *of_position, ("", "left"))
+    of_position = [">its position"] if positions else []
+    table = grid(">position", "token", ">relevance", *of_position, "")
     for place, (token, value) in enumerate(zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)):
         if place in template:
             continue
@@ -95,7 +96,7 @@ def token_table(relevance: Relevance) -> Table:
 
 
 def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
-    table = grid(("whose", "left"), ("relevance", "right"), ("text", "left"))
+    table = grid("whose", ">relevance", "text")
     for unit, value in parts:
         style = "dim" if unit.template else None
         text = visible(unit.text.strip())
@@ -145,12 +146,12 @@ def nodes_table(explanation: Explanation, title: str | None = None) -> Table:
     relevance = explanation.relevance
     compared = relevance.counterfactual is not None
     table = grid(
-        ("neuron", "left"),
-        ("token", "left"),
-        ("activation", "right"),
-        *([("there", "right")] if compared else []),
-        ("relevance", "right"),
-        ("promotes more here" if compared else "promotes here", "left"),
+        "neuron",
+        "token",
+        ">activation",
+        *([">there"] if compared else []),
+        ">relevance",
+        "promotes more here" if compared else "promotes here",
         title=title or _nodes_title(explanation),
     )
     for node in explanation.nodes:
@@ -181,8 +182,8 @@ def _nodes_title(explanation: Explanation) -> str:
 def carried(found: Sequence[Ablation]) -> Table:
     """What lists of nodes carry, beside controls."""
     table = grid(
-        ("nodes by size of relevance", "right"),
-        *((f"{name}{kind}", "right") for name in ("", "matched: ", "control: ") for kind in ("kept", "left without")),
+        ">nodes by size of relevance",
+        *(f">{name}{kind}" for name in ("", "matched: ", "control: ") for kind in ("kept", "left without")),
         title="How much of the difference is there with these nodes alone, and without them",
         caption="matched: others of the same layers and tokens; control: largest activation change",
     )
@@ -217,8 +218,8 @@ def circuit_tables(
 
 def groups_table(graph: Graph, without: Sequence[Without] = ()) -> Table:
     """A circuit's groups; of the first what the answer is without each."""
-    off = [("left without", "right"), ("matched", "right"), ("answer without", "left")] if without else []
-    table = grid(("group", "left"), ("nodes", "right"), ("score", "right"), *off, title="Groups")  # type: ignore[arg-type]
+    off = [">left without", ">matched", "answer without"] if without else []
+    table = grid("group", ">nodes", ">score", *off, title="Groups")
     if without:
         table.caption = (
             "left: of the difference to the other prompt; matched: without others of the same layers and tokens"
@@ -248,12 +249,12 @@ def _tree(graph: Graph) -> Tree:
 def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
     """Neurons by their mean over prompts; `words` may lack some."""
     table = grid(
-        ("neuron", "left"),
-        ("activation", "right"),
-        ("relevance", "right"),
-        ("95 %", "right"),
-        (f"in the top {len(found)}", "right"),
-        ("promotes there", "left"),
+        "neuron",
+        ">activation",
+        ">relevance",
+        ">95 %",
+        f">in the top {len(found)}",
+        "promotes there",
         title=f"Most relevant neurons, means over {prompts} prompts, where it is predicted",
     )
     for row in found:
@@ -272,8 +273,8 @@ def projection(result: Projection) -> Table:
     """What a neuron writes; where its standard deviation is known, by that as well."""
     by_std = result.typical is not None and result.std is not None
     numbers = [*(["logit"] if result.typical else []), *(["per std"] if by_std else []), "z"]
-    columns = [(name, "right") for name in numbers]
-    table = grid(("promotes (+)", "left"), *columns, ("suppresses (-)", "left"), *columns, title=result.about)
+    columns = [f">{name}" for name in numbers]
+    table = grid("promotes (+)", *columns, "suppresses (-)", *columns, title=result.about)
 
     def cells(token: Promotion) -> list[str | Text]:
         logit = token.logit or 0.0
@@ -323,16 +324,9 @@ def recipe_table(recipe: Recipe) -> Group:
 
 
 def _edits(recipe: Recipe, neurons: Mapping[Neuron, EditedNeuron]) -> Table:
-    examples = [("examples", "left")] if any(row.examples for row in neurons.values()) else []
+    examples = ["examples"] if any(row.examples for row in neurons.values()) else []
     table = grid(
-        ("edit", "left"),
-        ("was", "right"),
-        ("of its range", "right"),
-        ("relevance", "right"),
-        ("promotes at +", "left"),
-        ("at -", "left"),
-        *examples,
-        title=Text(recipe.name),
+        "edit", ">was", ">of its range", ">relevance", "promotes at +", "at -", *examples, title=Text(recipe.name)
     )
     table.columns[0].no_wrap = True
     for edit in recipe:
@@ -347,7 +341,7 @@ def _edits(recipe: Recipe, neurons: Mapping[Neuron, EditedNeuron]) -> Table:
 
 
 def _side_effects(effects: SideEffects) -> list[Table | Text]:
-    table = grid(("next token", "left"), ("before", "right"), ("rank", "right"), ("after", "right"), ("rank", "right"))
+    table = grid("next token", ">before", ">rank", ">after", ">rank")
     tokens = {token.text: token for token in (effects.old, effects.new) if token}
     for text, token in tokens.items():
         table.add_row(
@@ -391,7 +385,7 @@ def card(found: Card) -> Group:
     for polarity, examples in found.examples.items():
         parts += meaning_told(polarity, found.meanings.get(polarity), found.held_out.get(polarity, {}))
         title = f"class: {class_name(found.kind[polarity])}"
-        table = grid((found.by, "right"), ("sentence", "left"), title=title)
+        table = grid(f">{found.by}", "sentence", title=title)
         for example in examples:
             table.add_row(f"{example.value:+.2f}", _highlighted(example))
         parts.append(table)
@@ -411,7 +405,7 @@ def meaning_told(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
 
 
 def _held_out(name: str, examples: Sequence[Example]) -> Table:
-    table = grid(("", "right"), (HELD_OUT[name], "left"))
+    table = grid(">", HELD_OUT[name])
     for example in examples:
         table.add_row(f"{example.value:+.2f}", _highlighted(example))
     return table
@@ -422,11 +416,7 @@ KNOWN = "What they mean: labels that hold, with their AUROC (icebear neuron has 
 
 def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
     """Labels with their scores."""
-    table = grid(
-        *((name, "left") for name in ("neuron", "sign", "label", "by")),
-        *((name, "right") for name in ("score", "p")),
-        title=title,
-    )
+    table = grid("neuron", "sign", "label", "by", ">score", ">p", title=title)
     for meaning in found:
         text = Text(meaning.text, "" if meaning.clear else "dim")
         table.add_row(
@@ -442,7 +432,7 @@ def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
 
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
     """Methods by metric, as `report.texts` has them."""
-    table = grid(("method", "left"), *((name, "right") for name in columns), title=title)
+    table = grid("method", *(f">{name}" for name in columns), title=title)
     for name, cells in texts.items():
         table.add_row(name, *(Text(cell) for cell in cells))
     return table
@@ -451,7 +441,7 @@ def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title:
 def listing_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """Rows of any columns."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = grid(*((name, "left" if name == columns[0] else "right") for name in columns), title=title)
+    table = grid(columns[0], *(f">{name}" for name in columns[1:]), title=title)
     for row in rows:
         table.add_row(*(Text(_short(row.get(name, ""))) for name in columns))
     return table
@@ -465,7 +455,7 @@ def _short(value: Any) -> str:
 
 def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
     """What a search found, and why; labels are somebody's, or automatic ones that hold, with their scores."""
-    table = grid(("neuron", "left"), ("sign", "left"), ("why", "left"), ("label", "left"))
+    table = grid("neuron", "sign", "why", "label")
     for hit in found:
         table.add_row(str(hit.neuron), hit.polarity, Text("; ".join(hit.why)), Text(labels.get(hit) or ""))
     return table

@@ -110,20 +110,21 @@ def behaviour(
     return [Shared(*row) for row in zip(neurons, *numbers, counts, strict=True)]
 
 
-def read(path: str | Path) -> list[Case]:
-    """A file of JSON lines: objects with prompt and, if wanted, target, contrast and counterfactual. Raises
-    `InputError`."""
+def read(path: str | Path, **defaults: Any) -> list[Case]:
+    """A file of JSON lines: objects with prompt and, if wanted, target, contrast and counterfactual, which otherwise
+    are the defaults. Raises `InputError`."""
     lines = enumerate(read_text(path).split("\n"), 1)
-    cases = [_case(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+    cases = [_case(line, f"{path}, line {number}", defaults) for number, line in lines if line.strip()]
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     return cases
 
 
-def _case(line: str, where: str) -> Case:
+def _case(line: str, where: str, defaults: dict[str, Any]) -> Case:
+    names = ("target", "contrast", "counterfactual")
     try:
         row = json.loads(line)
-        return Case(row["prompt"], row.get("target"), row.get("contrast"), row.get("counterfactual"))
+        return Case(row["prompt"], *(row.get(name) or defaults.get(name) for name in names))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{where} is not a JSON object with a prompt; correct it or drop it.") from None
 

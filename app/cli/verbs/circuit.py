@@ -102,18 +102,14 @@ def _of_file(options: Options) -> dict[str, Any]:
     from icebear.concepts.attribution.behaviour import read
     from icebear.errors import InputError
 
-    cases = read(str(options.file))
-    others = [case.counterfactual or (options.counterfactual or (None,))[0] for case in cases]
-    if None in others:
+    counterfactual = (*options.counterfactual, None)[0]
+    cases = read(str(options.file), target=options.target, contrast=options.contrast, counterfactual=counterfactual)
+    if any(case.counterfactual is None for case in cases):
         raise InputError(
             f"A prompt of {options.file} has no counterfactual, and there is no --counterfactual; give one."
         )
-    return {
-        "prompt": [case.prompt for case in cases],
-        "target": [case.target or options.target for case in cases],
-        "contrast": [case.contrast or options.contrast for case in cases],
-        "counterfactual": others,
-    }
+    names = ("prompt", "target", "contrast", "counterfactual")
+    return {name: [getattr(case, name) for case in cases] for name in names}
 
 
 def _checked(graph: Graph) -> dict[str, Any]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,6 +61,10 @@ def doctor(options: Options) -> None:
 
 def _installation() -> dict[str, Any]:
     """What needs no model: versions, the presets and families, the cache."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.resources import files
+
     from icebear.cache import cache_folder, cached
     from icebear.concepts.models.families import FAMILIES
     from icebear.concepts.models.presets import PRESETS

@@ -91,7 +91,7 @@ def rank(options: Options) -> None:
 def _rank_file(options: Options) -> None:
     """Neurons by their mean over the prompts of a file."""
     from icebear.app.cli.terminal import behaviour_table
-    from icebear.concepts.attribution.behaviour import Case, behaviour, read
+    from icebear.concepts.attribution.behaviour import behaviour, read
     from icebear.concepts.models.provenance import provenance
     from icebear.concepts.vocabulary import projections
 
@@ -103,16 +103,8 @@ def _rank_file(options: Options) -> None:
             "--file goes with --target, --contrast, one --counterfactual, --site, --polarity and --top only."
         )
     method = method_named(explained.method)
-    counterfactual = explained.counterfactual[0] if explained.counterfactual else None
-    cases = [
-        Case(
-            case.prompt,
-            case.target or explained.target,
-            case.contrast or explained.contrast,
-            case.counterfactual or counterfactual,
-        )
-        for case in read(str(options.file))
-    ]
+    counterfactual = (*explained.counterfactual, None)[0]
+    cases = read(str(options.file), target=explained.target, contrast=explained.contrast, counterfactual=counterfactual)
     model = options.model.load()
     with bar("prompts", len(cases)) as move:
         rows = behaviour(
