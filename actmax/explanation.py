@@ -13,8 +13,10 @@ from icebear.actmax.card import Card, describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, ablation
+from icebear.concepts.attribution.export import ranked_dict
 from icebear.concepts.attribution.random_controls import BesideChance, removing
-from icebear.concepts.attribution.result import Position, Relevance, ranked_dict
+from icebear.concepts.attribution.ranking import Position
+from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
@@ -190,8 +192,8 @@ class Explanation(Tabled):
     def tokens(self) -> list[ExplainedToken]:
         """Every token, in order."""
         relevance = self.relevance
-        notes = dict.fromkeys(relevance.sinks, "sink") | dict.fromkeys(relevance.template, "template")
-        rows = zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)
+        notes = dict.fromkeys(relevance.prompt.sinks, "sink") | dict.fromkeys(relevance.prompt.template, "template")
+        rows = zip(relevance.prompt.strings, relevance.tokens.tolist(), strict=True)
         return [ExplainedToken(place, text, value, notes.get(place, "")) for place, (text, value) in enumerate(rows)]
 
     @property
@@ -260,7 +262,7 @@ def explanation_page(explanation: Explanation) -> str:
         "icebear.actmax/explanation.html",
         explanation=explanation,
         title=title,
-        prompt="".join(relevance.token_strings),
+        prompt=relevance.prompt.text,
         nodes_about="Neurons of the FFNs, at a token, that did most for the difference between both prompts."
         if compared
         else "The neurons that contribute most where it is predicted.",
@@ -345,7 +347,7 @@ def controlled(
 ) -> Explanation:
     """The explanation of a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
     compared = relevance.counterfactual
-    next_token = relevance.target is not None and relevance.answer_from is None and not relevance.image
+    next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     ids = [token.id if token else None for token in (relevance.target, relevance.contrast)]
     return Explanation.of(
         model,
@@ -371,7 +373,8 @@ def silencing(
 
     def edit(row: Ranked) -> Edit:
         # Edits count positions in the encoder's or the decoder's own tokens.
-        position = row.position - relevance.read if row.position >= relevance.read else row.position
+        read = relevance.prompt.encoder_length
+        position = row.position - read if row.position >= read else row.position
         return Edit(row.neuron, "scale", 0.0, where=f"position:{position}")
 
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
@@ -383,7 +386,7 @@ def _exchangeable(model: Model, relevance: Relevance) -> bool:
     compared = relevance.counterfactual
     if compared is None or not compared.pairs or relevance.rather or not model.task.looks_back:
         return False
-    return "ffn" in relevance.sites and len(relevance.recorded) == len(relevance.tokens)
+    return "ffn" in relevance.sites and len(relevance.neurons.recorded) == len(relevance.tokens)
 
 
 def explained_nodes(
@@ -397,7 +400,7 @@ def explained_nodes(
     return tuple(
         ExplainedNode(
             row,
-            relevance.token_strings[row.position],
+            relevance.prompt.strings[row.position],
             words.get(row.neuron),
             store.labels.name(row.neuron, row.polarity) if store else None,
             significant.get((row.neuron, row.polarity)),

@@ -103,19 +103,23 @@ def relevance_heatmap(relevance: Relevance) -> Markup:
     """The tokens of a relevance, or its image."""
     if relevance.image:
         return render("icebear.concepts/image.html", png=b64encode(relevance.image.png()).decode())
-    return heatmap(list(relevance.token_strings), relevance.tokens.tolist(), relevance.sinks, relevance.template)
+    return heatmap(
+        list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks, relevance.prompt.template
+    )
 
 
 def relevance_fragment(relevance: Relevance, k: int = 10) -> Markup:
     """The heatmap, what is explained, conservation and the top k neurons, for a notebook."""
-    every = relevance.counterfactual and (relevance.largest or len(relevance.recorded) == len(relevance.tokens))
-    k = min(k, relevance.largest.k) if relevance.largest else k
+    every = relevance.counterfactual and (
+        relevance.neurons.largest or len(relevance.neurons.recorded) == len(relevance.tokens)
+    )
+    k = min(k, relevance.neurons.largest.k) if relevance.neurons.largest else k
     positions = relevance.positions
     return render(
         "icebear.concepts/relevance.html",
         relevance=relevance,
         neurons=relevance.top(k, position="all" if every else "last") if relevance.sites else [],
-        positions=None if positions is None else (list(relevance.token_strings), positions.sum(0).tolist()),
+        positions=None if positions is None else (list(relevance.prompt.strings), positions.sum(0).tolist()),
     )
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.result import Conservation
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import run
 from icebear.concepts.passes.targets import Logits
@@ -69,7 +69,7 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
     sites = {site: model.width(site) for site in model.sites} if model.has_family else {}
     conserved = relevance.conservation()
     troubles = _troubles(model, parity, conserved, relevance.missing_rules)
-    return SelfTest(parity, conserved, relevance.missing_rules, sites, relevance.sinks, cost, troubles)
+    return SelfTest(parity, conserved, relevance.missing_rules, sites, relevance.prompt.sinks, cost, troubles)
 
 
 def _troubles(model: Model, parity: float, conserved: Conservation, missing: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from test_chat import MODELS
 
 from icebear.concepts import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, origins, units
-from icebear.concepts.attribution.attribute import relevance_of
+from icebear.concepts.attribution.one_model import explained
+from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
 from icebear.concepts.attribution.units import units_of
 from icebear.concepts.models.answer import Answer, read_span
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.prompts import Prompt
 from icebear.errors import InputError
 
 WRITTEN = (11, 4, 7, 30, 2, 9)
@@ -41,7 +42,7 @@ def test_a_span_of_one_token_is_its_attribution(model, answer):
     assert torch.equal(found.tokens, plain.tokens)
     assert torch.equal(found.ffn, plain.ffn)
     assert found.target == plain.target
-    assert found.answer_from == len(IDS)
+    assert found.prompt.answer_start == len(IDS)
     against = attribute(model, answer, contrast=8, span=(3, 4))
     assert torch.equal(against.tokens, attribute(model, [*IDS, *WRITTEN[:3]], WRITTEN[3], contrast=8).tokens)
 
@@ -61,7 +62,7 @@ def test_a_span_is_the_sum_of_its_tokens(model, answer, number):
             else:
                 sums[:, : read.shape[1]] += read
         assert close(sums, own)
-    assert whole.conserved.target == pytest.approx(sum(part.conserved.target for part in parts), abs=1e-9)
+    assert whole.conservation().target == pytest.approx(sum(part.conservation().target for part in parts), abs=1e-9)
 
 
 @pytest.mark.parametrize("other", [(4, 8), (4, 8, 9, 1), (12,)])
@@ -70,19 +71,21 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
     before = [*IDS, *WRITTEN[:1]]
     with Double():
         found = attribute(model, answer, contrast=[other], span=(1, 3))
-        runs = [
-            relevance_of(model, plan(model, [before], target_text=[ids], number="centred"), ATTNLRP, ("ffn", "attn"))[0]
-            for ids in (WRITTEN[1:3], other)
+        rows = [
+            PromptRequest(Prompt.of(before), phrase=ids, objective="centered-logit") for ids in (WRITTEN[1:3], other)
         ]
+        runs = explained(AttributionRequest(model, tuple(rows), ATTNLRP, ("ffn", "attn"), "all", None, None, True))
     weights = [1, 1] if len(other) == 2 else [1 / 2, 1 / len(other)]
     here, there = (run.tokens * weight for run, weight in zip(runs, weights, strict=True))
     wanted = here.clone()
     wanted[: len(before)] -= there[: len(before)]
     assert close(found.tokens, wanted)
     assert close(found.rather.tokens, there[len(before) :])
-    numbers = [run.conserved.target * weight for run, weight in zip(runs, weights, strict=True)]
-    assert found.conserved.target == pytest.approx(numbers[0] - numbers[1], abs=1e-9)
-    assert found.conserved.tokens == pytest.approx((found.tokens.sum() - found.rather.tokens.sum()).item(), abs=1e-9)
+    numbers = [run.conservation().target * weight for run, weight in zip(runs, weights, strict=True)]
+    assert found.conservation().target == pytest.approx(numbers[0] - numbers[1], abs=1e-9)
+    assert found.conservation().tokens == pytest.approx(
+        (found.tokens.sum() - found.rather.tokens.sum()).item(), abs=1e-9
+    )
     neurons = runs[0].ffn * weights[0]
     neurons[:, : len(before)] -= runs[1].ffn[:, : len(before)] * weights[1]
     assert close(found.ffn, neurons)
@@ -94,7 +97,7 @@ def test_phrases_of_a_batch_are_explained_as_alone(model):
     both = attribute(model, [IDS, IDS], target_text=phrases, contrast=others)
     for found, phrase, other in zip(both, phrases, others, strict=True):
         alone = attribute(model, IDS, target_text=[phrase], contrast=[other])
-        assert found.conserved.target == alone.conserved.target
+        assert found.conservation().target == alone.conservation().target
         assert torch.equal(found.tokens, alone.tokens)
     with pytest.raises(InputError, match="positions"):
         attribute(model, IDS, target_text=[(4, 8)], contrast=[(7, 9)], method="pa-lrp")
@@ -106,7 +109,7 @@ def test_a_phrase_against_another_one_and_another_prompt(model, answer):
     numbers = [
         attribute(model, [*ids, WRITTEN[0]], target_text=[WRITTEN[1:3]], contrast=[(4, 8)]) for ids in (IDS, OTHER)
     ]
-    here, there = (one.conserved.target for one in numbers)
+    here, there = (one.conservation().target for one in numbers)
     assert f"Difference {here - there:z.3f}: {here:z.3f} in the prompt, {there:z.3f} in the counterfactual" in told
 
 
@@ -115,13 +118,13 @@ def test_compared_with_another_prompt_both_go_on_alike(model, answer):
     plain = attribute(model, [*IDS, *WRITTEN[:2]], WRITTEN[2], 8, counterfactual=[*OTHER, *WRITTEN[:2]])
     assert torch.equal(found.tokens, plain.tokens)
     several = attribute(model, answer, span=(2, 4), counterfactual=OTHER)
-    assert several.conserved.tokens == pytest.approx(several.conserved.target, abs=1e-4)
+    assert several.conservation().tokens == pytest.approx(several.conservation().target, abs=1e-4)
 
 
 def test_every_explained_position_is_ranked(model, answer):
     found = attribute(model, answer, span=(1, 4))
-    sums = found.ffn[:, list(found.explained_at)].sum(1)
-    assert found.explained_at == tuple(range(len(IDS), len(IDS) + 3))
+    sums = found.ffn[:, list(found.prompt.target_positions)].sum(1)
+    assert found.prompt.target_positions == tuple(range(len(IDS), len(IDS) + 3))
     best = found.top(1, "ffn")[0]
     assert best.relevance == pytest.approx(sums.max().item())
 
@@ -198,7 +201,7 @@ def test_units_add_up_and_cover_all():
         parts = units(found, by)
         assert [place for unit, _ in parts for place in range(unit.start, unit.stop)] == list(range(len(found.tokens)))
         assert sum(value for _, value in parts) == pytest.approx(found.tokens.sum().item(), abs=1e-4)
-        assert "".join(unit.text for unit, _ in parts) == "".join(found.token_strings)
+        assert "".join(unit.text for unit, _ in parts) == found.prompt.text
 
     def asked(by):
         return [unit.text.strip() for unit, _ in units(found, by) if unit.turn == "user" and not unit.template]
@@ -244,8 +247,8 @@ def test_origins_add_up(smol):
     assert names == ["template", "context", "question", "the answer's own start"]
     assert abs(found.rest) < 1e-3 * abs(found.target)
     plain = attribute(smol, answer, method=CP_LRP, sites=(), number="logit")
-    assert found.target == pytest.approx(plain.conserved.target, rel=1e-5)
-    user = next(turn for turn in plain.turns if turn.role == "user")
+    assert found.target == pytest.approx(plain.conservation().target, rel=1e-5)
+    user = next(turn for turn in plain.prompt.turns if turn.role == "user")
     said = sum(part.positive + part.negative for part in found.parts if part.name in ("context", "question"))
     assert said == pytest.approx(plain.tokens[user.first : user.last].sum().item(), abs=1e-3)
 
@@ -308,8 +311,8 @@ def test_by_default_it_is_the_log_odds_number(model, method):
             if token != 7:
                 twin -= weight * attribute(model, IDS, token, method=method, sites=(), number="logit").tokens
     assert close(found.tokens, twin)
-    assert found.conserved.target == pytest.approx((logits[7] - weights @ logits).item(), abs=1e-6)
-    assert found.number == "log-odds"
+    assert found.conservation().target == pytest.approx((logits[7] - weights @ logits).item(), abs=1e-6)
+    assert found.prediction.objective == "log-odds"
     assert "against all others" in found.account()
     p = logits.softmax(-1)[7]
     odds = torch.autograd.functional.jacobian(lambda z: torch.logit(z.softmax(-1)[7]), logits)
@@ -319,7 +322,7 @@ def test_by_default_it_is_the_log_odds_number(model, method):
 
 def test_what_the_number_is_against_is_said_once(model):
     for options in ({"contrast": 8}, {"counterfactual": OTHER}):
-        assert attribute(model, IDS, 7, **options).number == "logits"
+        assert attribute(model, IDS, 7, **options).prediction.objective == "logit"
         with pytest.raises(InputError):
             attribute(model, IDS, 7, number="log-odds", **options)
     with pytest.raises(InputError, match="'odds'"):

@@ -142,9 +142,9 @@ DOORS = {
         ("", 2.5, ["a", "b"], [2.5]),
     ),
     "attribute.prefix": (lambda at, x: icebear.attribute(at.model, PROMPT, prefix=x), ("x", 3, 2.5)),
-    "attribute.at": (lambda at, x: icebear.attribute(at.model, PROMPT, at=x), ("x", 3, 2.5, "prompt")),
-    "attribute.at, counterfactual": (
-        lambda at, x: icebear.attribute(at.model, PROMPT, counterfactual=OTHER, at=x),
+    "attribute.position": (lambda at, x: icebear.attribute(at.model, PROMPT, position=x), ("x", 3, 2.5, "prompt")),
+    "attribute.position, counterfactual": (
+        lambda at, x: icebear.attribute(at.model, PROMPT, counterfactual=OTHER, position=x),
         ("x", 3, 2.5, ""),
     ),
     "attribute.counterfactual": (
@@ -181,8 +181,11 @@ DOORS = {
     "of_neuron": (lambda at, x: at.relevance.of_neuron(x), NO_NEURON),
     "of_neuron, head": (lambda at, x: at.relevance.of_neuron(x), ("L1.head.9", "L9.head.0", "L1.q.0")),
     "of_neuron.position": (lambda at, x: at.relevance.of_neuron("L1.ffn.3", x), ("x", 99, 2.5, True, None)),
-    "only.k": (lambda at, x: at.relevance.only(x, [0]), NO_COUNT),
-    "only.recorded": (lambda at, x: at.relevance.only(3, x), (["x"], [99], 99, "x", [2.5], None)),
+    "only.k": (lambda at, x: at.relevance.neurons.only(x, [0], at.relevance.prompt), NO_COUNT),
+    "only.recorded": (
+        lambda at, x: at.relevance.neurons.only(3, x, at.relevance.prompt),
+        (["x"], [99], 99, "x", [2.5], None),
+    ),
     "less": (lambda at, x: at.relevance.less(x), (3, None, "ice")),
     "combined": (lambda at, x: at.positions.combined(x), NO_NAME),
     "ablation.k": (lambda at, x: icebear.ablation(at.model, at.relevance, x), NO_COUNT),

@@ -48,8 +48,8 @@ def test_in_four_bits_it_is_the_model_of_its_weights(folder, method):
     assert torch.allclose(model.next_logits(PROMPT), twin.next_logits(PROMPT), rtol=1e-4, atol=1e-5)
     one, other = (attribute(each, PROMPT, method=method) for each in (model, twin))
     assert torch.allclose(one.tokens, other.tokens, rtol=1e-3, atol=1e-4)
-    assert one.conserved.to_dict() == pytest.approx(other.conserved.to_dict(), rel=1e-3, abs=1e-4)
-    assert one.conserved.biases != 0
+    assert one.conservation().to_dict() == pytest.approx(other.conservation().to_dict(), rel=1e-3, abs=1e-4)
+    assert one.conservation().biases != 0
     for site in ("ffn", "attn"):
         assert torch.allclose(one.of(site), other.of(site), rtol=1e-3, atol=1e-4), site
 
@@ -58,7 +58,7 @@ def test_in_eight_bits_what_rounding_takes_is_the_rest(folder):
     """Activations are rounded as well there, so the map is linear but for that."""
     model, twin = pair(folder, 8)
     one, other = (attribute(each, PROMPT) for each in (model, twin))
-    assert 0 < abs(one.conserved.rest) < 0.1 * abs(one.conserved.target)
+    assert 0 < abs(one.conservation().rest) < 0.1 * abs(one.conservation().target)
     both = torch.stack((one.of("ffn").flatten(), other.of("ffn").flatten()))
     assert torch.corrcoef(both)[0, 1] > 0.99
 
@@ -78,7 +78,7 @@ def test_it_is_steered_projected_and_undone(folder, bits):
     rows = [[token.text for token in project(each, edit.neuron, 3).promoted] for each in (model, twin)]
     assert rows[0] == rows[1]
     found = attribute(model, PROMPT, counterfactual="Rome Paris A")
-    assert abs(found.conserved.rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(found.conserved.target))
+    assert abs(found.conservation().rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(found.conservation().target))
 
 
 def test_a_patch_needs_plain_weights(folder):

@@ -55,7 +55,7 @@ def test_ids_are_the_templates(name, messages):
     ids = model.tokenizer.apply_chat_template(messages, **options)
     assert model.ids(messages) == model.ids(Chat(messages)) == ids
     assert ids.count(model.tokenizer.bos_token_id) == ("bos_token" in TEMPLATES[name])
-    assert attribute(model, Chat(messages), sites=()).token_ids == tuple(ids)
+    assert attribute(model, Chat(messages), sites=()).prompt.ids == tuple(ids)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -151,7 +151,7 @@ def test_a_message_cannot_stand_for_what_the_model_wrote():
 def test_messages_and_ids_give_the_same_numbers():
     model = MODELS["llama 3"]
     a, b = attribute(model, Chat(TALK)), attribute(model, model.ids(TALK))
-    assert a.turns == b.turns
+    assert a.prompt.turns == b.prompt.turns
     assert torch.equal(a.tokens, b.tokens)
     assert torch.equal(a.ffn, b.ffn)
     assert a.top(5, position="all") == b.top(5, position="all")
@@ -162,18 +162,18 @@ def test_a_batch_of_conversations_equals_singles():
     both = attribute(model, [Chat(ASKED), Chat(TALK), "Ice"])
     for one, given_ in zip(both, (ASKED, TALK, "Ice"), strict=True):
         single = attribute(model, given_)
-        assert one.turns == single.turns
-        assert one.template == single.template
+        assert one.prompt.turns == single.prompt.turns
+        assert one.prompt.template == single.prompt.template
         assert torch.allclose(one.tokens, single.tokens, atol=1e-5)
 
 
 def test_the_template_is_ranked_apart():
     found = attribute(MODELS["qwen"], TALK)
-    apart = {*found.template, *found.sinks}
-    assert found.template
+    apart = {*found.prompt.template, *found.prompt.sinks}
+    assert found.prompt.template
     assert not {row.position for row in found.top(200, position="all")} & apart
     some = found.top(5000, position="all", include_template=True)
-    assert {row.position for row in some} & set(found.template) - set(found.sinks)
+    assert {row.position for row in some} & set(found.prompt.template) - set(found.prompt.sinks)
 
 
 def test_reading_and_keeping_messages(tmp_path):
@@ -216,8 +216,8 @@ def test_a_hostile_message_is_text():
 def test_the_default_models_template(smol):
     found = attribute(smol, TALK, sites=())
     options = {"add_generation_prompt": True, "return_dict": False}
-    assert found.token_ids == tuple(smol.tokenizer.apply_chat_template(TALK, **options))
-    assert contents(smol, found.token_ids) == [
+    assert found.prompt.ids == tuple(smol.tokenizer.apply_chat_template(TALK, **options))
+    assert contents(smol, found.prompt.ids) == [
         ("system", ""),
         *((message["role"], message["content"]) for message in TALK),
         ("assistant", ""),

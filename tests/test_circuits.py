@@ -182,7 +182,7 @@ def test_contributions_are_those_of_the_twin(name, build):
 def test_contributions_sum_to_each_targets_own_difference(name):
     graph = made(name, heads=name in ("llama", "gpt2", "mixtral"))
     assert graph.rest.abs().max() < 1e-6
-    assert graph.difference[-1].item() == pytest.approx(graph.relevances[0].conserved.target)
+    assert graph.difference[-1].item() == pytest.approx(graph.relevances[0].conservation().target)
     for node, difference in zip(graph.nodes, graph.difference.tolist(), strict=False):
         assert difference == pytest.approx(node.activation - node.counterfactual)
     lost = graph.effect.abs().sum(-1)[[not isinstance(target, Node) for target in graph.targets]]
@@ -466,7 +466,7 @@ def test_two_circuits_overlap_and_by_chance(graph):
 
 
 def test_a_number_that_both_prompts_give_alike_has_no_circuit(graph, monkeypatch):
-    alike = replace(graph.relevances[0], conserved=replace(graph.relevances[0].conserved, target=0.0))
+    alike = replace(graph.relevances[0], sums=replace(graph.relevances[0].sums, target=0.0))
     monkeypatch.setattr("icebear.concepts.circuits.circuit.attribute", lambda *args, **options: alike)
     with pytest.raises(InputError):
         circuit(graph.model, IDS, 11, 12, counterfactual=OTHER)

@@ -40,8 +40,10 @@ def test_at_the_prompt_it_is_the_difference_times_the_prompts_coefficient(model,
         a, b = alone.activation(site), there.activation(site)
         assert torch.allclose(found.of(site), (a - b) * alone.of(site) / a, rtol=1e-6, atol=1e-12)
         assert torch.equal(found.activation(site), a)
-        assert torch.equal(found.counterfactual.activation[site], b)
-    assert found.conserved.target == pytest.approx(alone.conserved.target - there.conserved.target, rel=1e-9)
+        assert torch.equal(found.neurons.counterfactual[site], b)
+    assert found.conservation().target == pytest.approx(
+        alone.conservation().target - there.conservation().target, rel=1e-9
+    )
 
 
 def test_at_the_midpoint_it_is_the_gradient_between_the_embeddings(model):
@@ -62,7 +64,7 @@ def test_at_the_midpoint_it_is_the_gradient_between_the_embeddings(model):
         for hook in hooks:
             hook.remove()
     assert torch.allclose(found.tokens, ((x - y) * gradients[0])[0].sum(-1), rtol=1e-9, atol=1e-12)
-    difference = found.activation("ffn") - found.counterfactual.activation["ffn"]
+    difference = found.activation("ffn") - found.neurons.counterfactual["ffn"]
     for layer, gradient in enumerate(gradients[1:]):
         assert torch.allclose(found.ffn[layer], difference[layer] * gradient[0], rtol=1e-9, atol=1e-12)
 
@@ -84,7 +86,7 @@ def test_several_others_are_their_mean_in_any_order(model, method):
     assert torch.allclose(found.ffn, again.ffn, rtol=1e-9, atol=1e-12)
     assert torch.allclose(found.ffn, sum(one.ffn for one in singles) / 3, rtol=1e-9, atol=1e-12)
     assert torch.allclose(found.tokens, sum(one.tokens for one in singles) / 3, rtol=1e-9, atol=1e-12)
-    assert found.conserved.target == pytest.approx(sum(one.conserved.target for one in singles) / 3)
+    assert found.conservation().target == pytest.approx(sum(one.conservation().target for one in singles) / 3)
     assert 0 <= found.counterfactual.overlap <= 1
     assert found.counterfactual.overlap == pytest.approx(again.counterfactual.overlap)
     assert singles[0].counterfactual.overlap is None
@@ -131,7 +133,7 @@ def test_ranks_by_what_changes_and_tells_both_activations(model):
     for row in found.top(10, "ffn", position="all"):
         assert (
             row.counterfactual
-            == found.counterfactual.activation["ffn"][row.neuron.layer, row.position, row.neuron.index].item()
+            == found.neurons.counterfactual["ffn"][row.neuron.layer, row.position, row.neuron.index].item()
         )
         assert row.polarity == ("+" if row.activation > row.counterfactual else "-")
     less = found.top(10, "ffn", "-", "all")

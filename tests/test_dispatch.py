@@ -40,7 +40,7 @@ def test_an_offloaded_model_is_the_model(name):
     before = [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in away.net.named_modules()]
     one, other = (attribute(model, IDS, sites=plain.sites) for model in (plain, away))
     assert torch.allclose(one.tokens, other.tokens, rtol=1e-4, atol=1e-6)
-    assert other.conserved.to_dict() == pytest.approx(one.conserved.to_dict(), rel=1e-4, abs=1e-5)
+    assert other.conservation().to_dict() == pytest.approx(one.conservation().to_dict(), rel=1e-4, abs=1e-5)
     for site in plain.sites:
         assert torch.allclose(one.of(site), other.of(site), rtol=1e-3, atol=1e-6), site
     edits = [Edit(Neuron(1, "ffn", 3), "add", 3.0), Edit(Neuron(0, "attn", 2), "scale", 0.0)]

@@ -32,7 +32,7 @@ def test_its_numbers_are_those_of_the_library(model, explanation):
     assert explanation.removed == removing(model, PROMPT, relevance)
     for node in explanation.nodes:
         assert node.words == project(model, node.ranked.neuron, 8).words(node.ranked.polarity)
-        assert node.token == relevance.token_strings[node.ranked.position]
+        assert node.token == relevance.prompt.strings[node.ranked.position]
     document = json.loads(explanation.to_json())
     assert [row["relevance"] for row in document["ranking"]] == [node.ranked.relevance for node in explanation.nodes]
     assert explanation.to_frame()["neuron"].tolist() == [str(node.ranked.neuron) for node in explanation.nodes]

@@ -83,7 +83,7 @@ def test_batch_equals_single_and_everything_is_undone(name):
             close = {"rtol": 1e-3, "atol": 1e-4} if name in EXPERTS else {"rtol": 1e-6, "atol": 1e-8}
             assert torch.allclose(alone.tokens, found.tokens, **close)
             assert torch.allclose(alone.positions, found.positions, **close)
-            biases = [one.conserved.biases for one in (alone, found)]
+            biases = [one.conservation().biases for one in (alone, found)]
             assert biases[0] == pytest.approx(biases[1], rel=1e-3, abs=1e-5)
             assert abs(found.conservation().rest) < (1e-5 if name in EXPERTS else 1e-9)
             for site in model.sites:

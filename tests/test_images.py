@@ -51,7 +51,7 @@ def test_pixels_patches_tokens_and_neurons_of_a_path_an_image_and_pixels(folder)
     assert found.image.patches.shape == (4, 4)
     assert found.image.patches[1, 2].item() == pytest.approx(found.image.pixels[8:16, 16:24].sum().item(), abs=1e-6)
     assert found.tokens[1:].tolist() == pytest.approx(found.image.patches.flatten().tolist())
-    assert found.token_strings[:3] == ("[CLS]", "0,0", "0,1")
+    assert found.prompt.strings[:3] == ("[CLS]", "0,0", "0,1")
     assert found.ffn.shape == (2, 17, 20)
     assert found.top(1)[0].position == 0  # [CLS] is classified
     assert found.top(1, position="all")[0].position > 0  # and set apart as a sink

@@ -479,6 +479,6 @@ def test_annotations_conserve_and_batch_as_one_by_one(model, corpus, tmp_path, m
             for polarity in "+-":
                 for example in store.examples(neuron, polarity, 3, name_of(method)):
                     (alone,) = attribute_neurons(model, [example.sentence.text], [neuron], [example.token], method)
-                    assert alone.conserved.target == pytest.approx(example.activation, rel=1e-4)
+                    assert alone.sums.target == pytest.approx(example.activation, rel=1e-4)
                     assert list(example.relevance) == pytest.approx(alone.tokens.tolist(), abs=1e-4)
                     assert not alone.tokens[example.token + 1 :].any()

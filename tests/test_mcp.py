@@ -156,7 +156,7 @@ def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
 def test_the_control_of_tokens_removes_others(model):
     relevance = attribute(model, PROMPT, contrast="z", sites=())
     found = removing(model, PROMPT, relevance, k=1)
-    free = [place for place in range(len(PROMPT)) if place not in relevance.sinks]
+    free = [place for place in range(len(PROMPT)) if place not in relevance.prompt.sinks]
     assert len(found.drawn) == len(free) - 1
     occluded = attribute(model, PROMPT, relevance.target.id, "z", method="occlusion", sites=())
     best = max(free, key=lambda place: relevance.tokens[place])

@@ -297,7 +297,7 @@ def test_a_batch_is_one_by_one(name):
     prompts = [IDS, IDS[:4], IDS[2:]]
     for row, one in zip(attribute(model, prompts, method=METHODS[name]), prompts, strict=True):
         alone = attribute(model, one, method=METHODS[name])
-        assert row.token_ids == alone.token_ids
+        assert row.prompt.ids == alone.prompt.ids
         assert close(row.tokens, alone.tokens, 1e-4)
 
 

@@ -7,7 +7,7 @@ from conftest import IDS, LLAMA, Letters, random_model
 from families import mixtures, others
 
 from icebear.concepts import CP_LRP, Model, Neuron, attribute
-from icebear.concepts.attribution import attribute as attribution
+from icebear.concepts.attribution import one_model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
@@ -78,8 +78,8 @@ def test_what_is_recorded_is_a_part_of_all(name, record):
     model = made(name)
     whole, part = (attribute(model, prompts(2), record=which) for which in ("all", record))
     for every, some in zip(whole, part, strict=True):
-        wanted = list(every.explained_at) if record == "last" else [0, len(every.tokens) - 2]
-        assert list(some.recorded) == wanted
+        wanted = list(every.prompt.target_positions) if record == "last" else [0, len(every.tokens) - 2]
+        assert list(some.neurons.recorded) == wanted
         for site in every.sites:
             torch.testing.assert_close(some.of(site), every.of(site)[:, wanted])
             torch.testing.assert_close(some.activation(site), every.activation(site)[:, wanted])
@@ -93,7 +93,7 @@ def test_continuations_of_different_lengths_are_recorded_apart(llama):
     model = Model(llama.net, Letters())
     whole, part = (attribute(model, ["a cab", "bed"], target_text=["be", "a"], record=r) for r in ("all", "last"))
     for every, some in zip(whole, part, strict=True):
-        torch.testing.assert_close(some.ffn, every.ffn[:, list(every.explained_at)])
+        torch.testing.assert_close(some.ffn, every.ffn[:, list(every.prompt.target_positions)])
 
 
 def test_one_result_of_a_batch_does_not_keep_the_others_alive(llama):
@@ -114,7 +114,7 @@ def test_the_largest_and_the_sums_are_those_of_all(name, stop):
     for row in range(2):
         found = largest.row(row)
         for site in SITES:
-            values, activations = every.row(row)[site]
+            values, activations = (part[site] for part in every.row(row))
             torch.testing.assert_close(found.layers[site], values.sum(-1))
             ranked = values.clone()
             ranked[:, list(apart[row])] = torch.nan
@@ -127,7 +127,7 @@ def test_the_largest_and_the_sums_are_those_of_all(name, stop):
                     assert r.position not in apart[row]
                     assert values[place] == pytest.approx(r.relevance)
                     assert activations[place] == pytest.approx(r.activation)
-        heads = every.row(row)["attn"][0].unflatten(-1, (model.heads, -1)).sum(-1)
+        heads = every.row(row)[0]["attn"].unflatten(-1, (model.heads, -1)).sum(-1)
         torch.testing.assert_close(found.heads, heads)
 
 
@@ -152,8 +152,8 @@ def test_keeping_the_top_changes_nothing_that_is_told(llama, asked, checkpoint):
     top = attribute(model, IDS, **asked, keep="top", k=9)
     every = attribute(model, IDS, **{**asked, "record": "all"})
     torch.testing.assert_close(top.tokens, every.tokens)
-    at = list(top.recorded)
-    assert at == ([1, len(IDS) - 1] if "record" in asked else list(every.explained_at))
+    at = list(top.neurons.recorded)
+    assert at == ([1, len(IDS) - 1] if "record" in asked else list(every.prompt.target_positions))
     for site in every.sites:
         torch.testing.assert_close(top.layers(site), every.layers(site))
         torch.testing.assert_close(top.of(site), every.of(site)[:, at])
@@ -186,9 +186,9 @@ def test_many_prompts_go_through_in_parts(llama, monkeypatch):
     """And each keeps its own target and contrast."""
     many, targets, contrasts = prompts(4) * 2, [1, 2, 3, 4] * 2, [None, 5, 6, None] * 2
     whole = attribute(llama, many, targets, contrasts)
-    monkeypatch.setattr(attribution, "ROWS", 3)
+    monkeypatch.setattr(one_model, "BATCH_SIZE", 3)
     for one, part in zip(whole, attribute(llama, many, targets, contrasts), strict=True):
-        assert (one.target_text, one.token_ids) == (part.target_text, part.token_ids)
+        assert (one.target_text, one.prompt.ids) == (part.target_text, part.prompt.ids)
         assert (one.contrast and one.contrast.id) == (part.contrast and part.contrast.id)
         torch.testing.assert_close(one.tokens, part.tokens, rtol=1e-3, atol=1e-5)
 

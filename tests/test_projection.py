@@ -87,7 +87,7 @@ def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
         if len(ids) < 2:
             continue
         found = attribute(model, ids, sites=("ffn",), number="logit")
-        kept = [place for place in range(len(ids)) if place not in found.sinks]
+        kept = [place for place in range(len(ids)) if place not in found.prompt.sinks]
         low = torch.minimum(low, found.activation("ffn")[:, kept].amin(1))
         high = torch.maximum(high, found.activation("ffn")[:, kept].amax(1))
         x = []

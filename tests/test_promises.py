@@ -244,7 +244,7 @@ def test_characters_of_several_tokens_are_shown_whole(smol):
     pieces = smol.pieces(smol.token_ids(text))
     assert "".join(pieces) == text
     assert len(pieces) == len(smol.encode([text]).ids[0])
-    assert attribute(smol, text).token_strings == pieces
+    assert attribute(smol, text).prompt.strings == pieces
 
 
 def test_long_prompts_are_checkpointed_by_themselves(tiny, monkeypatch):

@@ -46,18 +46,18 @@ def test_ids_are_never_tokenised_again():
             return {"input_ids": [49 if i == 1 else i for i in ids]}
 
     model = Model(random_model(LLAMA).net, Merging())
-    assert attribute(model, [1, 2, 1]).token_ids == (1, 2, 1)
-    assert attribute(model, Prompt(ids=(1, 2, 1)), target_text="a").token_ids[:3] == (1, 2, 1)
+    assert attribute(model, [1, 2, 1]).prompt.ids == (1, 2, 1)
+    assert attribute(model, Prompt(ids=(1, 2, 1)), target_text="a").prompt.ids[:3] == (1, 2, 1)
 
 
 def test_messages_are_rendered_by_the_models_own_template(smol):
     """Once, with no second start token, up to where the model answers; what it has begun to answer is gone on with."""
     ids = smol.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_dict=False)
-    assert attribute(smol, ASKED, sites=()).token_ids == tuple(ids)
+    assert attribute(smol, ASKED, sites=()).prompt.ids == tuple(ids)
     assert smol.predict(ASKED, 3) == smol.predict(Prompt(ids=tuple(ids)), 3)
     begun = smol.ids([*ASKED, {"role": "assistant", "content": "In the"}])
     assert begun == [*ids, *smol.tokens_of("In the")]
-    assert attribute(smol, [ASKED, "Hello"], sites=())[0].token_ids == tuple(ids)
+    assert attribute(smol, [ASKED, "Hello"], sites=())[0].prompt.ids == tuple(ids)
 
 
 def test_messages_without_a_template_or_for_no_reader_are_refused(smol):

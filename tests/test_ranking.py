@@ -60,8 +60,8 @@ def test_sites_rank_together_and_heads_sum(llama):
 
 def test_sinks_are_apart_unless_asked_for(llama):
     found = attribute(llama, IDS)
-    assert 0 in found.sinks
-    assert all(r.position not in found.sinks for r in found.top(1000, position="all"))
+    assert 0 in found.prompt.sinks
+    assert all(r.position not in found.prompt.sinks for r in found.top(1000, position="all"))
 
 
 def test_several_explained_tokens_are_ranked_by_their_sum(model):
@@ -128,8 +128,8 @@ def test_positions_to_record_that_are_none_are_refused(llama, record):
 def test_what_was_not_recorded_says_how_to_record_it(llama):
     found = attribute(llama, IDS, sites=("ffn",))
     with pytest.raises(InputError, match="'q'"):
-        _ = found.q
-    assert attribute(llama, IDS, sites=("q", "v")).v.shape == (3, len(IDS), 12)
+        found.of("q")
+    assert attribute(llama, IDS, sites=("q", "v")).of("v").shape == (3, len(IDS), 12)
 
 
 def test_json_frame_and_html(smol):

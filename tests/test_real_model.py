@@ -16,7 +16,7 @@ def test_the_ice_bear(smol):
     assert found.target.text == " Arctic"
     assert found.target.logit == pytest.approx(18.148, abs=5e-4)
     assert found.tokens.tolist() == pytest.approx([-0.148, 1.064, 0.722, 0.446, 1.502, 1.599], abs=1e-3)
-    assert found.sinks == (0,)
+    assert found.prompt.sinks == (0,)
     assert found.ffn.shape == (30, 6, 1536)
     assert found.heads().shape == (30, 6, 9)
     assert abs(found.conservation().rest) < 1e-4
@@ -73,7 +73,7 @@ def test_gemma3_on_real_weights():
     model = load_model("gemma3-270m", dtype="float32", device="cpu", accept_terms=bool(wanted))
     found = attribute(model, ICE_BEAR, method=CP_LRP)
     assert found.target.text == " Arctic"
-    assert 0 in found.sinks
+    assert 0 in found.prompt.sinks
     assert abs(found.conservation().rest) < 1e-3
     assert found.tokens.sum().item() == pytest.approx(found.target.logit, rel=1e-4)
     assert project(model, found.top(1, "ffn")[0].neuron).promoted
@@ -115,8 +115,8 @@ def test_a_t5_on_real_weights():
     assert model.generate(prompt, max_new_tokens=8) == "Das Haus ist wunderbar."
     found = attribute(model, prompt, prefix="Das", sites=("ffn", "cross"))
     assert found.target.text == " Haus"
-    best = found.tokens[: found.read].topk(2).indices.tolist()
-    assert {found.token_strings[place] for place in best} == {" German", " house"}
+    best = found.tokens[: found.prompt.encoder_length].topk(2).indices.tolist()
+    assert {found.prompt.strings[place] for place in best} == {" German", " house"}
     assert abs(found.conservation().rest) < 1e-4
     assert all(row.neuron.layer >= 8 for row in found.top(5, "cross"))
     cp = attribute(model, prompt, method=CP_LRP, sites=())
@@ -129,8 +129,8 @@ def test_a_distilbert_on_real_weights():
     model = fetched("grammar-distilbert")
     found = attribute(model, "She have two book in there bag.", method=PA_LRP)
     assert found.target.text == "$REPLACE_their"
-    assert found.token_strings[found.predicted_at] == " there"
+    assert found.prompt.strings[found.predicted_at] == " there"
     assert int(found.tokens.argmax()) == found.predicted_at
     assert found.positions.shape == (1, len(found.tokens))
     assert abs(found.conservation().rest) < 1e-4
-    assert attribute(model, "She have two book.", at=2, sites=()).target.text.startswith("$REPLACE_has")
+    assert attribute(model, "She have two book.", position=2, sites=()).target.text.startswith("$REPLACE_has")

@@ -90,7 +90,7 @@ def test_the_control_of_tokens_removes_them_in_every_model_that_reads_text(name)
         found = attribute(model, prompt(model), sites=())
         told = removing(model, prompt(model), found, k=1)
         occluded = attribute(model, prompt(model), found.target.id, method="occlusion", sites=()).tokens
-    free = [place for place in range(len(occluded)) if place not in found.sinks]
+    free = [place for place in range(len(occluded)) if place not in found.prompt.sinks]
     first = max(free, key=lambda place: found.tokens[place])
     assert told.before - told.after == pytest.approx(occluded[first].item(), abs=1e-5)
     others = [told.before - number for number in told.drawn]
@@ -104,7 +104,9 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     with Double():
         found = attribute(model, prompt(model), method=CP_LRP, sites=model.sites)
     here = (
-        own[0] if own.dim() == 2 else own[0, found.predicted_at - (found.read if model.task.name == "seq2seq" else 0)]
+        own[0]
+        if own.dim() == 2
+        else own[0, found.predicted_at - (found.prompt.encoder_length if model.task.name == "seq2seq" else 0)]
     )
     assert found.target.logit == pytest.approx(here[found.target.id].item(), rel=1e-6)
     conserved = found.conservation()
@@ -150,8 +152,8 @@ def test_batch_equals_single_and_everything_is_undone(name):
             alone = attribute(model, prompts[row], method=PA_LRP, sites=model.sites, **own)
             assert torch.allclose(alone.tokens, found.tokens, rtol=1e-6, atol=1e-9)
             assert torch.allclose(alone.positions, found.positions, rtol=1e-6, atol=1e-9)
-            assert alone.token_ids == found.token_ids
-            assert alone.sinks == found.sinks
+            assert alone.prompt.ids == found.prompt.ids
+            assert alone.prompt.sinks == found.prompt.sinks
             for site in model.sites:
                 assert torch.allclose(alone.of(site), found.of(site), rtol=1e-6, atol=1e-9), site
             assert found.conservation().rest == pytest.approx(0, abs=1e-9)
@@ -307,8 +309,8 @@ def test_the_decoder_explains_its_next_token_after_a_prefix_and_a_whole_text():
     with Double():
         found = attribute(model, IDS, target_text="abc", sites=("cross",))
         steps = [attribute(model, IDS, target="abc"[n], prefix="abc"[:n], sites=()) for n in range(3)]
-    assert found.target_text == "abc" or len(found.token_ids) == len(IDS) + 3
-    assert found.read == len(IDS)
+    assert found.target_text == "abc" or len(found.prompt.ids) == len(IDS) + 3
+    assert found.prompt.encoder_length == len(IDS)
     assert found.conservation().target == pytest.approx(sum(s.conservation().target for s in steps), rel=1e-9)
     assert steps[2].predicted_at == len(IDS) + 2
     assert found.top(3, "cross", position="last")[0].neuron.layer >= 2
@@ -320,7 +322,7 @@ def test_masks_labels_and_places():
         two = attribute(masked, [7, MASK, 3, MASK], sites=())
         assert two.target is None  # one token for each mask
         assert two.predicted_at == 1
-        word = attribute(tagged, IDS, "ice", contrast="bear", at=3, sites=())
+        word = attribute(tagged, IDS, "ice", contrast="bear", position=3, sites=())
         assert (word.target.text, word.contrast.text, word.predicted_at) == ("ice", "bear", 3)
         assert attribute(sorted_, IDS, "bear", sites=()).target.id == 2
     with pytest.raises(InputError):
@@ -330,11 +332,11 @@ def test_masks_labels_and_places():
     with pytest.raises(InputError, match="target_text"):
         attribute(sorted_, IDS, target_text="ice")
     with pytest.raises(InputError):
-        attribute(sorted_, IDS, at=3)
+        attribute(sorted_, IDS, position=3)
     with pytest.raises(InputError):
         attribute(masked, [7, MASK], prefix="ice")
     with pytest.raises(InputError, match="Position 99"):
-        attribute(tagged, IDS, at=99)
+        attribute(tagged, IDS, position=99)
     with pytest.raises(InputError):
         masked.generate("ice")
     with pytest.raises(InputError, match="'cross'"):

@@ -45,8 +45,8 @@ def test_the_difference_of_both_answers_is_accounted_for(name, method):
         found = attribute(model, IDS, contrast=5, base_model=other, method=method)
         target = found.target.id
         here, there = (attribute(one, IDS, target, 5, method=method) for one in (model, other))
-    assert found.conserved.target == pytest.approx(here.conserved.target - there.conserved.target)
-    assert abs(found.conserved.rest) < 1e-8
+    assert found.conservation().target == pytest.approx(here.conservation().target - there.conservation().target)
+    assert abs(found.conservation().rest) < 1e-8
     torch.testing.assert_close(found.tokens, here.tokens - there.tokens)
     for row in found.top(5, "ffn", position="all"):
         place = row.neuron.layer, row.position, row.neuron.index
@@ -59,7 +59,7 @@ def test_a_model_differs_from_itself_in_nothing(llama):
     found = attribute(llama, IDS, base_model=llama)
     assert not found.tokens.any()
     assert not found.ffn.any()
-    assert found.conserved.target == 0
+    assert found.conservation().target == 0
     assert "Compared with the model" in found.meaning()
 
 
@@ -76,7 +76,7 @@ def test_a_planted_edit_is_what_differs_most(llama):
         r.neuron for r in found.top(5, "ffn", position="all")
     ]
     rows = attribute(llama, IDS, base_model=other, keep="top", k=5, record=[1, -1])
-    assert rows.recorded == (1, len(IDS) - 1)
+    assert rows.neurons.recorded == (1, len(IDS) - 1)
     alike = likeness(llama, other, PLANTED)
     assert alike == pytest.approx({"reads": 1, "writes": -1})
     assert likeness(llama, other, Neuron(1, "ffn", 7)) == pytest.approx({"reads": 1, "writes": 1})

@@ -63,7 +63,7 @@ def annotate(
         store.example_tables.add_attributions(
             name_of(method),
             [
-                (neuron, polarity, example.sentence.id, result.tokens.tolist(), result.conserved.to_dict())
+                (neuron, polarity, example.sentence.id, result.tokens.tolist(), result.sums.to_dict())
                 for (neuron, polarity, example), result in zip(rows, found, strict=True)
             ],
         )

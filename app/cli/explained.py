@@ -42,13 +42,14 @@ class Explained:
         if model.task.reads_text is bool(self.image):
             way = "images: give --image" if not self.image else "text: give a PROMPT"
             raise click.UsageError(f"{model.name} reads {way}.")
-        names = ("target", "contrast", "target_text", "number", "prefix", "at", "checkpoint")
+        names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
         return model, {
             "prompt": prompt if self.span is None else answered(model, prompt, self.max_new_tokens),
             "span": None if self.span == "all" else self.span,
             "counterfactual": others if len(others) > 1 else others[0] if others else None,
             "base_model": base_model,
             "method": method,
+            "position": self.at,
             **{name: getattr(self, name) for name in names},
         }
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def heatmap(relevance: Relevance) -> Text:
     """The prompt, each token on its relevance's colour; what a chat's template wrote is grey."""
-    return coloured(relevance.token_strings, relevance.tokens.tolist(), relevance.template)
+    return coloured(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
 
 
 def coloured(tokens: Sequence[str], values: list[float], apart: Sequence[int] = ()) -> Text:
@@ -79,18 +79,18 @@ def patches(relevance: Relevance) -> Text:
 
 
 def token_table(relevance: Relevance) -> Table:
-    template = set(relevance.template)
+    template = set(relevance.prompt.template)
     positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
     of_position = [">its position"] if positions else []
     table = grid(">position", "token", ">relevance", *of_position, "")
-    for place, (token, value) in enumerate(zip(relevance.token_strings, relevance.tokens.tolist(), strict=True)):
+    for place, (token, value) in enumerate(zip(relevance.prompt.strings, relevance.tokens.tolist(), strict=True)):
         if place in template:
             continue
-        notes = ["sink"] * (place in relevance.sinks) + ["decoder"] * (place >= relevance.read)
+        notes = ["sink"] * (place in relevance.prompt.sinks) + ["decoder"] * (place >= relevance.prompt.encoder_length)
         extra = [f"{positions[place]:+.3f}"] if positions else []
         table.add_row(str(place), Text(repr(token)), f"{value:+.3f}", *extra, ", ".join(notes))
     if template:
-        rest = relevance.tokens[list(relevance.template)].sum().item()
+        rest = relevance.tokens[list(relevance.prompt.template)].sum().item()
         table.add_row("", f"the template's {len(template)} tokens", f"{rest:+.3f}", style="dim")
     return table
 
@@ -173,8 +173,8 @@ def _nodes_title(explanation: Explanation) -> str:
     where = {"all": "at every token", "last": "where it is predicted"}.get(str(position), f"at position {position}")
     title = f"Most relevant neurons {where}"
     if position == "all" and not ranking.include_sinks:
-        title += f", attention sinks excluded: {list(relevance.sinks)}"
-    if position == "all" and relevance.turns and not ranking.include_template:
+        title += f", attention sinks excluded: {list(relevance.prompt.sinks)}"
+    if position == "all" and relevance.prompt.turns and not ranking.include_template:
         title += ", the chat template excluded"
     return title
 

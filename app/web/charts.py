@@ -22,19 +22,19 @@ BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 
 def layer_map(relevance: Relevance, site: str) -> alt.Chart:
     """Layers x tokens: the relevance of a site's neurons."""
-    names = [f"{place} {visible(token)}" for place, token in enumerate(relevance.token_strings)]
+    names = [f"{place} {visible(token)}" for place, token in enumerate(relevance.prompt.strings)]
     rows = [
         {"layer": layer, "token": names[place], "relevance": value}
         for layer, values in enumerate(relevance.layers(site).tolist())
         for place, value in enumerate(values)
-        if place not in relevance.sinks
+        if place not in relevance.prompt.sinks
     ]
     return _map(rows, alt.X("token:N", sort=names, title=None), "token", f"{site} by layer and token (sinks left out)")
 
 
 def head_map(relevance: Relevance) -> alt.Chart:
     """Layers x heads, summed over the tokens that are no sinks."""
-    kept = [place for place in range(len(relevance.tokens)) if place not in relevance.sinks]
+    kept = [place for place in range(len(relevance.tokens)) if place not in relevance.prompt.sinks]
     heads = relevance.heads()[:, kept].sum(1)
     rows = [
         {"layer": layer, "head": head, "relevance": value}

@@ -23,7 +23,7 @@ def show() -> None:
             relevance = explained(prompt, target or None, None, "attnlrp", None)
             st.markdown(f"Why {token_label(relevance.target_text)}?")
             heat(relevance)
-            st.caption(plain(f"Conservation: {relevance.conserved}"))
+            st.caption(plain(f"Conservation: {relevance.conservation()}"))
             sides[name] = relevance
     if not all(side.sites for side in sides.values()):
         st.info("Only tokens have relevance in a model of this family; docs/new-family.md adds its neurons.")

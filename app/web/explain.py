@@ -120,7 +120,7 @@ def _neurons(relevance: Relevance) -> None:
             "At token",
             [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
             key="position",
-            format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.token_strings[p]}",
+            format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.prompt.strings[p]}",
             width=160,
         )
         sign = typed(st.selectbox, "Speaks", "speaks", ["for it", "against it"], width=160)
@@ -156,7 +156,7 @@ def _neurons(relevance: Relevance) -> None:
 
 
 def _maps(relevance: Relevance) -> None:
-    if len(relevance.sinks) == len(relevance.tokens):
+    if len(relevance.prompt.sinks) == len(relevance.tokens):
         return
     site = st.segmented_control(
         "Map", ["ffn", "attn", "heads"], default="ffn", required=True, key="map", persist_state="session"

@@ -54,9 +54,7 @@ class Shared:
 
 
 def _bytes(relevance: Relevance) -> int:
-    size = sum(part.nbytes for site in relevance.sites.values() for part in site)
-    compared = relevance.counterfactual
-    return size + (sum(part.nbytes for part in compared.activation.values()) if compared else 0)
+    return relevance.neurons.nbytes
 
 
 @st.cache_resource(show_spinner=False)

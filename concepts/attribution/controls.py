@@ -50,19 +50,16 @@ class Nodes:
         Raises `InputError` for others."""
         if relevance.counterfactual is None:
             raise InputError("Only a list that is compared with another prompt can be ablated; give counterfactual.")
-        if len(relevance.recorded) != len(relevance.tokens) or not model.task.looks_back:
+        if len(relevance.neurons.recorded) != len(relevance.tokens) or not model.task.looks_back:
             raise InputError("Ablation is for causal models, and for what recorded all positions.")
-        if not relevance.counterfactual.pairs:
-            raise InputError("Of an answer compared with another model's nothing is exchanged; give a prompt.")
         if relevance.rather:
             raise InputError("A phrase against another one is not ablated; leave the contrast out.")
         contrast = relevance.contrast.id if relevance.contrast else None
         one = replace(relevance.counterfactual.pairs[0].repeated(0, 1), contrasts=(contrast,))
         sites = sites or ("ffn",)
         own = {site: relevance.activation(recorded(site)) for site in sites}
-        return cls(
-            model, one, sites, own, {site: relevance.counterfactual.activation[recorded(site)] for site in sites}
-        )
+        there = {site: relevance.neurons.counterfactual[recorded(site)] for site in sites}
+        return cls(model, one, sites, own, there)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -11,35 +11,36 @@ from torch import Tensor
 from icebear.records import SITES, TokenScore
 
 if TYPE_CHECKING:
-    from icebear.concepts.attribution.result import Counterfactual, Largest, Relevance
+    from icebear.concepts.attribution.ranking import NeuronScores
+    from icebear.concepts.attribution.result import Counterfactual, Relevance
     from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.passes.largest import Largest
 
 
 def of_relevance(found: Relevance) -> Iterator[str]:
     """The names of the parts that do not fit the others."""
-    count = len(found.tokens) if found.tokens.dim() == 1 else 0
-    each = (found.token_ids, found.token_strings)
-    places = (*found.explained_at, *found.recorded, *found.sinks)
-    ends = (found.read, found.answer_from or 0, *(end for turn in found.turns for end in _ends(turn)))
+    count, prompt, neurons = len(found.tokens) if found.tokens.dim() == 1 else 0, found.prompt, found.neurons
+    places = (*prompt.target_positions, *neurons.recorded, *prompt.sinks)
+    ends = (prompt.encoder_length, prompt.answer_start or 0, *(end for turn in prompt.turns for end in _ends(turn)))
     checks = {
         "tokens": count > 0 and bool(found.tokens.isfinite().all()),
-        "token_ids or token_strings": all(len(part) == count for part in each),
-        "explained_at": len(found.explained_at) > 0,
-        "explained_at, recorded or sinks": all(0 <= place < count for place in places),
-        "recorded": list(found.recorded) == sorted(set(found.recorded)),
-        "read, answer_from or turns": all(0 <= end <= count for end in ends),
-        "turns": all(list(_ends(turn)) == sorted(_ends(turn)) for turn in found.turns),
-        "head_count": found.head_count > 0,
-        "conserved": all(map(isfinite, found.conserved.to_dict().values())),
+        "ids or strings": len(prompt.ids) == len(prompt.strings) == count,
+        "target_positions": len(prompt.target_positions) > 0,
+        "target_positions, recorded or sinks": all(0 <= place < count for place in places),
+        "recorded": list(neurons.recorded) == sorted(set(neurons.recorded)),
+        "encoder_length, answer_start or turns": all(0 <= end <= count for end in ends),
+        "turns": all(list(_ends(turn)) == sorted(_ends(turn)) for turn in prompt.turns),
+        "head_count": neurons.head_count > 0,
+        "sums": all(map(isfinite, found.sums.to_dict().values())),
         "target, contrast or predictions": all(isfinite(one.logit) for one in _scores(found)),
         "predictions": len(found.predictions) > 0,
         "made_with": _made(found.made_with),
         "positions": found.positions is None or _fits(found.positions, 2, count),
-        "sites or recorded": all(_site(found, name, *pair) for name, pair in found.sites.items()),
+        "neurons": _neurons(neurons),
     }
     yield from (name for name, fits in checks.items() if not fits)
     if all(checks.values()):
-        yield from _of_largest(found, found.largest) if found.largest else ()
+        yield from _of_largest(neurons, neurons.largest, count) if neurons.largest else ()
         yield from _of_counterfactual(found, found.counterfactual) if found.counterfactual else ()
 
 
@@ -64,16 +65,15 @@ def of_graph(found: Graph) -> Iterator[str]:
         yield "made_with"
 
 
-def _of_largest(found: Relevance, largest: Largest) -> Iterator[str]:
-    count, names = len(found.tokens), set(found.sites)
+def _of_largest(neurons: NeuronScores, largest: Largest, count: int) -> Iterator[str]:
     ranked = [one for rows in largest.ranked.values() for one in rows]
-    layers = {name: (found.sites[name][0].shape[0], count) for name in names}
-    whole = largest.heads is None if "attn" not in names else _fits(largest.heads, 3, count)
-    if largest.k < 1 or set(largest.ranked) != names or not whole:
+    layers = {name: (len(x), count) for name, x in neurons.relevance.items()}
+    whole = largest.heads is None if "attn" not in layers else _fits(largest.heads, 3, count)
+    if largest.k < 1 or set(largest.ranked) != set(layers) or not whole:
         yield "largest"
     elif {name: tuple(sums.shape) for name, sums in largest.layers.items()} != layers:
         yield "largest: layers"
-    elif not all(0 <= one.position < count and one.neuron.site in names for one in ranked):
+    elif not all(0 <= one.position < count and one.neuron.site in layers for one in ranked):
         yield "largest: ranked"
 
 
@@ -89,8 +89,7 @@ def _of_counterfactual(found: Relevance, counterfactual: Counterfactual) -> Iter
         yield "counterfactual: shares"
     if not all(map(isfinite, (*counterfactual.numbers, counterfactual.overlap or 0.0))):
         yield "counterfactual: numbers or overlap"
-    activation = {name: x.shape for name, (_, x) in found.sites.items()}
-    if {name: x.shape for name, x in counterfactual.activation.items()} != activation:
+    if _shapes(found.neurons.counterfactual) != _shapes(found.neurons.activation):
         yield "counterfactual: activation"
     if counterfactual.at not in ("both", "prompt", "midpoint", "path", "model") or (
         counterfactual.at == "model"
@@ -102,10 +101,20 @@ def _scores(found: Relevance) -> Iterator[TokenScore]:
     yield from (one for one in (found.target, found.contrast, *found.predictions) if one)
 
 
-def _site(found: Relevance, name: str, relevance: Tensor, activation: Tensor) -> bool:
-    whole = name != "attn" or (relevance.dim() == 3 and relevance.shape[2] % max(found.head_count, 1) == 0)
-    same = relevance.shape == activation.shape and bool(relevance.isfinite().all() and activation.isfinite().all())
-    return name in SITES and whole and same and _fits(relevance, 3, len(found.recorded))
+def _neurons(neurons: NeuronScores) -> bool:
+    """Whether sites have values of one shape at the positions recorded, all finite."""
+    values = [*neurons.relevance.values(), *neurons.activation.values(), *neurons.counterfactual.values()]
+    heads = neurons.relevance.get("attn")
+    return (
+        _shapes(neurons.relevance) == _shapes(neurons.activation)
+        and set(neurons.relevance) <= set(SITES)
+        and all(x.isfinite().all() and _fits(x, 3, len(neurons.recorded)) for x in values)
+        and (heads is None or heads.shape[2] % max(neurons.head_count, 1) == 0)
+    )
+
+
+def _shapes(values: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in values.items()}
 
 
 def _fits(x: Tensor | None, dim: int, count: int) -> bool:

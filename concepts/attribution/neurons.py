@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.result import Conservation
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import new_ledger, run
 from icebear.concepts.passes.targets import Activations
@@ -23,7 +23,7 @@ class NeuronRelevance:
     """Why a neuron fired at a token: signed relevance of the tokens (T,), and where the rest of it went."""
 
     tokens: Tensor
-    conserved: Conservation
+    sums: Conservation
     """Its target is the activation."""
 
 

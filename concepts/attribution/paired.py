@@ -1,29 +1,32 @@
-"""Relevance compared with other prompts: (activation - activation there) x coefficient."""
+"""Relevance compared with counterfactual prompts: (activation - activation there) x multiplier."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.alignment import alignment
-from icebear.concepts.attribution.recorded import Recorded, kept_at, said, token_relevance, unranked
-from icebear.concepts.attribution.result import Conservation, Counterfactual, Largest, Relevance
+from icebear.concepts.attribution.prompt import Prediction, PromptTokens
+from icebear.concepts.attribution.ranking import NeuronScores
+from icebear.concepts.attribution.recorded import kept_at, token_relevance, unranked
+from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
+from icebear.concepts.attribution.result import Counterfactual, Relevance
 from icebear.concepts.lrp.differences import partner
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.lrp import DIFFERENCE, AttnLRP, Difference
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.models import images
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Number, Plan, plan
-from icebear.concepts.models.prompts import Prompt
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.provenance import provenance
+from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.largest import LargestNeurons
+from icebear.concepts.passes.largest import Largest, LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
 from icebear.concepts.passes.run import Recorder, look, run
 from icebear.concepts.passes.stream import Stream
@@ -35,66 +38,35 @@ BY_DEFAULT: Method = DIFFERENCE
 WITHOUT_PARTNERS: Method = GradientTimesInput(at="midpoint")
 """For prompts of different lengths."""
 NODES = 100
-"""Of each other prompt, whose overlap is told."""
+"""Of each counterfactual, whose overlap is reported."""
 
 
-def compared(
-    model: Model,
-    prompt: Prompt,
-    others: Sequence[Prompt],
-    asked: dict[str, Any],
-    number: Number,
-    method: Method | None,
-    sites: Sequence[str],
-    record: Recorded,
-    k: int | None,
-    checkpoint: bool | None,
-    strict: bool,
-) -> Relevance:
-    """`attribute` with `counterfactual`, of one prompt; asked: its target, contrast, target_text, prefix and label's
-    place."""
-    pairs, own = _pairs(model, prompt, others, asked, number)
-    equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
-    lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
-    way, note = _with_default(method, equal, lengths)
+def compared(request: AttributionRequest, row: PromptRequest) -> Relevance:
+    """A prompt compared with its counterfactuals."""
+    pairs = _pairs(request.model, row)
+    method, note = _with_default(request.method, pairs)
+    exact_largest = isinstance(method, Difference) and len(pairs) == 1  # of a mean all are wanted first
+    single = replace(request if exact_largest else request.whole(), method=method)
+    compute = _by_difference_rules if isinstance(method, Difference) else _by_multipliers
     try:
-        return _found(model, pairs, own, sites, record, k, checkpoint, strict, way, note)
+        sums = compute(single, pairs)
     except MissingRule as error:
-        if method is not None:
+        if request.method is not None:
             raise
         raise MissingRule(f"{error} Plain gradients need no rules and do not add up: method gxi.") from None
+    own = row.phrase is None and row.contrast is None
+    relevance = sums.relevance(method, own, note)
+    return relevance if exact_largest else request.reduced(relevance)
 
 
-def _found(
-    model: Model,
-    pairs: Sequence[Plan],
-    own: bool,
-    sites: Sequence[str],
-    record: Recorded,
-    k: int | None,
-    checkpoint: bool | None,
-    strict: bool,
-    method: Method,
-    note: str,
-) -> Relevance:
-    late = k is not None and not (isinstance(method, Difference) and len(pairs) == 1)  # of a mean all are wanted first
-    wanted, record = kept_at(pairs[0], 0, record), "all" if late else record
-    if isinstance(method, Difference):
-        sums = _by_difference_rules(model, pairs, method, sites, record, None if late else k, checkpoint, strict)
-    else:
-        assert isinstance(method, Multiplying)
-        sums = _by_coefficients(model, pairs, method, sites, record, checkpoint, strict)
-    found = sums.relevance(model, method, own, note)
-    return found.only(k, wanted) if late and k else found
-
-
-def _with_default(method: Method | None, equal: bool, lengths: str) -> tuple[Method, str]:
-    """The method, and what is to be said of it."""
+def _with_default(method: Method | None, pairs: Sequence[Plan]) -> tuple[Method, str]:
+    """The method, and why it is not the default one."""
+    equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     if method is None and not equal:
-        note = "the prompts differ in length, so that tokens have no partners for difference rules"
-        return WITHOUT_PARTNERS, note
+        return WITHOUT_PARTNERS, "the prompts differ in length, so that tokens have no partners for difference rules"
     method = method or BY_DEFAULT
     if isinstance(method, Difference) and not equal:
+        lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
         raise InputError(
             f"Difference rules want prompts of equal length, but these have {lengths} tokens; give such ones, or "
             "another method, as attnlrp."
@@ -102,22 +74,21 @@ def _with_default(method: Method | None, equal: bool, lengths: str) -> tuple[Met
     return method, ""
 
 
-def _pairs(
-    model: Model, prompt: Prompt, others: Sequence[Prompt], asked: dict[str, Any], number: Number
-) -> tuple[list[Plan], bool]:
-    """A plan of two rows, the prompt and an other one, for each; and whether the contrasts are their own answers."""
-    if any((one.image is None) is not (prompt.image is None) for one in others) or not others:
-        raise InputError("Compare a text with texts, and an image with images; give at least one.")
-    if model.task.labels_tokens and asked["at"] is None:  # of both prompts the same token
-        asked = {**asked, "at": plan(model, [prompt], **asked, number=number).positions[0][0]}
-    found = []
-    open_ = asked["target_text"] is None and (asked["target"] is None or asked["contrast"] is None)
+def _pairs(model: Model, row: PromptRequest) -> list[Plan]:
+    """Two rows, the prompt and its counterfactual, for each of them."""
+    prompt, others = row.prompt, row.counterfactuals
+    if any((one.image is None) is not (prompt.image is None) for one in others):
+        raise InputError("Compare a text with texts, and an image with images.")
+    if model.task.labels_tokens and row.position is None:  # of both prompts the same token
+        row = replace(row, position=row.plan(model).positions[0][0])
+    pairs = []
     for other in others:
-        pair = plan(model, [prompt, other], **{name: [value] * 2 for name, value in asked.items()}, number=number)
+        pair = row.plan(model, other)
         if pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None:
-            raise InputError("The other prompt is the prompt itself, so there is nothing to compare; give another one.")
-        found.append(_with_answers(model, pair) if open_ else pair)
-    return found, open_ and asked["contrast"] is None
+            raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; give another.")
+        is_open = row.phrase is None and (row.target is None or row.contrast is None)
+        pairs.append(_with_answers(model, pair) if is_open else pair)
+    return pairs
 
 
 def _with_answers(model: Model, pair: Plan) -> Plan:
@@ -135,16 +106,25 @@ def _with_answers(model: Model, pair: Plan) -> Plan:
     return replace(pair, targets=(target, target), contrasts=(contrast, contrast))
 
 
-# --- what was found -------------------------------------------------------------------------------------
+# --- means over the counterfactuals ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Here:
+    """A prompt: what each stack reads (T, D), its sites' activations (L, P, N), sinks and logits (1, P, V)."""
+
+    inputs: list[Tensor]
+    activation: dict[str, Tensor]
+    sinks: tuple[int, ...]
+    logits: Tensor
 
 
 class _Sums:
-    """Means over the other prompts, in the order given."""
+    """Means over the counterfactuals, in the order given."""
 
-    def __init__(self, pairs: Sequence[Plan], record: Recorded) -> None:
-        self.pairs = pairs
-        self.columns = pairs[0].batch.columns(0)
-        self.recorded = kept_at(pairs[0], 0, record)
+    def __init__(self, model: Model, pairs: Sequence[Plan], recorded: tuple[int, ...]) -> None:
+        self.model, self.pairs, self.recorded = model, pairs, recorded
+        self.here: _Here
         self.parts: list[Tensor] = []
         self.sites: dict[str, Tensor] = {}
         self.there: dict[str, Tensor] = {}
@@ -152,10 +132,6 @@ class _Sums:
         self.numbers: list[tuple[float, float]] = []
         self.shares: list[Tensor] = []
         self.largest: Largest | None = None
-
-    def begin(self, logits: Tensor, sinks: tuple[int, ...], own: dict[str, Tensor]) -> None:
-        """Of the prompt itself: logits (1, P, V), sinks, and the sites' activations (L, P, N)."""
-        self.logits, self.sinks, self.own = logits, sinks, own
 
     def add(
         self,
@@ -165,24 +141,22 @@ class _Sums:
         numbers: tuple[float, float],
         shares: Tensor,
     ) -> None:
-        """Of one other prompt: relevance of what each stack reads and of the sites, what stands for their activations,
-        the number explained here and there, and the alignment."""
+        """Of one counterfactual: relevance of what each stack reads and of the sites, what stands for their
+        activations, the number explained here and there, and the alignment."""
         count = len(self.pairs)
         self.numbers.append(numbers)
         self.shares.append(shares)
-        self.parts = (
-            [x / count for x in parts]
-            if not self.parts
-            else [a + x / count for a, x in zip(self.parts, parts, strict=True)]
-        )
-        for name, kept in ((self.sites, sites), (self.there, there)):
-            for site, x in kept.items():
-                name[site] = name[site].add_(x, alpha=1 / count) if site in name else x / count
+        scaled = [x / count for x in parts]
+        self.parts = [a + x for a, x in zip(self.parts, scaled, strict=True)] if self.parts else scaled
+        for means, values in ((self.sites, sites), (self.there, there)):
+            for site, x in values.items():
+                means[site] = means[site].add_(x, alpha=1 / count) if site in means else x / count
         if count > 1:
             self.tops.append(_largest(sites))
 
-    def relevance(self, model: Model, method: Method, own: bool, note: str) -> Relevance:
-        first = self.pairs[0].repeated(0, 1)
+    def relevance(self, method: Method, own: bool, note: str) -> Relevance:
+        """own: whether the contrasts are the counterfactuals' own answers."""
+        model, first = self.model, self.pairs[0].repeated(0, 1)
         tokens, image = token_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
             raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
@@ -193,13 +167,15 @@ class _Sums:
         assert targets is not None
         strings = images.names(model) if image else model.pieces(first.batch.row_ids(0))
         return Relevance(
-            **said(model, one, 0, targets, self.logits, method, strings),
             tokens=tokens,
-            sites={site: (self.sites[site], self.own[site]) for site in self.sites},
-            recorded=self.recorded,
-            sinks=self.sinks,
-            largest=self.largest,
-            conserved=Conservation(difference, tokens.sum().item(), 0.0, 0.0, 0.0),
+            prompt=PromptTokens.of(model, first, 0, strings, self.here.sinks),
+            prediction=Prediction.of(model, one, 0, targets, self.here.logits),
+            method=method,
+            neurons=NeuronScores(
+                self.sites, self.here.activation, self.recorded, model.heads, self.there, self.largest
+            ),
+            sums=Conservation(difference, tokens.sum().item()),
+            made_with=provenance(model),
             image=image,
             counterfactual=Counterfactual(
                 prompts=tuple(model.pieces(pair.batch.row_ids(1)) for pair in self.pairs),
@@ -207,7 +183,6 @@ class _Sums:
                 shares=tuple(self.shares),
                 contrasts=contrasts,
                 own=own,
-                activation=self.there,
                 at=method.at or "both",
                 numbers=tuple(there for _, there in self.numbers),
                 overlap=_overlap(self.tops),
@@ -230,38 +205,32 @@ def _overlap(tops: Sequence[set[int]]) -> float | None:
 # --- difference rules -----------------------------------------------------------------------------------
 
 
-def _by_difference_rules(
-    model: Model,
-    pairs: Sequence[Plan],
-    method: Difference,
-    sites: Sequence[str],
-    record: Recorded,
-    k: int | None,
-    checkpoint: bool | None,
-    strict: bool,
-) -> _Sums:
+def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Plan]) -> _Sums:
     """Both prompts of a pair go through the model as partners: one pass of two rows."""
-    sums = _Sums(pairs, record)
+    model, sites, method = request.model, request.sites, request.method
+    assert isinstance(method, Difference)
+    sums = _Sums(model, pairs, kept_at(pairs[0], 0, request.record))
     for pair in pairs:
-        columns = None if record == "all" else [[pair.batch.columns(row)[at] for at in sums.recorded] for row in (0, 1)]
-        target, inputs, stream = Logits(pair), Inputs(), Stream(model, pair.batch)
-        values = Values(model, pair.batch, sites, columns)
-        neurons = AllNeurons(model, pair.batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
+        batch, columns = pair.batch, None
+        if request.record != "all":
+            columns = [[batch.columns(row)[place] for place in sums.recorded] for row in (0, 1)]
+        target, inputs, stream = Logits(pair), Inputs(), Stream(model, batch)
+        values = Values(model, batch, sites, columns)
+        neurons = AllNeurons(model, batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
         recorders: list[Recorder] = [inputs, stream, values, neurons]
-        if k is not None:
-            apart = partial(unranked, model, pair.batch, stream)
-            largest = LargestNeurons(model, pair.batch, sites, k, apart, partner)
+        largest: LargestNeurons | None = None
+        if request.k is not None:
+            largest = LargestNeurons(model, batch, sites, request.k, partial(unranked, model, batch, stream), partner)
             recorders.append(largest)
-        numbers, _ = run(model, target, recorders, method, strict=strict, checkpoint=checkpoint)
-        sums.largest = None if k is None else largest.row(0)
+        numbers, _ = run(model, target, recorders, method, strict=request.strict, checkpoint=request.checkpoint)
+        sums.largest = largest.row(0) if largest else None
         parts = [_product(x - partner(x), g)[0] for x, g in zip(inputs.values, inputs.gradients, strict=True)]
-        relevance = {site: found for site, (found, _) in neurons.row(0).items()}
-        there = {site: values.values(1, x) for site, x in values.activation.items()}
+        here, there = ({site: values.values(row, x) for site, x in values.activation.items()} for row in (0, 1))
         if not sums.numbers:
-            own = {site: values.values(0, x) for site, x in values.activation.items()}
-            here = [pair.needed.index(place) for place in pair.positions[0]]
-            sums.begin(target.logits[:1, here], stream.sinks(0), own)
-        sums.add(parts, relevance, there, (numbers[0].item(), numbers[1].item()), torch.eye(len(sums.columns)))
+            places = [pair.needed.index(place) for place in pair.positions[0]]
+            sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places])
+        shares = torch.eye(len(batch.columns(0)))
+        sums.add(parts, neurons.row(0)[0], there, (numbers[0].item(), numbers[1].item()), shares)
     return sums
 
 
@@ -270,54 +239,42 @@ def _product(difference: Tensor, gradient: Tensor) -> Tensor:
     return difference.to(dtype) * gradient.to(dtype)
 
 
-# --- coefficients at a place between --------------------------------------------------------------------
+# --- multipliers at points between ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """Of one prompt: what each stack reads (T, D), its sites' activations (L, T, N), sinks and logits (1, P, V)."""
-
-    inputs: list[Tensor]
-    sites: dict[str, Tensor]
-    sinks: tuple[int, ...]
-    logits: Tensor
-
-
-def _seen(model: Model, one: Plan, sites: Sequence[str]) -> _Seen:
-    target, inputs, stream = Logits(one), Inputs(), Stream(model, one.batch)
-    values = Values(model, one.batch, sites)
-    look(model, target, [inputs, stream, values])
-    kept = {site: values.values(0, x) for site, x in values.activation.items()}
-    return _Seen([leaf.detach()[0] for leaf in inputs.leaves], kept, stream.sinks(0), target.logits)
-
-
-def _by_coefficients(
-    model: Model,
-    pairs: Sequence[Plan],
-    method: Multiplying,
-    sites: Sequence[str],
-    record: Recorded,
-    checkpoint: bool | None,
-    strict: bool,
-) -> _Sums:
-    """A look at each prompt, and a pass at one or several places between them."""
-    sums, kept = _Sums(pairs, record), list(kept_at(pairs[0], 0, record))
-    here = _seen(model, pairs[0].repeated(0, 1), sites)
-    sums.begin(here.logits, here.sinks, {site: x[:, kept] for site, x in here.sites.items()})
+def _by_multipliers(request: AttributionRequest, pairs: Sequence[Plan]) -> _Sums:
+    """A forward pass of each prompt, and a pass at one or several points between them."""
+    model = request.model
+    sums = _Sums(model, pairs, kept_at(pairs[0], 0, request.record))
+    recorded = list(sums.recorded)
+    here = _read(request, pairs[0].repeated(0, 1))
+    sums.here = replace(here, activation={site: x[:, recorded] for site, x in here.activation.items()})
     for pair in pairs:
         one, other = pair.repeated(0, 1), pair.repeated(1, 1)
-        there = _seen(model, other, sites)
+        there = _read(request, other)
         shares = _aligned(one, other, here.sinks, there.sinks)
         reads = [
             y if one.batch.pixels is not None else share.to(y) @ y
             for y, share in zip(there.inputs, _by_stack(one, other, shares), strict=True)
         ]
-        stands = {site: torch.einsum("st,ltn->lsn", shares.to(x), x)[:, kept] for site, x in there.sites.items()}
-        difference = {site: here.sites[site][:, kept] - x for site, x in stands.items()}
-        parts, relevance = _at_places(model, one, method, here.inputs, reads, difference, kept, checkpoint, strict)
+        stands = {
+            site: torch.einsum("st,ltn->lsn", shares.to(x), x)[:, recorded] for site, x in there.activation.items()
+        }
+        inputs = list(zip(here.inputs, reads, strict=True))
+        difference = {site: sums.here.activation[site] - x for site, x in stands.items()}
+        parts, relevance = _between(request, one, inputs, difference)
         numbers = (one.explained(here.logits)[1].item(), other.explained(there.logits)[1].item())
         sums.add(parts, relevance, stands, numbers, shares)
     return sums
+
+
+def _read(request: AttributionRequest, one: Plan) -> _Here:
+    model = request.model
+    target, inputs, stream = Logits(one), Inputs(), Stream(model, one.batch)
+    values = Values(model, one.batch, request.sites)
+    look(model, target, [inputs, stream, values])
+    activation = {site: values.values(0, x) for site, x in values.activation.items()}
+    return _Here([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
 
 
 def _aligned(one: Plan, other: Plan, sinks: Sequence[int], other_sinks: Sequence[int]) -> Tensor:
@@ -345,30 +302,27 @@ def _by_stack(one: Plan, other: Plan, shares: Tensor) -> list[Tensor]:
     ]
 
 
-def _at_places(
-    model: Model,
-    one: Plan,
-    method: Multiplying,
-    own: Sequence[Tensor],
-    there: Sequence[Tensor],
-    difference: dict[str, Tensor],
-    kept: Sequence[int],
-    checkpoint: bool | None,
-    strict: bool,
+def _between(
+    request: AttributionRequest, one: Plan, reads: Sequence[tuple[Tensor, Tensor]], difference: dict[str, Tensor]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Relevance of what each stack reads and of the sites (L, P, N), with the mean multiplier of its points."""
-    places = method.shares()
-    many = one.repeated(0, len(places))
-    way = torch.tensor(places, dtype=own[0].dtype, device=own[0].device)
-    moved = [y + way.view(-1, *[1] * x.dim()) * (x - y) for x, y in zip(own, there, strict=True)]
+    """Relevance of what each stack reads and of the sites (L, P, N), with the mean multiplier of the method's points.
+
+    reads: of each stack what it reads here and there; difference: of the sites' activations, (L, P, N).
+    """
+    model, method = request.model, request.method
+    assert isinstance(method, Multiplying)
+    points = method.shares()
+    many = one.repeated(0, len(points))
+    way = torch.tensor(points, dtype=reads[0][0].dtype, device=reads[0][0].device)
+    moved = [y + way.view(-1, *[1] * x.dim()) * (x - y) for x, y in reads]
     inputs = Inputs(lambda stack, x: moved[stack])
-    columns = [[many.batch.columns(0)[at] for at in kept]] * len(places)
+    columns = [[many.batch.columns(0)[place] for place in kept_at(one, 0, request.record)]] * len(points)
 
     def compared(site: str, layer: int, x: Tensor) -> Tensor:
         return difference[site][layer].to(x).expand_as(x)
 
     neurons = AllNeurons(model, many.batch, difference, columns, compared=compared)
     rules = method if isinstance(method, AttnLRP) else None
-    run(model, Logits(many), [inputs, neurons], rules, strict=strict, checkpoint=checkpoint)
-    parts = [_product(x - y, g.mean(0)) for x, y, g in zip(own, there, inputs.gradients, strict=True)]
+    run(model, Logits(many), [inputs, neurons], rules, strict=request.strict, checkpoint=request.checkpoint)
+    parts = [_product(x - y, g.mean(0)) for (x, y), g in zip(reads, inputs.gradients, strict=True)]
     return parts, {site: x.mean(0).cpu() for site, x in neurons.relevance.items()}

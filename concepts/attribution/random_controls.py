@@ -101,21 +101,21 @@ def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2,
     """The k tokens of a text that speak most for the answer removed (their embeddings are zero), or k others, drawn but
     for sinks and what a chat's template wrote; all choices where there are few. Measured is the number explained.
     Raises `InputError`."""
-    apart = {*relevance.sinks, *relevance.template}
+    apart = {*relevance.prompt.sinks, *relevance.prompt.template}
     free = [place for place in range(len(relevance.tokens)) if place not in apart]
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())
     first, rest = order[:k], sorted(order[k:])
     if relevance.target is None or relevance.image:
         raise InputError("Tokens of a text are removed where one answer is explained; explain one.")
     contrast = relevance.contrast and relevance.contrast.id
-    found = plan(model, [prompt], relevance.target.id, contrast, number=relevance.number)
+    found = plan(model, [prompt], relevance.target.id, contrast, objective=relevance.prediction.objective)
     masks = torch.zeros(2, len(relevance.tokens), dtype=torch.bool)
     masks[1, first] = True
     masks = torch.cat((masks, _drawn(rest, len(first), len(relevance.tokens), seed)))
     before, after, *drawn = without(model, found, 0, masks, value).float().tolist()
-    names = ", ".join(repr(relevance.token_strings[place]) for place in sorted(first))
+    names = ", ".join(repr(relevance.prompt.strings[place]) for place in sorted(first))
     number = explained(relevance.target, relevance.contrast)
-    number += " against all others" if relevance.number == "log-odds" else ""
+    number += " against all others" if relevance.prediction.objective == "log-odds" else ""
     return BesideChance(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
 
 

@@ -73,7 +73,7 @@ def origins(
     start, stop = answer.places(span)
     explained = answer.ids[start:stop]
     found = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), number="logit", checkpoint=checkpoint)
-    target, names = found.conserved.target, _named(found)
+    target, names = found.sums.target, _named(found)
     parts = []
     for name in dict.fromkeys(names):
         values = found.tokens[[place for place, own in enumerate(names) if own == name]]
@@ -87,7 +87,7 @@ def origins(
     past = _past_ffn(model, answer.before(start), explained, checkpoint)
     through = (found.tokens.sum().item() - past) / target
     text = "".join(answer.token_strings[start:stop])
-    return Origins(text, target, tuple(parts), found.conserved.biases, through, drop)
+    return Origins(text, target, tuple(parts), found.sums.biases, through, drop)
 
 
 class _Blocked:
@@ -114,7 +114,7 @@ def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], che
 
 def _named(found: Relevance) -> list[str]:
     """Which part each token is of."""
-    parts = units_of(found.token_strings, found.turns, found.answer_from, "sentence")
+    parts = units_of(found.prompt.strings, found.prompt.turns, found.prompt.answer_start, "sentence")
     users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]
     last = [part for part in users if part.turn == users[-1].turn] if users else []
 
@@ -126,4 +126,4 @@ def _named(found: Relevance) -> list[str]:
         return "the answer's own start" if part.turn == "answer" else part.turn
 
     named = [name(part) for part in parts for _ in range(part.start, part.stop)]
-    return ["sinks" if place in found.sinks and own != "template" else own for place, own in enumerate(named)]
+    return ["sinks" if place in found.prompt.sinks and own != "template" else own for place, own in enumerate(named)]

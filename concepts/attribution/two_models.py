@@ -2,71 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from icebear.concepts.attribution.recorded import Recorded, kept_of
+from icebear.concepts.attribution.one_model import explained
+from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
 from icebear.concepts.attribution.result import Counterfactual, Relevance
-from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan, per_prompt, plan
-from icebear.concepts.models.prompts import prompts_of
 from icebear.concepts.vocabulary import w1, w2
 from icebear.errors import InputError
 from icebear.records import Neuron
 
 
-def between_models(
-    explain: Callable[..., Any],
-    model: Model,
-    other: Model,
-    prompt: Any,
-    target: Any,
-    contrast: Any,
-    keeping: tuple[Recorded, int | None],
-    options: dict[str, Any],
-) -> Any:
-    """What `explain` finds in the model less what it finds in the other, of the model's own answer where it is open.
+def between_models(request: AttributionRequest) -> list[Relevance]:
+    """Relevance in the model less that in its base model, of the model's own answer where the target is open.
 
-    keeping: the positions kept whole, and how many neurons of the others, None for no choice. Raises `InputError` where
-        shapes or tokens differ.
+    Raises `InputError` where shapes or tokens differ.
     """
-    if options["counterfactual"] is not None:
-        raise InputError("Compare with another prompt or with another model; leave counterfactual or base_model out.")
-    _same_shape(model, other)
-    record, k = keeping
-    options = {**options, "record": record if k is None else "all"}
-    here = explain(model, prompt, target, contrast, **options)
-    single, open_ = not isinstance(here, list), options["target_text"] is None and not isinstance(prompt, Answer)
-    rows = [here] if single else here
-    if open_:
-        target = [row.target.id for row in rows]
-        contrast = [row.contrast.id if row.contrast else None for row in rows]
-        if single:
-            target, contrast = target[0], contrast[0]
-    there = explain(other, prompt, target, contrast, **options)
-    pairs = zip(rows, [there] if single else there, _plans(model, prompt, rows, options, open_), strict=True)
-    found = [_less(model, other, *pair) for pair in pairs]
-    if k is not None:
-        found = [one.only(k, kept_of(one.explained_at, len(one.tokens), record)) for one in found]
-    return found[0] if single else found
+    model, base = request.model, request.base_model
+    assert base is not None
+    _same_shape(model, base)
+    whole = request.whole()
+    here = explained(whole)
+    rows = tuple(_as_answered(*pair) for pair in zip(request.prompts, here, strict=True))
+    there = explained(replace(whole, model=base, prompts=rows))
+    results = [_less(model, base, row, *pair) for row, *pair in zip(rows, here, there, strict=True)]
+    return [request.reduced(result) for result in results]
 
 
-def _plans(
-    model: Model, prompt: Any, rows: Sequence[Relevance], options: dict[str, Any], open_: bool
-) -> list[tuple[Plan, ...]]:
-    """What was asked of each prompt; of an answer or a text of several tokens nothing that can be asked again."""
-    if not open_:
-        return [()] * len(rows)
-    each = [per_prompt(options[name], len(rows)) for name in ("prefix", "at")]
-    asked = zip(prompts_of(prompt)[0], rows, *each, strict=True)
-    return [
-        (plan(model, [one], row.target and row.target.id, row.contrast and row.contrast.id, prefix=prefix, at=at),)
-        for one, row, prefix, at in asked
-    ]
+def _as_answered(row: PromptRequest, relevance: Relevance) -> PromptRequest:
+    """With the target that was explained."""
+    target, contrast = relevance.target, relevance.contrast
+    if row.phrase is not None:
+        return row
+    return replace(row, target=target.id if target else None, contrast=contrast.id if contrast else None)
 
 
 def _same_shape(model: Model, other: Model) -> None:
@@ -86,29 +56,28 @@ def _same_shape(model: Model, other: Model) -> None:
         )
 
 
-def _less(model: Model, other: Model, here: Relevance, there: Relevance, pairs: tuple[Plan, ...]) -> Relevance:
-    if here.token_ids != there.token_ids:
-        raise InputError(f"{other.name} splits the prompt into other tokens than {model.name}; give token ids.")
+def _less(model: Model, base: Model, row: PromptRequest, here: Relevance, there: Relevance) -> Relevance:
+    if here.prompt.ids != there.prompt.ids:
+        raise InputError(f"{base.name} splits the prompt into other tokens than {model.name}; give token ids.")
     if here.positions is not None:
         raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
-    counterfactual = Counterfactual(
-        prompts=(here.token_strings,),
-        pairs=pairs,
-        shares=(torch.eye(len(here.tokens)),),
-        contrasts=(here.contrast_text,) if here.contrast_text else (),
-        own=False,
-        activation={site: activation for site, (_, activation) in there.sites.items()},
-        at="model",
-        numbers=(there.conserved.target,),
-        overlap=None,
-        model=other.name,
-    )
+    scores = replace(here.neurons.less(there.neurons, len(here.tokens)), counterfactual=there.neurons.activation)
     return replace(
         here,
         tokens=here.tokens - there.tokens,
-        sites={site: (here.of(site) - there.of(site), here.activation(site)) for site in here.sites},
-        conserved=here.conserved.less(there.conserved),
-        counterfactual=counterfactual,
+        neurons=scores,
+        sums=here.sums.less(there.sums),
+        counterfactual=Counterfactual(
+            prompts=(here.prompt.strings,),
+            pairs=() if row.rather is not None else (row.plan(model),),
+            shares=(torch.eye(len(here.tokens)),),
+            contrasts=(here.contrast_text,) if here.contrast_text else (),
+            own=False,
+            at="model",
+            numbers=(there.sums.target,),
+            overlap=None,
+            model=base.name,
+        ),
     )
 
 

@@ -33,7 +33,7 @@ class Unit:
 def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]]:
     """Relevance by ``token``, ``word``, ``sentence``, ``turn`` or ``document`` (parts between empty lines): the sum of
     its tokens. What a template wrote is apart, so that all add up to the tokens' relevance. Raises `InputError`."""
-    found = units_of(relevance.token_strings, relevance.turns, relevance.answer_from, by)
+    found = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, by)
     return list(zip(found, summed(relevance.tokens, found).tolist(), strict=True))
 
 

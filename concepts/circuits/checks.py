@@ -74,7 +74,7 @@ class Held:
         if relevance.image:
             raise InputError("Interventions exchange tokens, which an image has not; its edges are what they are.")
         sites, pair = tuple(relevance.sites), pair_of(relevance)
-        values = {site: relevance.activation(site) for site in sites}, dict(relevance.counterfactual.activation)
+        values = {site: relevance.activation(site) for site in sites}, dict(relevance.neurons.counterfactual)
         nodes = probes(relevance, places_of(graph.nodes))
         return cls(graph.model, pair, nodes, sites, values, inputs_of(graph.model, pair))
 
@@ -313,5 +313,5 @@ def _along(graph: Graph, held: Held, relevance: Relevance, ways: Sequence[Source
             for way, known in enumerate(values):
                 known[number] = nodes[number][place * len(ways) + way]
     _, answers = held.run(rows(len(graph.nodes)))
-    (there,), difference = relevance.counterfactual.numbers, relevance.conserved.target  # type: ignore[union-attr]
+    (there,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
     return [(answer - there) / difference for answer in answers.tolist()]

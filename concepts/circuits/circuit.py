@@ -114,7 +114,7 @@ def _compared(
                 f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the other {counts[1]}; "
                 f"give another prompt of {counts[0]}."
             )
-        if not relevance.conserved.target:
+        if not relevance.conservation().target:
             raise InputError("Both prompts give the explained number alike, so there is nothing to explain.")
     lengths = dict.fromkeys(len(relevance.tokens) for relevance in found)
     if len(lengths) > 1:

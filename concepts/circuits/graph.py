@@ -89,14 +89,14 @@ class Graph(Tabled):
         if self.relevances[0].image:
             return "one image compared with another"
         more = f" and {len(self.relevances) - 1} more pairs" if len(self.relevances) > 1 else ""
-        return f"{''.join(self.relevances[0].token_strings)!r} compared with {''.join(told.prompts[0])!r}{more}"
+        return f"{''.join(self.relevances[0].prompt.strings)!r} compared with {''.join(told.prompts[0])!r}{more}"
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
         first = self.relevances[0]
         assert first.counterfactual is not None
-        there = first.token_strings if first.image else first.counterfactual.prompts[0]
-        pairs = enumerate(zip(first.token_strings, there, strict=True))
+        there = first.prompt.strings if first.image else first.counterfactual.prompts[0]
+        pairs = enumerate(zip(first.prompt.strings, there, strict=True))
         return tuple(Token(position, *texts) for position, texts in pairs)
 
     @cached_property
@@ -257,7 +257,7 @@ class Graph(Tabled):
             stack = pair_of(self.relevances[0]).batch.span_of(self.model, node.neuron.layer)
             where = f"position:{node.position - stack.start}"
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
-        prompt = "".join(self.relevances[0].token_strings)
+        prompt = "".join(self.relevances[0].prompt.strings)
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
 
     # --- files ----------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Graph(Tabled):
         groups = {node.id: group.name for group in self.groups for node in group.nodes}
         return {
             "icebear_circuit": FORMAT,
-            "prompt": list(first.token_strings),
+            "prompt": list(first.prompt.strings),
             "counterfactual": [token.counterfactual for token in self.tokens],
             "pairs": len(self.relevances),
             "target": self.answer.text,

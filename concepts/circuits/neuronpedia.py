@@ -29,8 +29,8 @@ def written(graph: Graph, slug: str = "icebear") -> dict[str, Any]:
             "slug": slug,
             "scan": re.sub(r"[^\w.-]", "-", graph.model.name, flags=re.ASCII),
             "transcoder_list": [],
-            "prompt_tokens": list(first.token_strings),
-            "prompt": "".join(first.token_strings),
+            "prompt_tokens": list(first.prompt.strings),
+            "prompt": first.prompt.text,
             "node_threshold": 1.0,
             "schema_version": 1,
             "info": {
@@ -88,7 +88,7 @@ def _node(graph: Graph, what: Source | Target) -> dict[str, Any]:
 def _named(graph: Graph, what: Source | Target) -> tuple[str, int, str, str]:
     """Its layer, feature, type and jsNodeId in the schema."""
     if isinstance(what, Token):
-        token = graph.relevances[0].token_ids[what.position]
+        token = graph.relevances[0].prompt.ids[what.position]
         return "E", what.position, "embedding", f"E_{token}-{what.position}"
     if isinstance(what, Rest):
         return str(what.layer), -1, "mlp reconstruction error", f"{what.layer}_{what.position}-0"
@@ -101,7 +101,7 @@ def _named(graph: Graph, what: Source | Target) -> tuple[str, int, str, str]:
 
 def _id(graph: Graph, what: Source | Target) -> str:
     if isinstance(what, Token):
-        return f"E_{graph.relevances[0].token_ids[what.position]}_{what.position}"
+        return f"E_{graph.relevances[0].prompt.ids[what.position]}_{what.position}"
     if isinstance(what, Rest):
         return f"rest_{what.layer}_{what.position}"  # circuit-tracer's 0_layer_token is also a neuron's of layer 0
     if isinstance(what, Answer):

@@ -80,7 +80,7 @@ def probes(relevance: Relevance, places: Sequence[Place]) -> list[Probe]:
         if site != "head":
             found.append(Probe(site, layer, token, slice(index, index + 1), relevance.tokens.new_ones(1)))
             continue
-        dim = relevance.attn.shape[-1] // relevance.head_count
+        dim = relevance.attn.shape[-1] // relevance.neurons.head_count
         part = slice(index * dim, (index + 1) * dim)
         moved = change(relevance, "attn")[layer, token, part]
         coefficient = relevance.attn[layer, token, part] / moved.masked_fill(moved == 0, 1)
@@ -91,18 +91,18 @@ def probes(relevance: Relevance, places: Sequence[Place]) -> list[Probe]:
 def change(relevance: Relevance, site: str) -> Tensor:
     """(L, T, N) activations in the prompt less those in the other one."""
     assert relevance.counterfactual is not None
-    return relevance.activation(site) - relevance.counterfactual.activation[site]
+    return relevance.activation(site) - relevance.neurons.counterfactual[site]
 
 
 def own_and_other(relevance: Relevance, places: Sequence[Place]) -> tuple[Tensor, Tensor]:
     """(K + 1,) each node's number and the answer's, in the prompt and in the other one."""
     assert relevance.counterfactual is not None
-    there, (number,) = relevance.counterfactual.activation, relevance.counterfactual.numbers
+    there, (number,) = relevance.neurons.counterfactual, relevance.counterfactual.numbers
     own, other = [], []
     for probe in probes(relevance, places):
         own.append(relevance.activation(probe.site)[probe.layer, probe.position, probe.places] @ probe.direction)
         other.append(there[probe.site][probe.layer, probe.position, probe.places] @ probe.direction)
-    numbers = torch.tensor([relevance.conserved.target + number, number], dtype=relevance.tokens.dtype)
+    numbers = torch.tensor([relevance.conservation().target + number, number], dtype=relevance.tokens.dtype)
     return torch.stack([*own, numbers[0]]), torch.stack([*other, numbers[1]])
 
 

@@ -180,5 +180,5 @@ def _relevances(
     neurons = AllNeurons(model, batch, sites, compared=compared)
     run(model, Words(batch, ids), [Inputs(), neurons], ATTNLRP)
     for row, length in enumerate(batch.lengths):
-        for site, (found, _) in neurons.row(row).items():
-            yield site, found[:, 1:length].sum(1).double().numpy()
+        for site, relevance in neurons.row(row)[0].items():
+            yield site, relevance[:, 1:length].sum(1).double().numpy()

@@ -46,7 +46,7 @@ def neuron_relevance(model: Model, plan: Plan, site: str, rules: AttnLRP | None 
     """(L, T, N) activation x gradient of a site's neurons, for a plan of one prompt."""
     neurons = AllNeurons(model, plan.batch, (site,))
     run(model, Logits(plan), [Inputs(), neurons], rules)
-    return neurons.row(0)[site][0]
+    return neurons.row(0)[0][site]
 
 
 def by_row(plan: Plan, stacks: list[Tensor]) -> list[Tensor]:
@@ -65,7 +65,7 @@ def log_probability(model: Model, plan: Plan) -> Tensor:
     found = model.log_probabilities(model.logits(plan.batch, plan.needed).float())
     if found is None:
         raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
-    return replace(plan, contrasts=(None,) * len(plan.contrasts), number="logits").explained(found)[1]
+    return replace(plan, contrasts=(None,) * len(plan.contrasts), objective="logit").explained(found)[1]
 
 
 def without(model: Model, plan: Plan, row: int, removed: Tensor, measure: Callable[[Model, Plan], Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
 Token = str | int
-Number = Literal["logits", "log-odds", "centred", "mean"]
+Objective = Literal["logit", "log-odds", "centered-logit", "mean-centered-logit"]
 """What is summed over the tokens of an answer: their logits; these less the mean of all other logits, weighted by
 probability, whose gradient is that of the log-odds; or less the mean over the vocabulary, which a softmax does not see;
 or the mean of that over the answer's tokens, which answers of different lengths are compared by."""
@@ -35,7 +35,7 @@ class Plan:
     targets: tuple[tuple[int, ...] | None, ...]
     """The answers explained there; None for the most probable ones."""
     contrasts: tuple[int | None, ...]
-    number: Number = "logits"
+    objective: Objective = "logit"
 
     @property
     def needed(self) -> list[int]:
@@ -56,7 +56,7 @@ class Plan:
         for row, places in enumerate(self.positions):
             here = scores[row, [needed.index(place) for place in places]]  # (P, V)
             chosen = self.targets[row] or tuple(here.argmax(-1).tolist())
-            value = explained(here, chosen, self.number).sum()
+            value = explained(here, chosen, self.objective).sum()
             contrast = self.contrasts[row]
             if contrast in chosen:
                 raise InputError(
@@ -65,7 +65,7 @@ class Plan:
             if contrast is not None:
                 value = value - here[:, contrast].sum()
             targets.append(chosen)
-            values.append(value / len(chosen) if self.number == "mean" else value)
+            values.append(value / len(chosen) if self.objective == "mean-centered-logit" else value)
         return targets, torch.stack(values)
 
     def resolved(self, model: Model) -> Plan:
@@ -80,23 +80,23 @@ class Plan:
         """Of these rows, in this order."""
         each = (self.positions, self.targets, self.contrasts)
         positions, targets, contrasts = (tuple(part[row] for row in order) for part in each)
-        return Plan(self.batch.rows(order), positions, targets, contrasts, self.number)  # type: ignore[arg-type]
+        return Plan(self.batch.rows(order), positions, targets, contrasts, self.objective)  # type: ignore[arg-type]
 
     def repeated(self, row: int, count: int) -> Plan:
         """One of its prompts, without padding, `count` times."""
         batch = self.batch.repeated(row, count)
         each = (self.positions, self.targets, self.contrasts)
         positions, targets, contrasts = ((part[row],) * count for part in each)
-        return Plan(batch, positions, targets, contrasts, self.number)  # type: ignore[arg-type]
+        return Plan(batch, positions, targets, contrasts, self.objective)  # type: ignore[arg-type]
 
 
-def explained(scores: Tensor, chosen: Sequence[int], number: Number) -> Tensor:
+def explained(scores: Tensor, chosen: Sequence[int], objective: Objective) -> Tensor:
     """(P,) what is explained of the answers chosen at places; scores (P, V)."""
     places = range(len(chosen)), list(chosen)
     own = scores[places]
-    if number == "logits" or (number == "log-odds" and scores.shape[-1] == 1):  # of one number there are no others
+    if objective == "logit" or (objective == "log-odds" and scores.shape[-1] == 1):  # of one number there are no others
         return own
-    if number != "log-odds":
+    if objective != "log-odds":
         return own - scores.mean(-1)
     others = scores.detach().clone()
     others[places] = -torch.inf
@@ -110,8 +110,8 @@ def plan(
     contrast: Any = None,
     target_text: Any = None,
     prefix: Any = None,
-    at: Any = None,
-    number: Number = "logits",
+    position: Any = None,
+    objective: Objective = "logit",
 ) -> Plan:
     """Arguments as of `attribute`, each for all prompts or a list with one for each; a target text may be token ids.
 
@@ -119,9 +119,9 @@ def plan(
     """
     task = model.task
     targets, contrasts, texts, prefixes, places = (
-        per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, at)
+        per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)
     )
-    task.refuse(model, target_text=texts, prefix=prefixes, at=places)
+    task.refuse(model, target_text=texts, prefix=prefixes, position=places)
     if any(text is not None and token is not None for text, token in zip(texts, targets, strict=True)):
         raise InputError("target and target_text exclude each other; give one of them.")
     given = [Prompt.of(prompt) for prompt in prompts]
@@ -133,7 +133,7 @@ def plan(
     answers = [_answer(model, *row) for row in zip(targets, texts, before, strict=True)]
     asked = [Asked(*row) for row in zip(given, answers, before, places, strict=True)]
     batch, positions = task.places(model, asked)
-    return Plan(batch, tuple(positions), tuple(answers), against, number)
+    return Plan(batch, tuple(positions), tuple(answers), against, objective)
 
 
 def per_prompt(value: Any, count: int) -> list[Any]:

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.result import Largest
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.neurons import Recorder
+from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
+
+
+@dataclass(frozen=True, eq=False)
+class Largest:
+    """What ``keep="top"`` keeps of all positions, where their neurons are not kept whole."""
+
+    k: int
+    ranked: dict[str, tuple[Ranked, ...]]
+    """site -> its k that contribute most to the target and its k that contribute most against it, without sinks and a
+    chat's template."""
+    layers: dict[str, Tensor]
+    """site -> (L, T) sums over all its neurons."""
+    heads: Tensor | None
+    """(L, T, H) of whole heads, with the site `attn`."""
+
+    def top(self, k: int, site: str, sign: str) -> list[Ranked]:
+        if k > self.k:
+            raise InputError(f"The {self.k} largest of each site were kept; pass attribute(k={k}), or keep='all'.")
+        return sorted(self.ranked[site], key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron))[:k]
 
 
 class LargestNeurons(Recorder):

@@ -166,9 +166,9 @@ class AllNeurons(Values):
         for site, layer in set(self.places) - self.reached:
             self.relevance[site][:, layer] = 0
 
-    def row(self, row: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """site -> (relevance, activation) of one prompt, each (L, P, N), without padding, on the CPU."""
-        return {
-            site: (self.values(row, self.relevance[site]), self.values(row, self.activation[site]))
-            for site in self.activation
-        }
+    def row(self, row: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Relevance and activation of one prompt: site -> (L, P, N), without padding, on the CPU."""
+        relevance, activation = (
+            {site: self.values(row, x) for site, x in part.items()} for part in (self.relevance, self.activation)
+        )
+        return relevance, activation

@@ -28,7 +28,7 @@ class Asked:
     """The tokens, or the label, explained; None for the most probable ones."""
     before: Prompt | None
     """What the answer is written behind, see `Task.before`."""
-    at: int | None
+    position: int | None
     """The token whose label is explained."""
 
 
@@ -71,14 +71,15 @@ class Task:
     # --- what it predicts -----------------------------------------------------------------------------
 
     def refuse(self, model: Model, **given: Sequence[Any]) -> None:
-        """Raise `InputError` for an argument of `attribute` (target_text, prefix, at) that says nothing to this task.
+        """Raise `InputError` for an argument of `attribute` (target_text, prefix, position) that this task has no use
+        for.
 
         given: a value for each prompt, None where there is none.
         """
         reasons = {
             "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
             "prefix": f"{model.name} has no decoder of its own" if self.stacks == 1 else "",
-            "at": f"{model.name} does not label single tokens" if not self.labels_tokens else "",
+            "position": f"{model.name} does not label single tokens" if not self.labels_tokens else "",
         }
         for name, values in given.items():
             if reasons[name] and any(value is not None for value in values):

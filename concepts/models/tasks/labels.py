@@ -54,7 +54,7 @@ class TokenLabel(Labelled):
 
     def places(self, model: Model, asked: Sequence[Asked]) -> tuple[Batch, Positions]:
         batch = self.encode(model, [row.prompt for row in asked])
-        return batch, [_labelled(model, list(batch.row_ids(number)), row.at) for number, row in enumerate(asked)]
+        return batch, [_labelled(model, list(batch.row_ids(number)), row.position) for number, row in enumerate(asked)]
 
     def log_probabilities(self, model: Model, logits: Tensor) -> Tensor:
         return logits.log_softmax(-1)
@@ -69,15 +69,15 @@ def _read_at(model: Model, ids: Sequence[int]) -> int:
     return max((place for place, token in enumerate(ids) if token != padding), default=0)
 
 
-def _labelled(model: Model, ids: list[int], at: int | None) -> tuple[int, ...]:
-    """`at`; by default the token that most probably has another label than the first one (``O`` or the like)."""
-    if at is None:
+def _labelled(model: Model, ids: list[int], position: int | None) -> tuple[int, ...]:
+    """`position`; by default the token that most probably has another label than the first one (``O`` or the like)."""
+    if position is None:
         with model.lock, torch.no_grad():
             scores = model.logits(model.read_ids([ids]), list(range(len(ids))))[0].float()  # (T, labels)
         special = model.special_ids()
         scores[[place for place, token in enumerate(ids) if token in special]] = -torch.inf
         first = scores.softmax(-1)[:, 0].nan_to_num(nan=2.0)
         return (int(first.argmin()),)
-    if not -len(ids) <= at < len(ids):
-        raise InputError(f"Position {at} is not one of 0 to {len(ids) - 1}.")
-    return (at % len(ids),)
+    if not -len(ids) <= position < len(ids):
+        raise InputError(f"Position {position} is not one of 0 to {len(ids) - 1}.")
+    return (position % len(ids),)

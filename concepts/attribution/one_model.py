@@ -1,0 +1,139 @@
+"""One forward and one backward pass under the relevance rules, for prompts of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+
+from icebear.concepts.attribution.paired import compared
+from icebear.concepts.attribution.prompt import Prediction, PromptTokens
+from icebear.concepts.attribution.ranking import NeuronScores
+from icebear.concepts.attribution.recorded import kept_at, token_relevance, unranked
+from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, plan_of
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.lrp.positions import Sinks
+from icebear.concepts.methods.lrp import AttnLRP
+from icebear.concepts.models import images
+from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.provenance import provenance
+from icebear.concepts.passes.conservation import Conservation
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.largest import LargestNeurons
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import Recorder, new_ledger, run
+from icebear.concepts.passes.stream import Stream
+from icebear.concepts.passes.targets import Logits
+from icebear.errors import NumericalError
+
+BATCH_SIZE = 16
+"""Prompts that go through the model at once, however many there are."""
+
+
+def explained(request: AttributionRequest) -> list[Relevance]:
+    """Of each prompt, in the order of the request; its base model is not looked at."""
+    results: list[Relevance] = []
+    for key, group in groupby(request.prompts, lambda row: (row.batched, row.objective)):
+        rows, size = list(group), BATCH_SIZE if key[0] else 1
+        for start in range(0, len(rows), size):
+            results += _explained(request, rows[start : start + size])
+    return [_with_answer_start(*pair) for pair in zip(results, request.prompts, strict=True)]
+
+
+def _explained(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:
+    if rows[0].rather is not None:
+        return [_against_a_phrase(request, rows[0])]
+    if rows[0].counterfactuals:
+        return [compared(request, rows[0])]
+    return alone(request, plan_of(request.model, rows))
+
+
+def _with_answer_start(relevance: Relevance, row: PromptRequest) -> Relevance:
+    start = row.answer_start
+    if start is None and row.phrase is not None:
+        start = relevance.predicted_at + 1
+    return replace(relevance, prompt=replace(relevance.prompt, answer_start=start))
+
+
+def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:
+    """A pass for each of both phrases."""
+    phrases = [replace(row, phrase=phrase, rather=None) for phrase in (row.phrase, row.rather)]
+    whole = request.whole()
+    (here,), (there,) = (_explained(whole, [phrase]) for phrase in phrases)
+    return request.reduced(here.less(there))
+
+
+def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
+    """What a plan explains, compared with nothing."""
+    method = request.method
+    if not isinstance(method, AttnLRP):
+        return _of_tokens_only(request, plan.resolved(request.model))
+    model, batch, sites = request.model, plan.batch, request.sites
+    recorded = [kept_at(plan, row, request.record) for row in range(len(batch.ids))]
+    columns = None
+    if request.record != "all":
+        columns = [[batch.columns(row)[place] for place in places] for row, places in enumerate(recorded)]
+    target, inputs, stream, sinks = Logits(plan), Inputs(), Stream(model, batch), Sinks(model, batch)
+    neurons = AllNeurons(model, batch, sites, columns)
+    ledger = new_ledger(model, len(batch.ids))
+    recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
+    largest: LargestNeurons | None = None
+    if request.k is not None:
+        largest = LargestNeurons(model, batch, sites, request.k, lambda row: unranked(model, batch, stream, row))
+        recorders.append(largest)
+    numbers, missing = run(
+        model, target, recorders, method, ledger=ledger, strict=request.strict, checkpoint=request.checkpoint
+    )
+    values = inputs.relevance()
+    if not all(torch.isfinite(value).all() for value in values):
+        stream = Stream(model, batch, gradients=True)
+        run(model, Logits(plan), [Inputs(), stream], method, strict=request.strict)  # says where
+        raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
+    results = []
+    for row in range(len(batch.ids)):
+        sums = {name: entry[row].item() for name, entry in ledger.items()}
+        tokens, image = token_relevance(model, plan, row, [value[row] for value in values])
+        strings = images.names(model) if image else model.pieces(batch.row_ids(row))
+        positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
+        if positions is not None:
+            sums["positions"] += positions.sum().item()
+        kept = largest.row(row) if largest else None
+        results.append(
+            Relevance(
+                tokens=tokens,
+                prompt=PromptTokens.of(model, plan, row, strings, stream.sinks(row)),
+                prediction=Prediction.of(model, plan, row, target.targets[row], target.logits),
+                method=method,
+                neurons=NeuronScores(*neurons.row(row), recorded[row], model.heads, largest=kept),
+                sums=Conservation(target=numbers[row].item(), tokens=tokens.sum().item(), **sums),
+                made_with=provenance(model),
+                positions=positions,
+                image=image,
+                missing_rules=missing,
+            )
+        )
+    return results
+
+
+def _of_tokens_only(request: AttributionRequest, plan: Plan) -> list[Relevance]:
+    """The same for a method that only scores tokens; what its scores lack to the number explained is `rest`."""
+    model, method = request.model, request.method
+    assert method is not None
+    scores = method.scores(model, plan)
+    with model.lock, torch.no_grad():
+        logits = model.logits(plan.batch, plan.needed)  # (B, P, V)
+    targets, numbers = plan.explained(logits)
+    return [
+        Relevance(
+            tokens=tokens.float().cpu(),
+            prompt=PromptTokens.of(model, plan, row, model.pieces(plan.batch.row_ids(row)), (0,)),
+            prediction=Prediction.of(model, plan, row, targets[row], logits),
+            method=method,
+            neurons=NeuronScores({}, {}, (), model.heads),
+            sums=Conservation(numbers[row].item(), tokens.sum().item()),
+            made_with=provenance(model),
+        )
+        for row, tokens in enumerate(scores)
+    ]

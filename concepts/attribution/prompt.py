@@ -1,0 +1,73 @@
+"""An explained prompt: its tokens, which of them are what, and what is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from icebear.concepts.models.chat import Turn, outside
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Objective, Plan
+from icebear.records import TokenScore
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """The T tokens that the model read: of an encoder-decoder the encoder's, then the decoder's; of an image its
+    patches."""
+
+    ids: tuple[int, ...]
+    strings: tuple[str, ...]
+    target_positions: tuple[int, ...]
+    """Where the prediction is made: the last token, the masks, [CLS]; for a continuation of several tokens one each."""
+    sinks: tuple[int, ...]
+    """Positions that collect attention and huge activations, excluded from rankings: the first token, special
+    tokens, and those whose residual stream is more than 4 x the median position's in most layers."""
+    encoder_length: int
+    """How many of the tokens the encoder (or the only stack) read; the decoder has the others."""
+    turns: tuple[Turn, ...] = ()
+    """The messages of a chat."""
+    answer_start: int | None = None
+    """The position of an answer's first token; None where only what comes next is explained."""
+
+    @classmethod
+    def of(cls, model: Model, plan: Plan, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]) -> PromptTokens:
+        ids = plan.batch.row_ids(row)
+        turns = model.turns(ids, strings) if model.task.looks_back else ()
+        return cls(ids, strings, plan.explained_at(row), sinks, plan.batch.lengths[row], turns)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.strings)
+
+    @property
+    def template(self) -> tuple[int, ...]:
+        """Positions of a chat that its template wrote, not a message."""
+        return outside(self.turns, len(self.ids))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model predicts, and what of it is explained."""
+
+    target: TokenScore | None
+    """The token explained; None when a continuation of several is."""
+    target_text: str
+    contrast: TokenScore | None
+    top: tuple[TokenScore, ...]
+    """The most probable next tokens."""
+    objective: Objective
+
+    @classmethod
+    def of(cls, model: Model, plan: Plan, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
+        """targets: the tokens explained; logits (B, P, V) at the plan's `needed` positions."""
+        here = logits[row, plan.needed.index(plan.positions[row][0])].float()  # (V,)
+        contrast = plan.contrasts[row]
+        return cls(
+            model.token_score(here, targets[0]) if len(targets) == 1 else None,
+            "".join(model.answer_text(token) for token in targets),
+            None if contrast is None else model.token_score(here, contrast),
+            tuple(model.top_tokens(here, 10)),
+            plan.objective,
+        )

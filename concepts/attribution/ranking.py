@@ -1,0 +1,200 @@
+"""The neurons of a relevance: their values by site, and their ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.attribution.prompt import PromptTokens
+from icebear.concepts.passes.largest import Largest
+from icebear.errors import InputError
+from icebear.records import POLARITIES, Neuron, Ranked, as_neuron
+from icebear.values import one_of, several, shown, whole
+
+Position = int | Literal["last", "all"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which neurons are ranked, and how: the arguments of `Relevance.top`."""
+
+    site: str | None = None
+    polarity: Literal["+", "-"] | None = None
+    position: Position = "last"
+    include_sinks: bool = False
+    sign: Literal["+", "-"] = "+"
+    layers: int | Iterable[int] | None = None
+    include_template: bool = False
+
+    def __post_init__(self) -> None:
+        one_of(self.sign, "sign", POLARITIES)
+        if self.polarity is not None:
+            one_of(self.polarity, "polarity", POLARITIES)
+            if self.site == "head":
+                raise InputError("A head has no polarity, as it has no activation; leave it out, or rank attn.")
+
+    @property
+    def factor(self) -> int:
+        return 1 if self.sign == "+" else -1
+
+    def positions(self, prompt: PromptTokens) -> list[int]:
+        count, position = len(prompt.ids), self.position
+        if position == "all":
+            excluded = {*(() if self.include_sinks else prompt.sinks)}
+            excluded |= {*(() if self.include_template else prompt.template)}
+            return [t for t in range(count) if t not in excluded]
+        if position == "last":
+            return list(prompt.target_positions)
+        if isinstance(position, Integral) and not isinstance(position, bool) and -count <= position < count:
+            return [int(position) % count]
+        raise InputError(f"Position {shown(position)} is not last, all or one of 0 to {count - 1}.")
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronScores:
+    """Relevance and activations of a prompt's neurons, by site, at P recorded positions."""
+
+    relevance: dict[str, Tensor]
+    """site -> (L, P, N)"""
+    activation: dict[str, Tensor]
+    """site -> (L, P, N)"""
+    recorded: tuple[int, ...]
+    """The positions whose neurons were kept, as `attribute(record=...)` says: all T by default."""
+    head_count: int
+    counterfactual: dict[str, Tensor] = field(default_factory=dict)
+    """site -> (L, P, N) the activations that these are compared with, the mean over several prompts."""
+    largest: Largest | None = None
+    """With ``keep="top"``: what is kept of the other positions."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for part in (self.relevance, self.activation, self.counterfactual) for x in part.values())
+
+    def of(self, site: str) -> Tensor:
+        """(L, P, N) relevance of a site's neurons. Raises `InputError` for a site that was not recorded."""
+        if not isinstance(site, str) or site not in self.relevance:
+            have = ", ".join(self.relevance) or "none"
+            raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); name it in sites=.")
+        return self.relevance[site]
+
+    def layers(self, site: str) -> Tensor:
+        """(L, P) sums over a site's neurons; with ``keep="top"`` at all positions, (L, T)."""
+        values = self.of(site)
+        return self.largest.layers[site] if self.largest else values.sum(-1)
+
+    def heads(self) -> Tensor:
+        """(L, P, H) relevance of the attention heads' outputs; with ``keep="top"`` at all positions, (L, T, H)."""
+        values = self.of("attn")
+        if self.largest and self.largest.heads is not None:
+            return self.largest.heads
+        return values.unflatten(-1, (self.head_count, -1)).sum(-1)
+
+    def top(self, k: int, selection: Selection, prompt: PromptTokens) -> list[Ranked]:
+        """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id."""
+        k = whole(k, "The number of neurons to rank")
+        rows: list[Ranked] = []
+        for site in self.relevance if selection.site is None else [selection.site]:
+            if self.largest and selection.position == "all" and site != "head":
+                self.of(site)
+                rest = (selection.polarity, selection.include_sinks, selection.include_template)
+                if any(rest) or selection.layers is not None:
+                    raise InputError("Only the largest of each site were kept; to choose among all pass keep='all'.")
+                rows += self.largest.top(k, site, selection.sign)
+            else:
+                rows += self._top_of_site(k, site, selection, self._columns(site, selection.positions(prompt)))
+        rows.sort(key=lambda r: (-selection.factor * r.relevance, r.neuron, r.position))
+        return rows[:k]
+
+    def of_neuron(self, neuron: Neuron | str, position: Position, prompt: PromptTokens) -> float:
+        """The relevance of one neuron (or head) at a position, or summed over several."""
+        neuron = as_neuron(neuron)
+        values = self.heads() if neuron.site == "head" else self.of(neuron.site)
+        layers, _, width = values.shape
+        whole(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
+        whole(neuron.index, f"The index of {neuron}", 0, width - 1)
+        columns = self._columns(neuron.site, Selection(position=position).positions(prompt))
+        return values[neuron.layer, columns, neuron.index].sum().item()
+
+    def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
+        """Of all positions what ``keep="top"`` keeps: those recorded, and the largest."""
+        at = [whole(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
+        support, oppose = Selection(position="all"), Selection(position="all", sign="-")
+        ranked = {
+            site: tuple(
+                self.top(k, replace(support, site=site), prompt) + self.top(k, replace(oppose, site=site), prompt)
+            )
+            for site in self.relevance
+        }
+        heads = self.heads() if "attn" in self.relevance else None
+        largest = Largest(k, ranked, {site: self.layers(site) for site in self.relevance}, heads)
+        kept = (
+            {site: x[:, at] for site, x in part.items()}
+            for part in (self.relevance, self.activation, self.counterfactual)
+        )
+        relevance, activation, counterfactual = kept
+        return NeuronScores(relevance, activation, tuple(at), self.head_count, counterfactual, largest)
+
+    def less(self, other: NeuronScores, before: int) -> NeuronScores:
+        """The difference at the positions before this one that both recorded; relevance elsewhere stays."""
+        shared = [place for place in self.recorded if place < before and place in other.recorded]
+        here, there = ([scores.recorded.index(place) for place in shared] for scores in (self, other))
+        relevance = {site: x.clone() for site, x in self.relevance.items()}
+        for site, x in relevance.items():
+            x[:, here] -= other.of(site)[:, there]
+        return replace(self, relevance=relevance)
+
+    def _positions(self, site: str) -> Sequence[int]:
+        """The positions of the columns of `of`, or of `heads`."""
+        if self.largest and site == "head" and self.largest.heads is not None:
+            return range(self.largest.heads.shape[1])
+        return self.recorded
+
+    def _columns(self, site: str, positions: Sequence[int]) -> list[int]:
+        have = self._positions(site)
+        if not set(positions) <= set(have):
+            raise InputError(
+                f"Only positions {', '.join(map(str, self.recorded)) or 'none'} were recorded; pass record='all' "
+                "to rank others."
+            )
+        return [have.index(position) for position in positions]
+
+    def _top_of_site(self, k: int, site: str, selection: Selection, columns: list[int]) -> Iterable[Ranked]:
+        """At several target positions a neuron's sum is ranked, at the position that contributes most."""
+        relevance = self.heads() if site == "head" else self.of(site)
+        activation, there = self.activation.get(site), self.counterfactual.get(site)  # heads have none
+        chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
+        where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
+        if selection.position == "last":
+            most = (selection.factor * chosen).argmax(-1, keepdim=True)
+            where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
+        scores = selection.factor * chosen
+        if selection.polarity and activation is not None:
+            signs = (activation if there is None else activation - there).transpose(1, 2).gather(-1, where)
+            scores = scores.masked_fill(signs >= 0 if selection.polarity == "-" else signs < 0, -torch.inf)
+        if selection.layers is not None:
+            layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in several(selection.layers)}
+            scores = scores.clone()
+            scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
+        for place in _largest(scores.flatten(), k):
+            layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
+            index, p = divmod(rest, chosen.shape[2])
+            column = int(where[layer, index, p])
+            here, other = (None if x is None else x[layer, column, index].item() for x in (activation, there))
+            position = self._positions(site)[column]
+            yield Ranked(Neuron(layer, site, index), position, here, chosen[layer, index, p].item(), other)
+
+
+def _largest(scores: Tensor, k: int) -> list[int]:
+    """Places of the k largest finite scores; of equal ones the first (topk alone promises no order)."""
+    k = min(k, int((scores > -torch.inf).sum()))
+    if k == 0:
+        return []
+    last = scores.topk(k).values[-1]
+    above = (scores > last).nonzero().flatten()
+    tied = (scores == last).nonzero().flatten()[: k - len(above)]
+    return torch.cat((above, tied)).tolist()

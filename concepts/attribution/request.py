@@ -1,0 +1,252 @@
+"""`AttributionRequest`: what is explained, compared with what, by which method, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict, get_args
+
+from icebear.concepts.attribution.recorded import Recorded, recorded_positions
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import method_of
+from icebear.concepts.models.answer import Answer, Span
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.plan import Objective, Phrase, Plan, Token, per_prompt, phrase_ids, plan
+from icebear.concepts.models.prompts import Prompt, prompts_of
+from icebear.errors import InputError
+from icebear.values import one_of, several, shown, whole
+
+Kept = Literal["all", "top"]
+Explained = Literal["log-odds", "logit"]
+
+
+class Options(TypedDict, total=False):
+    """Options of `attribute` that few need."""
+
+    prefix: str | Sequence[str] | None
+    """What the decoder of an encoder-decoder has written before the target."""
+    number: Explained | None
+    """What is explained of the target: ``log-odds``, its logit less the mean of all others, weighted by their
+    probability; ``logit`` alone, as the paper has it. Default: log-odds, with a contrast, counterfactual or base model
+    the logit (docs/explain.md#which-number)."""
+    record: Recorded
+    """The positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
+    whole prompt of 2,000 tokens takes gigabytes in a large model."""
+    keep: Kept
+    """``top`` keeps, of all positions, the sums by layer, head and token and only the `k` neurons of each site that
+    contribute most to the target, and the k most against it (without sinks and a chat's template); beside them all
+    neurons where the prediction is made, or at the positions of `record`. Of several counterfactuals, of prompts that
+    differ in length and of a phrase against another all are looked at first."""
+    k: int
+    """100 by default."""
+    checkpoint: bool | None
+    """Keep one residual stream a layer and recompute the rest; by default for 2,048 tokens and more."""
+    strict: bool
+    """Raise `MissingRule` for an operation without a rule (False: warn, and list it in the result)."""
+
+
+DEFAULTS: Options = {"record": "all", "keep": "all", "k": 100, "checkpoint": None, "strict": True}
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """What is explained of one prompt."""
+
+    prompt: Prompt
+    target: Token | None = None
+    """None: the most probable token."""
+    contrast: Token | None = None
+    phrase: Phrase | None = None
+    """A continuation of several tokens, explained instead of a target."""
+    rather: Phrase | None = None
+    """The phrase that it is explained against."""
+    prefix: str | None = None
+    position: int | None = None
+    counterfactuals: tuple[Prompt, ...] = ()
+    objective: Objective = "logit"
+    answer_start: int | None = None
+    """Of a model's own answer the position of its first token."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether it can be explained in one pass with other prompts."""
+        return not self.counterfactuals and self.rather is None
+
+    def plan(self, model: Model, *others: Prompt) -> Plan:
+        """Of the prompt and of others, of which the same is explained."""
+        rows = [replace(self, prompt=prompt) for prompt in (self.prompt, *others)]
+        return plan_of(model, rows)
+
+
+def plan_of(model: Model, rows: Sequence[PromptRequest]) -> Plan:
+    """Of prompts with the same objective."""
+    return plan(
+        model,
+        [row.prompt for row in rows],
+        [row.target for row in rows],
+        [row.contrast for row in rows],
+        target_text=[row.phrase for row in rows],
+        prefix=[row.prefix for row in rows],
+        position=[row.position for row in rows],
+        objective=rows[0].objective,
+    )
+
+
+@dataclass(frozen=True)
+class AttributionRequest:
+    """All that `attribute` was asked for, checked."""
+
+    model: Model
+    prompts: tuple[PromptRequest, ...]
+    method: Method | None
+    """None: with a counterfactual, by default (which depends on the lengths of both prompts)."""
+    sites: tuple[str, ...]
+    record: Recorded
+    k: int | None
+    """How many neurons are kept of the positions that are not recorded; None records them all."""
+    checkpoint: bool | None
+    strict: bool
+    base_model: Model | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        prompts: Sequence[PromptRequest],
+        method: Method | str | None,
+        sites: Sequence[str] | None,
+        base_model: Model | None,
+        options: Options,
+    ) -> AttributionRequest:
+        """Raises `InputError` for what does not fit together."""
+        compares = any(row.counterfactuals for row in prompts)
+        if base_model is not None and not isinstance(base_model, Model):
+            raise InputError(f"base_model is a loaded model, not {shown(base_model)}; give one of load_model.")
+        if base_model is not None and compares:
+            raise InputError("Give a counterfactual or a base_model, not both.")
+        resolved = _method(method, compares)
+        record, keep, k = options["record"], options["keep"], options["k"]
+        if keep not in get_args(Kept):
+            raise InputError(f"keep must be 'all' or 'top' (k >= 1); got {shown(keep)}.")
+        if keep == "top" and isinstance(record, str) and record == "all":
+            record = "last"
+        number = options.get("number") or ("logit" if base_model else None)
+        rows = tuple(_with_objective(model, row, number) for row in prompts)
+        most = whole(k, "The number of neurons to keep") if keep == "top" else None
+        recorded = _sites(model, sites, resolved)
+        return cls(model, rows, resolved, recorded, record, most, options["checkpoint"], options["strict"], base_model)
+
+    def whole(self) -> AttributionRequest:
+        """With all neurons kept at all positions, for results that are put together before `reduced` chooses."""
+        return self if self.k is None else replace(self, record="all", k=None)
+
+    def reduced(self, relevance: Relevance) -> Relevance:
+        """What is to be kept of one that recorded all positions."""
+        if self.k is None:
+            return relevance
+        prompt = relevance.prompt
+        recorded = recorded_positions(self.record, prompt.target_positions, len(prompt.ids))
+        return replace(relevance, neurons=relevance.neurons.only(self.k, recorded, prompt))
+
+
+def options_of(options: Options) -> Options:
+    """With defaults for what was left out. Raises `TypeError` for an unknown option."""
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        raise TypeError(f"attribute() got an unexpected keyword argument {unknown[0]!r}")
+    return {**DEFAULTS, **options}
+
+
+def _method(method: Method | str | None, compares: bool) -> Method | None:
+    """Raises `InputError` for one that does not fit a prompt alone, or a counterfactual."""
+    if method is None:
+        return None if compares else ATTNLRP
+    method = method if isinstance(method, Method) else method_of(method)
+    if compares:
+        return method.compared()
+    if method.needs_counterfactual:
+        raise InputError(f"{method!r} compares a prompt with another one; give counterfactual, or another method.")
+    return method
+
+
+def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> tuple[str, ...]:
+    """Raises `InputError` for a method that scores tokens only."""
+    if sites is None:
+        return ("ffn", "attn") if model.has_family and (method is None or method.scores_neurons) else ()
+    sites = tuple(several(sites))
+    if sites and method is not None and not method.scores_neurons:
+        raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
+    for site in sites:
+        model.layers_with(site)
+    return sites
+
+
+def _with_objective(model: Model, row: PromptRequest, number: Explained | None) -> PromptRequest:
+    """With what is explained of the target; of a phrase against another one with the tokens of both."""
+    if number is not None:
+        one_of(number, "number to explain", get_args(Explained))
+    compares = bool(row.counterfactuals) or row.contrast is not None or row.rather is not None
+    if number == "log-odds" and compares:
+        raise InputError("Log-odds are against all other answers; leave out number, or contrast and counterfactual.")
+    if row.rather is None:
+        return replace(row, objective=number or ("logit" if compares else "log-odds"))
+    assert row.phrase is not None
+    phrase, rather = (phrase_ids(model, text, row.prompt) for text in (row.phrase, row.rather))
+    if not rather or phrase == rather:
+        raise InputError("The contrast is empty, or the explained phrase itself; name another one.")
+    objective: Objective = "centered-logit" if len(phrase) == len(rather) else "mean-centered-logit"
+    return replace(row, phrase=phrase, rather=rather, objective=objective)
+
+
+# --- from the arguments of `attribute` ------------------------------------------------------------------
+
+
+def rows_of(
+    prompt: Any, target: Any, contrast: Any, target_text: Any, counterfactual: Any, prefix: Any, position: Any
+) -> tuple[list[PromptRequest], bool]:
+    """What is explained of each prompt, each argument one for all or a list with one for each; and whether it is one
+    prompt. Raises `InputError`."""
+    prompts, single = prompts_of(prompt)
+    each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
+    others = _counterfactuals(counterfactual, len(prompts), single)
+    rows = []
+    for one, token, against, phrase, written, at, compared in zip(prompts, *each, others, strict=True):
+        against, rather = (against, None) if phrase is None else (None, against)
+        rows.append(PromptRequest(one, token, against, phrase, rather, written, at, tuple(compared)))
+    return rows, single
+
+
+def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[Sequence[Prompt]]:
+    """What each prompt is compared with."""
+    if counterfactual is None:
+        return [()] * count
+    others, alone = prompts_of(_as_read(counterfactual))
+    if single or alone:
+        return [others] * count
+    if len(others) != count:
+        raise InputError(f"There are {count} prompts but {len(others)} counterfactuals; give one for each.")
+    return [[other] for other in others]
+
+
+def _as_read(prompt: Any) -> Any:
+    """Of an answer the prompt that it answers."""
+    return list(prompt.prompt_ids) if isinstance(prompt, Answer) else prompt
+
+
+def row_of_answer(
+    model: Model, answer: Answer, span: Span | None, contrast: Token | Phrase | None, counterfactual: Any
+) -> PromptRequest:
+    """Of tokens of an answer, behind all that was read before them. Raises `InputError`."""
+    start, stop = answer.places(span)
+    read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
+    if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
+        contrast = f" {contrast}"  # a span is found without its space too
+    rather = (contrast,) if isinstance(contrast, int) else contrast and phrase_ids(model, contrast, read)
+    (others,) = _counterfactuals(counterfactual, 1, True)
+    compared = tuple(Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in others)
+    row = PromptRequest(read, counterfactuals=compared, answer_start=len(answer.prompt_ids))
+    if len(explained) == 1 and (rather is None or len(rather) == 1):
+        return replace(row, target=explained[0], contrast=rather[0] if rather else None)
+    return replace(row, phrase=explained, rather=rather)
