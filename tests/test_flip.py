@@ -402,7 +402,7 @@ def test_a_phrase_in_a_chat(smol):
 # --- many flips ---
 
 
-def test_evaluating_flips(smol, tmp_path, monkeypatch):
+def test_evaluating_flips(smol, few_contexts, tmp_path, monkeypatch):
     choosers = ["gradient", "chance 0"]
     monkeypatch.setattr("icebear.steering.evaluations.flips.CHOOSERS", {name: CHOOSERS[name] for name in choosers})
     source = "The Colosseum is located in the city of"
@@ -534,7 +534,7 @@ def test_the_commands(tmp_path, monkeypatch):
     assert "Arctic" in nowhere.stdout
 
 
-@pytest.mark.usefixtures("smol")
+@pytest.mark.usefixtures("smol", "few_contexts")
 def test_the_commands_of_evaluations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
