@@ -20,7 +20,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import Faithfulness, Without
+from icebear.concepts.circuits.records import EdgeFaithfulness, Without
 from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import projections
 from icebear.edits import Edit
@@ -118,7 +118,7 @@ class CheckedCircuit:
     """The circuit behind the answer, and what interventions say of it."""
 
     graph: Graph
-    faithfulness: Faithfulness
+    faithfulness: EdgeFaithfulness
     without: tuple[Without, ...]
     """The answer without each of the graph's first groups."""
 

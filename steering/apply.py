@@ -87,7 +87,7 @@ def steer(
         with where.following(), visiting(model, by_place, visit):
             yield
 
-    with model.lock.lending(edited):
+    with model.lock.yielding(edited):
         yield acts
 
 

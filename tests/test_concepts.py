@@ -22,7 +22,7 @@ from icebear.concepts import attribute, circuit
 from icebear.concepts.concept import topics as latent_topics
 from icebear.concepts.concept.choosing import universal
 from icebear.concepts.concept.reading import read
-from icebear.concepts.concept.topics import CONCEPTS, part_of, topics
+from icebear.concepts.concept.topics import CONCEPTS, split_of, topics
 from icebear.concepts.concept.vectors import pushed, streams
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.statistics import auroc, auroc_error
@@ -380,7 +380,7 @@ def test_topics_split_words_and_documents():
             used, unused = (topic.held_out, topic.known) if part == "report" else (topic.known, topic.held_out)
             assert all(any(word in text for word in used) for text in sentences)
             assert not any(word in text.split() for word in unused for text in sentences)
-        assert all(part_of(title_of[text]) == "report" for text in topic.silent)
+        assert all(split_of(title_of[text]) == "report" for text in topic.silent)
     assert not any(name in title_of[text] for texts_ in found.others.values() for text in texts_ for name in words)
     with pytest.raises(InputError, match="'magic'"):
         topics(rows, ["magic"])

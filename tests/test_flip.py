@@ -20,7 +20,7 @@ from icebear.concepts.evaluation import runner
 from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
 from icebear.steering import Edit, Recipe, flip, steer
-from icebear.steering.evaluations.flips import Flips, Pair, first_tokens, flips
+from icebear.steering.evaluations.flips import FlipPair, Flips, first_tokens, flips
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import predicted, probability
 from icebear.steering.flipping.record import FlipRecord
@@ -470,7 +470,7 @@ def test_flips_are_judged_by_ids(letters):
     first = letters.predict("the ice bear", 1)[0]
     spelt = chr(ord(first.text) + 50)  # the same token for this tokenizer, which reads it back otherwise
     assert letters.token_id(spelt, "target") == first.id
-    assert flips(letters, Pair("the ice bear", spelt), [])
+    assert flips(letters, FlipPair("the ice bear", spelt), [])
 
 
 # --- the commands ---

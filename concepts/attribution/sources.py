@@ -6,8 +6,7 @@ goes through FFN neurons is a second account of the same number, not a part of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,8 +20,8 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import run
-from icebear.concepts.passes.sites import visiting
 from icebear.concepts.passes.targets import Logits
 
 
@@ -90,25 +89,11 @@ def origins(
     return Origins(text, target, tuple(parts), found.sums.biases, through, drop)
 
 
-class _Blocked:
-    """No relevance goes through FFN neurons."""
-
-    leaves = ()
-
-    @contextmanager
-    def reading(self, model: Model) -> Iterator[None]:
-        places = [("ffn", layer) for layer in model.layers_with("ffn")]
-        with visiting(model, places, lambda site, layer, x: x.detach()):
-            yield
-
-    def finish(self, gradients: Any) -> None:
-        pass
-
-
 def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:
     """The tokens' relevance by CP-LRP that goes through no FFN neuron."""
     asked, inputs = plan(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
-    run(model, Logits(asked), [inputs, _Blocked()], CP_LRP, checkpoint=checkpoint)
+    ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
+    run(model, Logits(asked), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
     return inputs.relevance()[0].sum().item()
 
 

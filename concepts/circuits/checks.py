@@ -21,7 +21,7 @@ from icebear.concepts.attribution.controls import Ablation, ablated
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe, inputs_of
 from icebear.concepts.circuits.nodes import exchangeable, pair_of, places_of, probes
-from icebear.concepts.circuits.records import Answer, Edge, Faithfulness, Group, Node, Token, Without
+from icebear.concepts.circuits.records import AnswerNode, Edge, EdgeFaithfulness, Group, Node, Token, Without
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import changing
@@ -56,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldNeurons:
     """A graph's neurons in both prompts of a pair, and its nodes in them."""
 
     model: Model
@@ -69,7 +69,7 @@ class Held:
     """(2, T, D) of each stack."""
 
     @classmethod
-    def of(cls, graph: Graph, relevance: Relevance) -> Held:
+    def of(cls, graph: Graph, relevance: Relevance) -> HeldNeurons:
         assert relevance.counterfactual is not None
         if relevance.image:
             raise InputError("Interventions exchange tokens, which an image has not; its edges are what they are.")
@@ -166,7 +166,7 @@ def interventions(graph: Graph, half: bool = False) -> pandas.DataFrame:
     Of a graph of several pairs those of the first.
     """
     relevance = graph.relevances[0]
-    held, count = Held.of(graph, relevance), len(graph.tokens)
+    held, count = HeldNeurons.of(graph, relevance), len(graph.tokens)
     moved: list[Tensor] = []
     for base in (0, 1):
         rows = [Row(base), *([] if half else [Row(base, [token]) for token in range(count)])]
@@ -209,7 +209,7 @@ def correlations(graph: Graph) -> dict[str, float]:
     return {f"{name}s": float(edges[of].corr(edges[truth])) for name, (of, truth) in READINGS.items()}
 
 
-def below(graph: Graph, source: Token | Node, target: Node | Answer) -> bool:
+def below(graph: Graph, source: Token | Node, target: Node | AnswerNode) -> bool:
     """Whether a source can give a target anything."""
     before = source.position <= target.position or not graph.model.task.looks_back
     return source.height < target.height and before
@@ -218,7 +218,7 @@ def below(graph: Graph, source: Token | Node, target: Node | Answer) -> bool:
 # --- the whole graph -----------------------------------------------------------------------------------
 
 
-def faithfulness(graph: Graph, counts: Sequence[int | None] = (None,), seed: int = 0) -> list[Faithfulness]:
+def faithfulness(graph: Graph, counts: Sequence[int | None] = (None,), seed: int = 0) -> list[EdgeFaithfulness]:
     """The graph's own faithfulness: node by node, upwards, each is read where its kept sources have the values computed
     so far, and all else is as in the other prompt; the answer last. counts: of the first so many edges from tokens and
     nodes, None for all that are kept. Of several pairs the mean."""
@@ -233,10 +233,10 @@ def faithfulness(graph: Graph, counts: Sequence[int | None] = (None,), seed: int
     for count in counts:
         own = _by_target(graph, shown[:count])
         ways += [own, *(_redrawn(graph, own, every, generator) for _ in range(DRAWS))]
-    each = [_along(graph, Held.of(graph, relevance), relevance, ways) for relevance in graph.relevances]
+    each = [_along(graph, HeldNeurons.of(graph, relevance), relevance, ways) for relevance in graph.relevances]
     nodes, *found = (fmean(column) for column in zip(*each, strict=True))
     return [
-        Faithfulness(len(shown[:count]), found[start], fmean(found[start + 1 : start + 1 + DRAWS]), nodes)
+        EdgeFaithfulness(len(shown[:count]), found[start], fmean(found[start + 1 : start + 1 + DRAWS]), nodes)
         for start, count in zip(range(0, len(found), 1 + DRAWS), counts, strict=True)
     ]
 
@@ -291,7 +291,7 @@ def _redrawn(graph: Graph, own: Sources, every: Sources, generator: torch.Genera
     return found
 
 
-def _along(graph: Graph, held: Held, relevance: Relevance, ways: Sequence[Sources]) -> list[float]:
+def _along(graph: Graph, held: HeldNeurons, relevance: Relevance, ways: Sequence[Sources]) -> list[float]:
     """The share of the difference between both prompts that comes about along each of several choices of edges."""
     count = len(graph.tokens)
     values: list[dict[int, Tensor]] = [{} for _ in ways]

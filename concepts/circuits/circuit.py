@@ -136,7 +136,7 @@ def _edges(
     return [whole, whole - values, shared]
 
 
-def _matrix(parts: edges.Parts, places: Sequence[Place]) -> Tensor:
+def _matrix(parts: edges.EdgeSums, places: Sequence[Place]) -> Tensor:
     """(K + 1, S) of tokens, nodes, and what is not shown."""
     rest = parts.sums.clone()  # (K + 1, L, T)
     for number, (_, layer, token, _) in enumerate(places):

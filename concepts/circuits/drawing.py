@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.concepts.circuits.records import Answer, Edge, Node, Token
+from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Token
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
 from icebear.extras import need
 from icebear.values import real
@@ -266,7 +266,7 @@ def cards(graph: Graph) -> dict[str, list[str]]:
     out: dict[str, list[Edge]] = {}
     for edge in graph.edges:
         out.setdefault(edge.source.id, []).append(edge)
-    everything: tuple[Token | Node | Answer, ...] = (*graph.shown, graph.answer)
+    everything: tuple[Token | Node | AnswerNode, ...] = (*graph.shown, graph.answer)
     for what in everything:
         lines = [str(what)]
         if isinstance(what, Node):
@@ -286,7 +286,7 @@ def cards(graph: Graph) -> dict[str, list[str]]:
     return known
 
 
-def sources(graph: Graph, target: Node | Answer, k: int) -> str:
+def sources(graph: Graph, target: Node | AnswerNode, k: int) -> str:
     """What gives it most, in words."""
     edges, hidden = graph.sources_of(target, k)
     return ", ".join([*(f"{edge.source} {edge.share:+.0%}" for edge in edges), f"not shown {hidden:+.0%}"])

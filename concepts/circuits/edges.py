@@ -73,7 +73,7 @@ class Targets:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class EdgeSums:
     """What each target is given: by the tokens (K, T), by chosen nodes (K, n), and by all neurons of a layer and token,
     those chosen among them, (K, L, T)."""
 
@@ -105,7 +105,7 @@ class Sources(Recorder):
         super().__init__(model, plan.batch, tuple(difference), stop=True)
         self.plan, self.rows, self.inputs, self.difference, self.nodes = plan, rows, inputs, difference, nodes
         self.read, self.told = read, told
-        self.found: list[Parts] = []
+        self.found: list[EdgeSums] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         span, rows = self.plan.batch.spans[1].stop, self.rows
@@ -115,7 +115,7 @@ class Sources(Recorder):
         dtype = self.options["dtype"]
         parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
         tokens = [token_relevance(self.model, self.plan, row, [part[row] for part in parts])[0] for row in range(rows)]
-        self.found.append(Parts(torch.stack(tokens), self.given.cpu(), self.sums.cpu()))
+        self.found.append(EdgeSums(torch.stack(tokens), self.given.cpu(), self.sums.cpu()))
         self.told(rows)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
@@ -140,7 +140,7 @@ def direct(
     method: Difference | None = None,
     held: bool = False,
     told: Callable[[int], None] = lambda targets: None,
-) -> Parts:
+) -> EdgeSums:
     """What is given to each target (K) by the sources, of a plan of two rows, the prompt and the other one.
 
     read: what each stack reads in the prompt less that in the other one.
@@ -159,7 +159,7 @@ def direct(
         chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
         run(model, Targets(many, chosen), [inputs, sources], method)
     found = ([getattr(part, name) for part in sources.found] for name in ("tokens", "nodes", "sums"))
-    return Parts(*(torch.cat(part)[: len(targets)] for part in found))
+    return EdgeSums(*(torch.cat(part)[: len(targets)] for part in found))
 
 
 def inputs_of(model: Model, pair: Plan) -> list[Tensor]:

@@ -20,9 +20,9 @@ from icebear.concepts.circuits import checks, drawing, neuronpedia
 from icebear.concepts.circuits.groups import APART, grouped
 from icebear.concepts.circuits.nodes import column, pair_of
 from icebear.concepts.circuits.records import (
-    Answer,
+    AnswerNode,
     Edge,
-    Faithfulness,
+    EdgeFaithfulness,
     Group,
     Node,
     Rest,
@@ -100,9 +100,9 @@ class Graph(Tabled):
         return tuple(Token(position, *texts) for position, texts in pairs)
 
     @cached_property
-    def answer(self) -> Answer:
+    def answer(self) -> AnswerNode:
         first = self.relevances[0]
-        return Answer(first.predicted_at, first.target_text, first.contrast.text if first.contrast else None)
+        return AnswerNode(first.predicted_at, first.target_text, first.contrast.text if first.contrast else None)
 
     @property
     def rests(self) -> tuple[Rest, ...]:
@@ -203,7 +203,7 @@ class Graph(Tabled):
         """What the nodes carry of the answer, and what is left without them, beside controls."""
         return checks.ablation(self, seed_of(seed))
 
-    def faithfulness(self, edges: int | None = None, seed: int = 0) -> Faithfulness:
+    def faithfulness(self, edges: int | None = None, seed: int = 0) -> EdgeFaithfulness:
         """What comes about along the edges alone (`icebear.concepts.circuits.checks.faithfulness`)."""
         return checks.faithfulness(self, [edges], seed)[0]
 

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from icebear.concepts.circuits.nodes import column
-from icebear.concepts.circuits.records import Answer, Node, Rest, Source, Target, Token
+from icebear.concepts.circuits.records import AnswerNode, Node, Rest, Source, Target, Token
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _node(graph: Graph, what: Source | Target) -> dict[str, Any]:
     }
     if isinstance(what, Node):
         told["activation"] = what.activation
-    if isinstance(what, Answer):
+    if isinstance(what, AnswerNode):
         told |= {"is_target_logit": True, "token_prob": _probability(graph)}
     return told
 
@@ -92,7 +92,7 @@ def _named(graph: Graph, what: Source | Target) -> tuple[str, int, str, str]:
         return "E", what.position, "embedding", f"E_{token}-{what.position}"
     if isinstance(what, Rest):
         return str(what.layer), -1, "mlp reconstruction error", f"{what.layer}_{what.position}-0"
-    if isinstance(what, Answer):
+    if isinstance(what, AnswerNode):
         return str(graph.model.layers + 1), _target(graph), "logit", f"L_{_target(graph)}-{what.position}"
     layer, index = what.neuron.layer, column(graph.model, what.neuron)
     pairing = (layer + index) * (layer + index + 1) // 2 + index  # Cantor's, as schema version 1 has it
@@ -104,7 +104,7 @@ def _id(graph: Graph, what: Source | Target) -> str:
         return f"E_{graph.relevances[0].prompt.ids[what.position]}_{what.position}"
     if isinstance(what, Rest):
         return f"rest_{what.layer}_{what.position}"  # circuit-tracer's 0_layer_token is also a neuron's of layer 0
-    if isinstance(what, Answer):
+    if isinstance(what, AnswerNode):
         return f"{graph.model.layers + 1}_{_target(graph)}_{what.position}"
     return f"{what.neuron.layer}_{column(graph.model, what.neuron)}_{what.position}"
 
@@ -122,6 +122,6 @@ def _probability(graph: Graph) -> float:
 
 def _label(graph: Graph, what: Source | Target) -> str:
     """Both sites split an output's label at `(p=`."""
-    if isinstance(what, Answer):
+    if isinstance(what, AnswerNode):
         return f'Output "{what.text}" (p={_probability(graph):.3f})'
     return ", ".join(what.words) or str(what.neuron) if isinstance(what, Node) else str(what)

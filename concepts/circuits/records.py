@@ -71,7 +71,7 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerNode:
     """The number explained."""
 
     position: int
@@ -91,7 +91,7 @@ class Answer:
 
 
 Source = Token | Node | Rest
-Target = Node | Answer
+Target = Node | AnswerNode
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Faithfulness:
+class EdgeFaithfulness:
     """How much of the difference between both prompts comes about along edges alone."""
 
     edges: int

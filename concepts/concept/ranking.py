@@ -148,7 +148,7 @@ def word_ids(model: Model, words: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(model.tokens_of(f" {word.strip()}")[0] for word in words))
 
 
-class Words:
+class CenteredLogits:
     """Explains the sum of the centred logits of some tokens behind each text."""
 
     def __init__(self, batch: Batch, ids: Sequence[int]) -> None:
@@ -178,7 +178,7 @@ def _relevances(
 
     sites = dict.fromkeys(site for site, _ in places)
     neurons = AllNeurons(model, batch, sites, compared=compared)
-    run(model, Words(batch, ids), [Inputs(), neurons], ATTNLRP)
+    run(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
     for row, length in enumerate(batch.lengths):
         for site, relevance in neurons.row(row)[0].items():
             yield site, relevance[:, 1:length].sum(1).double().numpy()

@@ -62,17 +62,17 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class Topics:
+class TopicSentences:
     concepts: list[Topic]
     others: dict[str, list[str]]
     """part -> sentences without any word of any concept, of documents that have none in their first sentence."""
 
 
-def part_of(title: str) -> str:
+def split_of(title: str) -> str:
     return PARTS[stable_hash(f"topic {title}") % 3]
 
 
-def topics(rows: Sequence[Row], names: Sequence[str], seed: int = 0) -> Topics:
+def topics(rows: Sequence[Row], names: Sequence[str], seed: int = 0) -> TopicSentences:
     """Raises `InputError` for a concept with too few sentences in the corpus, and an unknown one."""
     unknown = [name for name in names if name not in CONCEPTS]
     if unknown:
@@ -87,9 +87,9 @@ def topics(rows: Sequence[Row], names: Sequence[str], seed: int = 0) -> Topics:
     for place in order.tolist():
         title, text = rows[place]
         if not (found[text] | first[title]) & every:
-            others[part_of(title)].append(text)
+            others[split_of(title)].append(text)
     others = {part: texts[: 2 * ENOUGH[part]] for part, texts in others.items()}
-    return Topics([_topic(name, rows, order.tolist(), found, first) for name in names], others)
+    return TopicSentences([_topic(name, rows, order.tolist(), found, first) for name in names], others)
 
 
 def _topic(
@@ -101,7 +101,7 @@ def _topic(
     silent = []
     for place in order:
         title, text = rows[place]
-        part, own = part_of(title), found[text]
+        part, own = split_of(title), found[text]
         wanted, unwanted = (held_out, known) if part == "report" else (known, held_out)
         if own & set(wanted) and not own & set(unwanted):
             sentences[part].append(text)

@@ -56,7 +56,7 @@ def pushed(model: Model, layer: int, vector: Tensor) -> Callable[[], Any]:
 
     @contextmanager
     def turned() -> Iterator[None]:
-        with model.lock.lending(hooked):
+        with model.lock.yielding(hooked):
             yield
 
     return turned

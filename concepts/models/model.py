@@ -16,11 +16,11 @@ from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.architecture import Architecture
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
+from icebear.concepts.models.lock import FairLock, draws
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from icebear.concepts.models.provenance import provenance
 from icebear.concepts.models.replaced import replaced
-from icebear.concepts.models.turns import Turns, draws
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore
 from icebear.values import real, seed_of, several, whole
@@ -33,7 +33,7 @@ class Model(Architecture):
     """A transformers model, its tokenizer, and where its neurons are.
 
     net: it is put into eval mode, and its parameters are frozen, for good; an adapter must be merged into it.
-    `lock` is held while rules, taps or edits are in the model, so that threads may share it; a generation lends it to
+    `lock` is held while rules, taps or edits are in the model, so that threads may share it; a generation yields it to
     those who wait, after each token.
     """
 
@@ -42,13 +42,13 @@ class Model(Architecture):
         self.tokenizer = tokenizer
         self.processor = processor
         """Makes pixels of an image, for an image classifier."""
-        self.lock = Turns()
+        self.lock = FairLock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lock=Turns())
+        self.__dict__.update(state, lock=FairLock())
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {self.dtype_name} on {self.device})"
@@ -408,12 +408,12 @@ class Model(Architecture):
             beginning.close()
             if on_token:
                 on_token(ids[:, length:])
-            self.lock.give_way()
+            self.lock.yield_lock()
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
         options["stopping_criteria"] = [*options.get("stopping_criteria", ()), watch]
         drawing = draws(self.device, seed) if temperature > 0 else nullcontext
-        with self.lock.lending(drawing), torch.no_grad(), beginning:
+        with self.lock.yielding(drawing), torch.no_grad(), beginning:
             beginning.enter_context(replaced(self.net, "generation_config", self._only_ids()))
             return self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -172,3 +172,26 @@ class AllNeurons(Values):
             {site: self.values(row, x) for site, x in part.items()} for part in (self.relevance, self.activation)
         )
         return relevance, activation
+
+
+class BlockedNeurons:
+    """No relevance goes through some neurons."""
+
+    leaves = ()
+
+    def __init__(self, columns: Mapping[tuple[str, int], Sequence[int] | slice]) -> None:
+        """columns: site and layer -> which of its neurons."""
+        self.columns = columns
+
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        with visiting(model, self.columns, self._stop):
+            yield
+
+    def _stop(self, site: str, layer: int, x: Tensor) -> Tensor:
+        stopped = torch.zeros(x.shape[-1], dtype=torch.bool, device=x.device)
+        stopped[self.columns[site, layer]] = True
+        return torch.where(stopped, x.detach(), x)
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        pass

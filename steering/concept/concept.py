@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class ConceptNeuron:
     """A neuron of a concept."""
 
     neuron: Neuron
@@ -68,7 +68,7 @@ class Concept(Tabled):
     sentences that it was compared with when it was found; 0 is their mean."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ConceptNeuron, ...]
     model_name: str
     model_fingerprint: str
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Concept(Tabled):
             assert seen is not None
             values = seen.means[:, column]
             end = (seen.high if polarity == "+" else seen.low)[column]
-            parts.append(Part(neuron, polarity, weight, float(values.mean()), _spread(values), float(end)))
+            parts.append(ConceptNeuron(neuron, polarity, weight, float(values.mean()), _spread(values), float(end)))
         told = {"found_by": "hand", **provenance, "made_with": model.made_with}
         return cls(name, tuple(parts), model.name, model.fingerprint, told)
 
@@ -262,7 +262,7 @@ def _weighed(model: Model, weights: Any) -> dict[tuple[Neuron, str], float]:
     }
 
 
-def push(part: Part) -> float:
+def push(part: ConceptNeuron) -> float:
     """What takes a neuron from zero to the furthest that it was seen to go to its side."""
     return part.sign * max(part.sign * part.furthest, 0.0)
 

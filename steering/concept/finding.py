@@ -14,7 +14,7 @@ from icebear.concepts.concept.reading import Read, neurons_of, read
 from icebear.concepts.models.model import Model
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.errors import InputError
-from icebear.steering.concept.concept import Concept, Part
+from icebear.steering.concept.concept import Concept, ConceptNeuron
 from icebear.values import one_of, seed_of, several, text_of, whole
 
 if TYPE_CHECKING:
@@ -107,13 +107,13 @@ def find_concept(
 
 def parts_of(
     seen: Read, columns: np.ndarray, weights: np.ndarray, centre: np.ndarray, spread: np.ndarray
-) -> tuple[Part, ...]:
+) -> tuple[ConceptNeuron, ...]:
     """Neurons of `seen` with a weight each, the largest first; their means and deviations are of all of `seen`."""
     found = []
     for column, weight in zip(columns.tolist(), weights.tolist(), strict=True):
         furthest = float((seen.high if weight > 0 else seen.low)[column])
         own = float(centre[column]), float(spread[column]), furthest
-        found.append(Part(seen.neurons[column], "+" if weight > 0 else "-", abs(weight), *own))
+        found.append(ConceptNeuron(seen.neurons[column], "+" if weight > 0 else "-", abs(weight), *own))
     return tuple(sorted(found, key=lambda part: -part.weight))
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import look, run
-from icebear.concepts.passes.sites import visiting
 from icebear.concepts.passes.targets import Logits
 from icebear.edits import Edit
 from icebear.steering.apply import steer
@@ -41,37 +36,16 @@ class Through:
         return asdict(self)
 
 
-class _Blocked:
-    """No relevance goes through some neurons."""
-
-    leaves = ()
-
-    def __init__(self, concept: Concept) -> None:
-        self.columns: dict[tuple[str, int], list[int]] = {}
-        for part in concept.parts:
-            self.columns.setdefault((part.neuron.site, part.neuron.layer), []).append(part.neuron.index)
-
-    @contextmanager
-    def reading(self, model: Model) -> Iterator[None]:
-        with visiting(model, self.columns, self._stop):
-            yield
-
-    def _stop(self, site: str, layer: int, x: Tensor) -> Tensor:
-        stopped = torch.zeros(x.shape[-1], dtype=torch.bool, device=x.device)
-        stopped[self.columns[site, layer]] = True
-        return torch.where(stopped, x.detach(), x)
-
-    def finish(self, gradients: Any) -> None:
-        pass
-
-
 def through(model: Model, concept: Concept, prompt: PromptLike) -> Through:
     """Of what the model predicts behind a prompt."""
     asked = plan(model, [Prompt.of(prompt)])
     whole, past = Inputs(), Inputs()
+    columns: dict[tuple[str, int], list[int]] = {}
+    for part in concept.parts:
+        columns.setdefault((part.neuron.site, part.neuron.layer), []).append(part.neuron.index)
     target = Logits(asked)
     logit = run(model, target, [whole], CP_LRP)[0][0].item()
-    run(model, Logits(asked), [past, _Blocked(concept)], CP_LRP)
+    run(model, Logits(asked), [past, BlockedNeurons(columns)], CP_LRP)
     passing = whole.relevance()[0].sum().item() - past.relevance()[0].sum().item()
     (token,) = target.targets[0]
     length = len(model.ids(prompt))

@@ -18,7 +18,7 @@ from torch import Tensor
 from icebear.concepts.concept.choosing import separation, universal
 from icebear.concepts.concept.ranking import RANKINGS, Material, word_ids
 from icebear.concepts.concept.reading import Read, columns_of, neurons_of, read
-from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, Topics, topics
+from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.concepts.concept.vectors import pushed, streams
 from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, Option, Part, Seed, Table
@@ -117,7 +117,7 @@ class Ground:
     """What all concepts share: sentences without any, read once; and neutral places."""
 
     model: Model
-    topics: Topics
+    topics: TopicSentences
     others: dict[str, Read]
     streams: dict[str, np.ndarray]
     """part -> (S, L, D)"""
@@ -126,7 +126,7 @@ class Ground:
     """(P, V) log-probabilities there."""
 
     @classmethod
-    def of(cls, model: Model, topics: Topics) -> Ground:
+    def of(cls, model: Model, topics: TopicSentences) -> Ground:
         neurons, places = neurons_of(model, ("ffn",)), neutral_places(model, NEUTRAL)
         return cls(
             model,

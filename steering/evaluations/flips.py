@@ -32,7 +32,7 @@ SPENT = (48, 96, 192, 288, 384, 480, 960)
 
 
 @dataclass(frozen=True)
-class Pair:
+class FlipPair:
     prompt: PromptLike
     to: str
     source: PromptLike | None = None
@@ -71,7 +71,7 @@ class Flips(Evaluation):
         )
 
 
-def read(path: str) -> list[Pair]:
+def read(path: str) -> list[FlipPair]:
     """A JSON list of objects with prompt, to and (if wanted) source; prompts are texts, or lists of a chat's messages.
 
     Raises `InputError`.
@@ -79,7 +79,9 @@ def read(path: str) -> list[Pair]:
     try:
         rows = json.loads(read_text(path))
         return [
-            Pair(_prompt(row["prompt"]), str(row["to"]), None if row.get("source") is None else _prompt(row["source"]))
+            FlipPair(
+                _prompt(row["prompt"]), str(row["to"]), None if row.get("source") is None else _prompt(row["source"])
+            )
             for row in rows
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -90,7 +92,7 @@ def _prompt(prompt: Any) -> PromptLike:
     return list(Chat(prompt).messages) if isinstance(prompt, list) else str(prompt)
 
 
-def sample(model: Model, pair: Pair, choosers: Sequence[str], max_neurons: int, neutral: Neutral) -> Line:
+def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: int, neutral: Neutral) -> Line:
     """Whether a pair flips, with how many neurons and at what off-target KL, with candidates by relevance and by the
     controls of `icebear.steering.flipping.search.CHOOSERS`, which have the same search around them."""
     try:
@@ -109,7 +111,7 @@ def sample(model: Model, pair: Pair, choosers: Sequence[str], max_neurons: int, 
     return {**line, "counts": bool(runs), "methods": methods}
 
 
-def _run(model: Model, pair: Pair, reach: str, choose: str, max_neurons: int, neutral: Neutral) -> dict[str, Any]:
+def _run(model: Model, pair: FlipPair, reach: str, choose: str, max_neurons: int, neutral: Neutral) -> dict[str, Any]:
     try:
         unbounded = reach == "unbounded"
         recipe = flip(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, choose=choose)
@@ -130,7 +132,7 @@ def _run(model: Model, pair: Pair, reach: str, choose: str, max_neurons: int, ne
     }
 
 
-def flips(model: Model, pair: Pair, edits: Sequence[Edit]) -> bool:
+def flips(model: Model, pair: FlipPair, edits: Sequence[Edit]) -> bool:
     return comes(model, edits, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
 
 

@@ -1,4 +1,4 @@
-"""Threads share a model by turns."""
+"""Threads that share a model: a fair lock, which a generation yields between tokens."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 PutIn = Callable[[], AbstractContextManager[Any]]
 
 
-class Turns:
-    """A reentrant lock; threads get it in the order in which they asked for it."""
+class FairLock:
+    """A reentrant lock; threads get it in the order in which they wait for it."""
 
-    # Hooks on a shared model see the passes of every thread. So `give_way` takes out all that its thread has put in,
-    # and only then lets go: whoever holds the lock finds nothing of another thread in the model, no hook has to ask
-    # whose pass it sees, and it does not matter which of two threads leaves first.
+    # Hooks and replaced methods on a shared model act in the passes of every thread. So `yield_lock` removes all that
+    # its thread has put in before it releases the lock: no hook has to know whose pass it sees, and threads may leave
+    # in any order (methods that are replaced one over another could only be restored in the reverse order).
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._holder: int | None = None
         self._depth = 0  # of the holder's `with`
-        self._lent: list[tuple[PutIn, ExitStack]] = []  # those among them that can be interrupted
+        self._contexts: list[tuple[PutIn, ExitStack]] = []  # those among them that can be interrupted
 
     def __enter__(self) -> None:
         if self._holder != threading.get_ident():
@@ -54,24 +54,24 @@ class Turns:
             self._changed.notify_all()
 
     @contextmanager
-    def lending(self, put_in: PutIn) -> Iterator[None]:
-        """Hold the lock inside the context that `put_in` makes; `give_way` leaves it and enters a new one."""
+    def yielding(self, put_in: PutIn) -> Iterator[None]:
+        """Hold the lock inside the context that `put_in` makes; `yield_lock` leaves it and enters a new one."""
         with self, ExitStack() as inside:
             inside.enter_context(put_in())
-            self._lent.append((put_in, inside))
+            self._contexts.append((put_in, inside))
             try:
                 yield
             finally:
-                self._lent.pop()
+                self._contexts.pop()
 
-    def give_way(self) -> None:
+    def yield_lock(self) -> None:
         """Let those who wait go first; not inside a plain `with` of this lock, as nobody knows how to undo that."""
-        if not self._waiting or self._depth > len(self._lent):
+        if not self._waiting or self._depth > len(self._contexts):
             return
-        lent, depth = self._lent, self._depth
-        for _, inside in reversed(lent):
+        contexts, depth = self._contexts, self._depth
+        for _, inside in reversed(contexts):
             inside.close()
-        self._lent, self._depth = [], 0
+        self._contexts, self._depth = [], 0
         self._leave()
         interrupt: BaseException | None = None
         while self._holder != threading.get_ident():
@@ -79,15 +79,15 @@ class Turns:
                 self._take()
             except BaseException as error:  # Ctrl-C: what is around this call still has to be left in its own turn
                 interrupt = error
-        self._lent, self._depth = lent, depth
-        for put_in, inside in lent:
+        self._contexts, self._depth = contexts, depth
+        for put_in, inside in contexts:
             inside.enter_context(put_in())
         if interrupt:
             raise interrupt
 
 
 def draws(device: torch.device, seed: int) -> PutIn:
-    """For `Turns.lending`: torch's random numbers on a device are those of `seed`, going on where they were left."""
+    """For `FairLock.yielding`: draws on a device are those of `seed`, and continue where they were interrupted."""
     place: Any = torch if device.type == "cpu" else torch.get_device_module(device)
     where = (device,) if device.type == "cuda" else ()
     state = torch.Generator(device).manual_seed(seed).get_state()
