@@ -14,7 +14,7 @@ from icebear.actmax.page import STYLE, card_fragment, vocabulary
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, ablation
 from icebear.concepts.attribution.export import ranked_dict
-from icebear.concepts.attribution.random_controls import BesideChance, removing
+from icebear.concepts.attribution.random_controls import RandomControl, removing
 from icebear.concepts.attribution.ranking import Position
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
@@ -27,7 +27,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.paths import write_file
 from icebear.records import Meaning, Projection, Ranked
-from icebear.steering.random_edits import beside_chance
+from icebear.steering.random_edits import random_edit_control
 from icebear.tables import Tabled
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class Explanation(Tabled):
     nodes: tuple[ExplainedNode, ...]
     ablations: tuple[Ablation, ...] = ()
     """Sufficiency and necessity of the largest nodes, with controls; only of a comparison of two prompts."""
-    removed: BesideChance | None = None
+    removed: RandomControl | None = None
     """The two tokens that contribute most removed, or as many others."""
-    silenced: BesideChance | None = None
+    silenced: RandomControl | None = None
     """The first nodes set to 0 (`silencing`), or as many others."""
     alone: Relevance | None = None
     """Of a comparison: the tokens' relevance without it."""
@@ -164,7 +164,7 @@ class Explanation(Tabled):
         *,
         store: Store | None = None,
         sizes: Sequence[int] = (),
-        removed: BesideChance | None = None,
+        removed: RandomControl | None = None,
         alone: Relevance | None = None,
         graph: Graph | None = None,
         cards: int = 0,
@@ -368,7 +368,7 @@ def silencing(
     relevance: Relevance,
     rows: Sequence[Ranked],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> BesideChance:
+) -> RandomControl:
     """Ranked nodes set to 0, each at its token, or as many others of the same layers. Raises `InputError`."""
 
     def edit(row: Ranked) -> Edit:
@@ -378,7 +378,7 @@ def silencing(
         return Edit(row.neuron, "scale", 0.0, where=f"position:{position}")
 
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
-    return beside_chance(model, prompt, list(map(edit, rows)), target, contrast, on_progress=on_progress)
+    return random_edit_control(model, prompt, list(map(edit, rows)), target, contrast, on_progress=on_progress)
 
 
 def _exchangeable(model: Model, relevance: Relevance) -> bool:

@@ -26,7 +26,7 @@ from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.search import flip
-from icebear.steering.side_effects import Neutral, repeated_trigrams
+from icebear.steering.side_effects import HeldOutContexts, repeated_trigrams
 
 SEARCHED = 2
 """Paraphrases that a search may see, behind the prompt itself; the others are reported."""
@@ -49,7 +49,7 @@ COLUMNS = {
     "generalisation": "the same, over paraphrases that no search saw",
     "specificity": "share of prompts about other subjects that keep their next token",
     "fluency": "1 less the share of repeated three-token sequences in 30 tokens after the prompt",
-    "price": "KL at neutral places, in nats; lower is better",
+    "price": "KL at held-out contexts, in nats; lower is better",
     "neurons": "edited; lower is better",
 }
 CHOSEN = ("relevance", "gradient", "activation", "chance 0")
@@ -96,7 +96,7 @@ def _says(model: Model, prompt: str, answer: str) -> bool:
     return int(model.next_logits(prompt).argmax()) == _first(model, answer)
 
 
-def sample(model: Model, neutral: Neutral, case: Case, max_neurons: int = 10) -> dict[str, Any]:
+def sample(model: Model, neutral: HeldOutContexts, case: Case, max_neurons: int = 10) -> dict[str, Any]:
     """A line: the case, and each method's numbers."""
     one, seen = partial(_flip, model, case, max_neurons), case.prompts()[1 : 1 + SEARCHED]
     made: dict[str, Callable[[], Sequence[Edit]]] = {
@@ -118,7 +118,7 @@ def _flip(model: Model, case: Case, max_neurons: int, **options: Any) -> Sequenc
 
 
 def _measured(
-    model: Model, neutral: Neutral, case: Case, make: Callable[[], Sequence[Edit]], before: dict[str, Any]
+    model: Model, neutral: HeldOutContexts, case: Case, make: Callable[[], Sequence[Edit]], before: dict[str, Any]
 ) -> dict[str, float]:
     """Where nothing was found the model is as it was."""
     try:
@@ -212,7 +212,7 @@ class KnowledgeEdits(Evaluation):
             raise InputError(f"{model.name} says none of {tried} facts by itself, so there is nothing to edit.")
         count = min(self.cases or len(known), len(known))
         chosen = [known[place * len(known) // count] for place in range(count)]  # of all relations
-        neutral = Neutral(model)
+        neutral = HeldOutContexts(model)
         yield Part(
             COLUMNS,
             chosen,

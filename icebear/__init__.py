@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from icebear.steering import Edit as Edit
     from icebear.steering import Recipe as Recipe
     from icebear.steering import apply_patch as apply_patch
-    from icebear.steering import beside_chance as beside_chance
     from icebear.steering import find_concept as find_concept
     from icebear.steering import flip as flip
+    from icebear.steering import random_edit_control as random_edit_control
     from icebear.steering import steer as steer
 
 __all__, __getattr__, __dir__ = public(
@@ -64,6 +64,6 @@ __all__, __getattr__, __dir__ = public(
         "Gamma Graph Model Neuron Relevance ZPlus ablation attribute circuit load_model matrix origins project "
         "suggest_counterfactuals units",
         "icebear.db": "IcebearError Ranked Store open_store",
-        "icebear.steering": "Concept Edit Recipe apply_patch beside_chance find_concept flip steer",
+        "icebear.steering": "Concept Edit Recipe apply_patch random_edit_control find_concept flip steer",
     },
 )

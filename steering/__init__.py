@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from icebear.steering.concept.concept import Concept as Concept
     from icebear.steering.concept.finding import find_concept as find_concept
     from icebear.steering.flipping.search import flip as flip
-    from icebear.steering.random_edits import beside_chance as beside_chance
+    from icebear.steering.random_edits import random_edit_control as random_edit_control
     from icebear.steering.weight_patch import apply_patch as apply_patch
 
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "icebear.steering.apply": "steer",
-        "icebear.steering.random_edits": "beside_chance",
+        "icebear.steering.random_edits": "random_edit_control",
         "icebear.steering.comparison": "Comparison compare",
         "icebear.edits": "Edit",
         "icebear.steering.flipping.search": "flip",

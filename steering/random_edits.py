@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from icebear.concepts.attribution.random_controls import DRAWS, BesideChance, explained
+from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, explained
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Token
 from icebear.concepts.models.prompts import PromptLike
@@ -20,7 +20,7 @@ TRIES = 20
 """For each draw, to find one that was not drawn yet."""
 
 
-def beside_chance(
+def random_edit_control(
     model: Model,
     prompt: PromptLike,
     edits: Edit | str | Iterable[Edit | str],
@@ -30,7 +30,7 @@ def beside_chance(
     draws: int = DRAWS,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> BesideChance:
+) -> RandomControl:
     """The logit of the target (less the contrast's) where the next token is predicted, without edits, with them, and
     with the same edits of as many neurons drawn from the others of the same layers and sites.
 
@@ -47,13 +47,13 @@ def beside_chance(
         return (logits[wanted_id] - (0.0 if ids[1] is None else logits[ids[1]])).item()
 
     found = []
-    for done, others in enumerate(elsewhere(model, wanted, draws, seed)):
+    for done, others in enumerate(random_edits(model, wanted, draws, seed)):
         on_progress(done, draws)
         found.append(number(others))
     logits = model.next_logits(prompt)
     names = [None if id is None else model.token_score(logits, id) for id in (wanted_id, ids[1])]
     count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
-    return BesideChance(
+    return RandomControl(
         f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
         "the same edits of as many other neurons of the same layers",
         explained(*names),
@@ -63,7 +63,7 @@ def beside_chance(
     )
 
 
-def elsewhere(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
+def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
     """The same edits of other neurons of the same layers and sites, drawn so often, each draw another one; fewer where
     there are few others (heads), none where there are not enough."""
     generator = random.Random(seed)

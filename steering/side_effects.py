@@ -43,7 +43,7 @@ NEUTRAL = (
 KEY = "side_effects"
 """Where they stand in a recipe's provenance."""
 PLACES = 48
-"""Neutral places: texts cut at seeded inner tokens."""
+"""Held-out contexts: texts cut at seeded inner tokens."""
 CONTINUED = 16
 """Tokens of the plain continuation of each, for edits that act on what is generated."""
 
@@ -65,7 +65,7 @@ class SideEffects:
     """What a recipe does, and what else it changes; nats and counts."""
 
     kl: float
-    """Mean KL divergence of the edited from the plain probabilities of the next token at neutral places, where the
+    """Mean KL divergence of the edited from the plain probabilities of the next token at held-out contexts, where the
     edits act."""
     places: int
     where: str
@@ -133,7 +133,7 @@ def side_effects(
     """
     recipe.check(model)
     edits = [edit.in_raw_units(statistic) if statistic else edit for edit in recipe]
-    at = Neutral(model, neutral)
+    at = HeldOutContexts(model, neutral)
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, held_out or neutral)
     usual, changed = (_perplexity(model, chosen, held) for chosen in ([], everywhere))
@@ -173,7 +173,7 @@ def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
     return rows
 
 
-def neutral_places(model: Model, texts: Sequence[str]) -> list[list[int]]:
+def held_out_contexts(model: Model, texts: Sequence[str]) -> list[list[int]]:
     """`PLACES` beginnings of texts, shortest first, cut at seeded inner tokens (and so not at full stops); fewer where
     texts are few and short."""
     cuts = [(row, end) for row in token_rows(model, texts) for end in range(min(2, len(row) - 1), len(row))]
@@ -205,11 +205,11 @@ def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) 
 # --- where edits act ------------------------------------------------------------------------------------
 
 
-class Neutral:
-    """Neutral places of a model, and what it predicts there without edits."""
+class HeldOutContexts:
+    """Held-out contexts of a model, and what it predicts there without edits."""
 
     def __init__(self, model: Model, texts: Sequence[str] = NEUTRAL) -> None:
-        self.model, self.places = model, neutral_places(model, texts)
+        self.model, self.places = model, held_out_contexts(model, texts)
         self._plain: dict[tuple[int, bool], Tensor] = {}
 
     def divergence(self, edits: Sequence[Edit]) -> float:
@@ -260,7 +260,7 @@ def _elsewhere(edit: Edit) -> bool:
 def _where(edits: Sequence[Edit], places: int) -> str:
     writes, ends = _acting(edits)
     parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens behind"] * writes
-    said = f"{' and '.join(parts)} {places} neutral places"
+    said = f"{' and '.join(parts)} {places} held-out contexts"
     elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
     return said + (f" ({', '.join(elsewhere)} at the last token, since those have no such place)" if elsewhere else "")
 

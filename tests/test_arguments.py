@@ -295,9 +295,18 @@ DOORS = {
     "steer.edits": (lambda at, x: steered(at, x), (*NO_EDIT, [3], ["ice"], [None])),
     "steer.statistic": (lambda at, x: steered(at, "L1.ffn.3=1max", statistic=lambda *_: x), (NAN, INF, "x", None)),
     "steer.prompt_tokens": (lambda at, x: steered(at, "L1.ffn.3=1", prompt_tokens=x), NO_COUNT),
-    "beside_chance.edits": (lambda at, x: icebear.beside_chance(at.model, PROMPT, x), (*NO_EDIT, [3], ["ice"])),
-    "beside_chance.draws": (lambda at, x: icebear.beside_chance(at.model, PROMPT, "L1.ffn.3*0", draws=x), NO_COUNT),
-    "beside_chance.seed": (lambda at, x: icebear.beside_chance(at.model, PROMPT, "L1.ffn.3*0", seed=x), NO_SEED),
+    "random_edit_control.edits": (
+        lambda at, x: icebear.random_edit_control(at.model, PROMPT, x),
+        (*NO_EDIT, [3], ["ice"]),
+    ),
+    "random_edit_control.draws": (
+        lambda at, x: icebear.random_edit_control(at.model, PROMPT, "L1.ffn.3*0", draws=x),
+        NO_COUNT,
+    ),
+    "random_edit_control.seed": (
+        lambda at, x: icebear.random_edit_control(at.model, PROMPT, "L1.ffn.3*0", seed=x),
+        NO_SEED,
+    ),
     "flip.max_neurons": (lambda at, x: icebear.flip(at.model, PROMPT, "a", max_neurons=x), NO_COUNT),
     "flip.top_k": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=True, top_k=x), NO_COUNT),
     "flip.to": (lambda at, x: icebear.flip(at.model, PROMPT, x), (None, "", -1, 99, 2.5, True)),
@@ -397,7 +406,10 @@ ALONE = {
     "attribute.record": (lambda at, x: icebear.attribute(at.model, PROMPT, record=x).ffn, 1),
     "top.layers": (lambda at, x: at.relevance.top(layers=x), 2),
     "meanings": (lambda at, x: at.store.labels.meanings(x), "L1.ffn.3"),
-    "beside_chance": (lambda at, x: icebear.beside_chance(at.model, PROMPT, x, draws=1).after, "L1.ffn.3*0"),
+    "random_edit_control": (
+        lambda at, x: icebear.random_edit_control(at.model, PROMPT, x, draws=1).after,
+        "L1.ffn.3*0",
+    ),
 }
 
 

@@ -34,7 +34,7 @@ from icebear.steering.concept import finding
 from icebear.steering.concept.cost import strength_at
 from icebear.steering.concept.likeness import likeness, nearest
 from icebear.steering.evaluations import concepts as evaluation
-from icebear.steering.side_effects import NEUTRAL, Neutral
+from icebear.steering.side_effects import NEUTRAL, HeldOutContexts
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SONGS = [TOPICS["song"][start::3] for start in range(3)]
@@ -231,7 +231,7 @@ def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, found):
 
 def test_a_price_is_met(smol):
     concept = Concept.of(smol, "north", {(Neuron(29, "ffn", 860), "+"): 1.0, (Neuron(24, "ffn", 299), "+"): 0.5})
-    places = Neutral(smol, NEUTRAL[:3])
+    places = HeldOutContexts(smol, NEUTRAL[:3])
     for kl in (0.02, 0.25):
         recipe = concept.recipe(smol, kl=kl, neutral=places)
         assert places.divergence(list(recipe)) == pytest.approx(kl, rel=0.05)

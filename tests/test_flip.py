@@ -35,7 +35,7 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
-from icebear.steering.side_effects import NEUTRAL, Neutral, neutral_places, repeated_trigrams, side_effects
+from icebear.steering.side_effects import NEUTRAL, HeldOutContexts, held_out_contexts, repeated_trigrams, side_effects
 
 RUN = CliRunner()
 
@@ -263,11 +263,11 @@ def test_the_side_effects(smol, desert):
 
 def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
     """Against a loop over some: at the last tokens of texts cut inside, and not zero there."""
-    places = neutral_places(smol, NEUTRAL)
+    places = held_out_contexts(smol, NEUTRAL)
     assert (len(places), len(set(map(tuple, places)))) == (48, 48)
     texts = [smol.token_ids(text) for text in NEUTRAL]
     assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
-    some = Neutral(smol, NEUTRAL[:6])
+    some = HeldOutContexts(smol, NEUTRAL[:6])
     kl = some.divergence(list(desert))
     found = []
     for ids in some.places:
@@ -281,7 +281,7 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
 
 def test_what_is_generated_is_priced_behind_the_places(letters):
     """Against teacher forcing one text at a time; an edit that names a position of its own prompt acts at the last."""
-    neutral = Neutral(letters, ["Good night.", "A bus."])
+    neutral = HeldOutContexts(letters, ["Good night.", "A bus."])
     edits = [Edit(Neuron(1, "ffn", 3), "set", 4.0, where="generated")]
     total = []
     for ids in neutral.places:

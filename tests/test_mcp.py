@@ -22,11 +22,11 @@ from icebear.app.mcp.server import server
 from icebear.app.mcp.session import KEPT, Session
 from icebear.concepts import attribute, circuit
 from icebear.concepts.attribution.counterfactuals import Suggestion
-from icebear.concepts.attribution.random_controls import BesideChance, removing
+from icebear.concepts.attribution.random_controls import RandomControl, removing
 from icebear.db import open_store
 from icebear.edits import parse_edits
 from icebear.steering import Concept
-from icebear.steering.random_edits import beside_chance, elsewhere
+from icebear.steering.random_edits import random_edit_control, random_edits
 
 PROMPT, OTHER = "ice bear", "big cats"
 CAMEL = "The wild camel lives in the"
@@ -109,7 +109,7 @@ def test_tools_have_names_types_and_descriptions(session):
 
 
 def test_a_change_is_beyond_chance_if_none_of_twenty_draws_is_as_large():
-    told = partial(BesideChance, "an edit", "others", "The logit", 1.0)
+    told = partial(RandomControl, "an edit", "others", "The logit", 1.0)
     large = told(3.0, (1.5,) * 20)
     assert (large.change, large.largest, large.as_large, large.beyond) == (2.0, 0.5, 0, True)
     assert str(large).endswith("more than chance (p 0.05).")
@@ -125,21 +125,21 @@ def test_a_change_is_beyond_chance_if_none_of_twenty_draws_is_as_large():
 
 def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
     edits = parse_edits(["L1.ffn.3*0", "L1.ffn.3+2@last", "L1.ffn.4=1", "L0.head.2*0"])
-    for drawn in elsewhere(model, edits, 30):
+    for drawn in random_edits(model, edits, 30):
         assert [(e.op, e.value, e.where, e.neuron.layer, e.neuron.site) for e in drawn] == [
             (e.op, e.value, e.where, e.neuron.layer, e.neuron.site) for e in edits
         ]
         assert drawn[0].neuron == drawn[1].neuron != drawn[2].neuron
         assert not {e.neuron for e in drawn} & {e.neuron for e in edits}
-    assert len({drawn[0].neuron for drawn in elsewhere(model, edits, 200)}) == 18  # of 20, all but two
-    heads = elsewhere(model, parse_edits(["L0.head.2*0"]), 20)
+    assert len({drawn[0].neuron for drawn in random_edits(model, edits, 200)}) == 18  # of 20, all but two
+    heads = random_edits(model, parse_edits(["L0.head.2*0"]), 20)
     assert sorted(drawn[0].neuron.index for drawn in heads) == [0, 1, 3]  # no draw twice
-    assert elsewhere(model, parse_edits([f"L0.head.{head}*0" for head in range(3)]), 1) == []
+    assert random_edits(model, parse_edits([f"L0.head.{head}*0" for head in range(3)]), 1) == []
 
 
 def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
     edits = parse_edits(["L2.ffn.3=4", "L1.ffn.5*0"])
-    found = beside_chance(model, PROMPT, edits, "z", "q", draws=3)
+    found = random_edit_control(model, PROMPT, edits, "z", "q", draws=3)
 
     def number(some):
         from icebear.steering import steer
@@ -150,7 +150,7 @@ def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
 
     assert found.before == pytest.approx(number([]))
     assert found.after == pytest.approx(number(edits))
-    assert found.drawn == pytest.approx([number(some) for some in elsewhere(model, edits, 3)])
+    assert found.drawn == pytest.approx([number(some) for some in random_edits(model, edits, 3)])
 
 
 def test_the_control_of_tokens_removes_others(model):
@@ -230,10 +230,10 @@ def test_what_edits_do(session, model):
     found = told(session, "steer", prompt=PROMPT, edits=["L2.ffn.3=9"], target="z", max_new_tokens=3)
     assert found["plain"] == model.generate(PROMPT, 3)
     assert found["control"]["change"] == pytest.approx(
-        beside_chance(model, PROMPT, parse_edits(["L2.ffn.3=9"]), "z").change, rel=1e-4
+        random_edit_control(model, PROMPT, parse_edits(["L2.ffn.3=9"]), "z").change, rel=1e-4
     )
     assert found["kl"] > 0
-    assert "neutral places" in found["price"]
+    assert "held-out contexts" in found["price"]
     there = "camel bed"
     to = model.predict(there, 1)[0].text
     found = told(session, "flip", prompt=PROMPT, to=to, source=there, max_neurons=40)

@@ -111,7 +111,7 @@ DEVIATIONS = "Standard deviations over the texts without it; a text's value is t
 def turned_line(found: Concept, recipe: Recipe, values: Sequence[float]) -> Text:
     """What was turned how far, and what the concept measures in both texts."""
     told = recipe.provenance
-    price = f", {told['kl']:.3f} nats at neutral places" if "kl" in told else ""
+    price = f", {told['kl']:.3f} nats at held-out contexts" if "kl" in told else ""
     plain, steered = values
     return Text(
         f"{found.name}{' suppressed' * told['suppress']} at strength {told['strength']:.3g}{price}; measured by the "

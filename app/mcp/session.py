@@ -21,7 +21,7 @@ from icebear.paths import local
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
     from icebear.db.store import Store
-    from icebear.steering.side_effects import Neutral
+    from icebear.steering.side_effects import HeldOutContexts
 
 KEPT = 16
 """Results, the newest."""
@@ -69,10 +69,10 @@ class Session:
             raise missing from None
 
     @cached_property
-    def neutral(self) -> Neutral:
-        from icebear.steering.side_effects import Neutral
+    def neutral(self) -> HeldOutContexts:
+        from icebear.steering.side_effects import HeldOutContexts
 
-        return Neutral(self.model)
+        return HeldOutContexts(self.model)
 
     @contextmanager
     def store(self, needed: str = "") -> Iterator[Store | None]:

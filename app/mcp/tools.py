@@ -24,7 +24,7 @@ from icebear.app.mcp.answers import ROWS
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
-from icebear.concepts.attribution.random_controls import DRAWS, BesideChance, explained, removing
+from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, explained, removing
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat
@@ -38,7 +38,7 @@ from icebear.steering.comparison import Continuation, compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
-from icebear.steering.random_edits import beside_chance, elsewhere
+from icebear.steering.random_edits import random_edit_control, random_edits
 from icebear.steering.side_effects import side_effects
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class Tools:
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None
             raw = [edit.in_raw_units(statistic) if statistic else edit for edit in wanted]
-        control = beside_chance(model, asked, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
+        control = random_edit_control(model, asked, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         found = compare(model, asked, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
         kl = self.session.neutral.divergence(raw)
         return answers.Steered(
@@ -338,7 +338,7 @@ class Tools:
 
     def _price(self, kl: float) -> str:
         places = len(self.session.neutral.places)
-        return f"{kl:.3f} nats of KL divergence at the next token of {places} neutral places (0: nothing changes)"
+        return f"{kl:.3f} nats of KL divergence at the next token of {places} held-out contexts (0: nothing changes)"
 
     @tool
     def flip(
@@ -362,7 +362,9 @@ class Tools:
         edits = list(recipe)
         wanted, now = model.continuation(to, asked)[0], model.predict(asked, 1)[0].id
         rather = now if now != wanted else None  # of a phrase that begins as what comes now
-        control = beside_chance(model, asked, edits, wanted, rather, on_progress=reporting(ctx, max_neurons, whole))
+        control = random_edit_control(
+            model, asked, edits, wanted, rather, on_progress=reporting(ctx, max_neurons, whole)
+        )
         found = compare(model, asked, recipe, 20, on_token=lambda done: anyio.from_thread.check_cancelled())
         told = [str(edit) for edit in edits]
         return answers.Flipped(
@@ -411,7 +413,7 @@ class Tools:
         ctx: Context,
         concept: Name,
         prompt: Prompt,
-        kl: Annotated[float, Field(gt=0, le=5, description="Nats that it may cost at neutral places.")] = 0.25,
+        kl: Annotated[float, Field(gt=0, le=5, description="Nats that it may cost at held-out contexts.")] = 0.25,
         suppress: Annotated[bool, Field(description="Less of the concept instead.")] = False,
         chat: IsChat = False,
         max_new_tokens: Length = 20,
@@ -423,7 +425,7 @@ class Tools:
             raise InputError(f"The concept {found.name!r} has no neurons to turn.")
         recipe = found.recipe(model, kl=kl, suppress=suppress, neutral=self.session.neutral)
         edits = list(recipe)
-        others = elsewhere(model, edits, DRAWS)
+        others = random_edits(model, edits, DRAWS)
 
         def written(some: Sequence[Edit], number: int) -> str:
             report(number, len(others) + 2)
@@ -434,7 +436,7 @@ class Tools:
         plain, steered, *drawn = (found.measure(model, prompt + text).value for text in texts)
         what, instead = f"{found.name} turned", "the same edits of as many other neurons of the same layers"
         number = f"{found.name} in the text (standard deviations)"
-        control = BesideChance(what, instead, number, plain, steered, tuple(drawn))
+        control = RandomControl(what, instead, number, plain, steered, tuple(drawn))
         cost = recipe.provenance["kl"]
         return answers.ConceptTurned(
             plain=texts[0],

@@ -105,7 +105,7 @@ def _measure(found: Concept) -> None:
 def _turn(found: Concept) -> None:
     columns = st.columns([3, 2, 1, 1], vertical_alignment="bottom")
     prompt = typed(columns[0].text_input, "Write on after", "prompt", value=PROMPT)
-    price = columns[1].select_slider("Price in nats at neutral places", PRICES, 0.25, key="concept_price")
+    price = columns[1].select_slider("Price in nats at held-out contexts", PRICES, 0.25, key="concept_price")
     suppress = columns[2].toggle("Suppress", key="concept_suppress")
     asked = (found.name, prompt, price, suppress)
     if columns[3].button("Generate", type="primary", key="turn_concept"):

@@ -25,7 +25,7 @@ DRAWS = 20
 
 
 @dataclass(frozen=True)
-class BesideChance:
+class RandomControl:
     """What a number is without and with a change, and with the same change made elsewhere, at random."""
 
     what: str
@@ -97,7 +97,7 @@ def explained(target: TokenScore | None, contrast: TokenScore | None) -> str:
     return f"The logit of {target.text!r}" + (f" less that of {contrast.text!r}" if contrast else "")
 
 
-def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0) -> BesideChance:
+def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0) -> RandomControl:
     """The k tokens of a text that speak most for the answer removed (their embeddings are zero), or k others, drawn but
     for sinks and what a chat's template wrote; all choices where there are few. Measured is the number explained.
     Raises `InputError`."""
@@ -116,7 +116,7 @@ def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2,
     names = ", ".join(repr(relevance.prompt.strings[place]) for place in sorted(first))
     number = explained(relevance.target, relevance.contrast)
     number += " against all others" if relevance.prediction.objective == "log-odds" else ""
-    return BesideChance(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
+    return RandomControl(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
 
 
 def _drawn(places: Sequence[int], k: int, count: int, seed: int) -> Tensor:

@@ -23,7 +23,7 @@ from icebear.records import POLARITIES, Neuron
 from icebear.steering.concept.cost import strength_at
 from icebear.steering.concept.measured import Measured, measured
 from icebear.steering.concept.through import Through, through
-from icebear.steering.side_effects import Neutral
+from icebear.steering.side_effects import HeldOutContexts
 from icebear.tables import Tabled
 from icebear.values import POSITIVE, one_of, real, several
 
@@ -177,16 +177,16 @@ class Concept(Tabled):
         where: str = "all",
         decay: float = 1.0,
         suppress: bool = False,
-        neutral: Neutral | None = None,
+        neutral: HeldOutContexts | None = None,
     ) -> Recipe:
         """Edits that amplify the concept, or suppress it.
 
         strength: what is added to the activation of the neuron with the largest weight, as a multiple of the furthest
             that it was seen to go to its side; to others in proportion to their weights.
-        kl: instead, nats that the edits are to cost at neutral places (see `icebear.steering.side_effects`); the
+        kl: instead, nats that the edits are to cost at held-out contexts (see `icebear.steering.side_effects`); the
             strength is searched.
         where, decay: as of `Edit`.
-        neutral: other neutral places than icebear's own.
+        neutral: other held-out contexts than icebear's own.
         Raises `InputError` where that price cannot be reached.
         """
         self.check(model)
@@ -200,7 +200,7 @@ class Concept(Tabled):
             return self._recipe(model, [], strength=0.0, suppress=suppress)
         cost = None
         if strength is None:
-            places = neutral or Neutral(model)
+            places = neutral or HeldOutContexts(model)
             strength, cost = strength_at(kl, lambda s: places.divergence(self._edits(s, where, decay, suppress)))  # type: ignore[arg-type]
         edits = self._edits(strength, where, decay, suppress)
         return self._recipe(

@@ -32,10 +32,10 @@ from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.cost import strength_at
 from icebear.steering.concept.finding import parts_of
-from icebear.steering.side_effects import NEUTRAL, neutral_places, repeated_trigrams
+from icebear.steering.side_effects import NEUTRAL, held_out_contexts, repeated_trigrams
 
 PRICES = (0.02, 0.1, 0.25, 0.5)
-"""Nats at neutral places."""
+"""Nats at held-out contexts."""
 SIZES = (1, 5, 20, 100)
 """Neurons of the detectors, and"""
 TURNED = (5, 20)
@@ -57,7 +57,7 @@ OPENINGS = (
 """Where text is written: our own, of no concept, none of them a neutral text of the price."""
 TOKENS = 30
 TOGETHER = 12
-"""Neutral places in one pass."""
+"""Held-out contexts in one pass."""
 DRIFT = 0.05
 """How near a price is met."""
 EVERY = 4
@@ -66,7 +66,7 @@ TRIED_AT = 0.1
 """nats."""
 COLUMNS = {
     "score": "share of the texts that the frozen classifier takes for the concept's",
-    "words": "rise of the mean log-probability of the concept's held-out words at neutral places, in nats",
+    "words": "rise of the mean log-probability of the concept's held-out words at held-out contexts, in nats",
     "perplexity": "of what was written, under the plain model, lower is better",
     "repetition": "share of its three-token sequences that were there before, lower is better",
     "distinct": "share of its two-token sequences that are different",
@@ -114,7 +114,7 @@ class ConceptSteering(Evaluation):
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """What all concepts share: sentences without any, read once; and neutral places."""
+    """What all concepts share: sentences without any, read once; and held-out contexts."""
 
     model: Model
     topics: TopicSentences
@@ -127,7 +127,7 @@ class Ground:
 
     @classmethod
     def of(cls, model: Model, topics: TopicSentences) -> Ground:
-        neurons, places = neurons_of(model, ("ffn",)), neutral_places(model, NEUTRAL)
+        neurons, places = neurons_of(model, ("ffn",)), held_out_contexts(model, NEUTRAL)
         return cls(
             model,
             topics,
@@ -326,7 +326,7 @@ def steered(
 
 
 def _behind(ground: Ground, asking: str) -> Tensor:
-    """(P, V) log-probabilities at the neutral places, each behind a request."""
+    """(P, V) log-probabilities at the held-out contexts, each behind a request."""
     model = ground.model
     asked, special = model.ids(asking), model.special_ids()
     places = [[*asked, *(token for token in row if token not in special)] for row in ground.places]
@@ -336,7 +336,7 @@ def _behind(ground: Ground, asking: str) -> Tensor:
 def _at(
     price: float, direction: Callable[[float], Turned], ground: Ground, first: float
 ) -> tuple[float, float, Tensor]:
-    """The strength at a price, what it costs, and the change (P, V) of log-probabilities at neutral places; where it
+    """The strength at a price, what it costs, and the change (P, V) of log-probabilities at held-out contexts; where it
     cannot cost so much, what it does at the strength to begin with."""
     rises: dict[float, Tensor] = {}
 
@@ -502,7 +502,7 @@ def frontier(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     left.minorticks_off()
     right.xaxis.set_minor_formatter("{x:.0f}")
     right.xaxis.set_major_formatter("{x:.0f}")
-    left.set_xlabel("price: KL at neutral places, nats")
+    left.set_xlabel("price: KL at held-out contexts, nats")
     right.set_xlabel("perplexity under the plain model (star: a plain prompt, square: plain text)")
     left.set_ylabel("concept score: mean probability of the frozen classifier")
     left.legend(fontsize=7)

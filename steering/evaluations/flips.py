@@ -21,7 +21,7 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import comes, in_a_line, probability, wanted_ids
 from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.flipping.search import CHOOSERS, flip
-from icebear.steering.side_effects import Neutral
+from icebear.steering.side_effects import HeldOutContexts
 
 REACHES = ("seen", "unbounded")
 """Whether neurons stay inside what they were seen to be."""
@@ -59,7 +59,7 @@ class Flips(Evaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         pairs = [replace(pair, source=None) if self.no_source else pair for pair in read(self.data)]
-        choosers, neutral = list(CHOOSERS)[: None if self.controls else 1], Neutral(model)
+        choosers, neutral = list(CHOOSERS)[: None if self.controls else 1], HeldOutContexts(model)
         yield Part(
             COLUMNS,
             pairs,
@@ -92,7 +92,7 @@ def _prompt(prompt: Any) -> PromptLike:
     return list(Chat(prompt).messages) if isinstance(prompt, list) else str(prompt)
 
 
-def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: int, neutral: Neutral) -> Line:
+def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: int, neutral: HeldOutContexts) -> Line:
     """Whether a pair flips, with how many neurons and at what off-target KL, with candidates by relevance and by the
     controls of `icebear.steering.flipping.search.CHOOSERS`, which have the same search around them."""
     try:
@@ -111,7 +111,9 @@ def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: i
     return {**line, "counts": bool(runs), "methods": methods}
 
 
-def _run(model: Model, pair: FlipPair, reach: str, choose: str, max_neurons: int, neutral: Neutral) -> dict[str, Any]:
+def _run(
+    model: Model, pair: FlipPair, reach: str, choose: str, max_neurons: int, neutral: HeldOutContexts
+) -> dict[str, Any]:
     try:
         unbounded = reach == "unbounded"
         recipe = flip(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, choose=choose)

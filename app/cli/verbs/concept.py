@@ -193,7 +193,7 @@ class Steer:
     name: str = argument()
     prompt: str = argument()
     strength: float | None = option("Times the furthest that its neurons were seen to go.", type=float)
-    kl: float | None = option("Instead: nats that it may cost at neutral places.", type=float, show_default="0.25")
+    kl: float | None = option("Instead: nats that it may cost at held-out contexts.", type=float, show_default="0.25")
     suppress: bool
     max_new_tokens: int
     temperature: float

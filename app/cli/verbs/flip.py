@@ -38,7 +38,7 @@ class Options:
         "Texts that the edits should leave alone: a file, a line each.", type=FILE, advanced=True
     )
     budget: float | None = option(
-        "Warn if the edits cost more KL than this at neutral places, in nats.", type=float, advanced=True
+        "Warn if the edits cost more KL than this at held-out contexts, in nats.", type=float, advanced=True
     )
     paraphrases: str | None = option(
         "Prompts that say the same; it shall do it for all: a file, a line each.", type=FILE, advanced=True
