@@ -40,7 +40,7 @@ class Card(Tabled):
     meanings: dict[str, Meaning]
     """polarity -> what it means, with a score; empty before `icebear label --auto`, see actmax/labels."""
     held_out: dict[str, dict[str, list[Example]]]
-    """polarity -> of `icebear.actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made
+    """polarity -> of `icebear.actmax.labels.score_text.HELD_OUT`: sentences of documents that its label was not made
     from."""
     label: str | None
     """What somebody called it, and"""
@@ -161,7 +161,7 @@ def describe(
 
 
 def held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
-    """Of `icebear.actmax.labels.telling.HELD_OUT`: sentences of documents that its label was not made from."""
+    """Of `icebear.actmax.labels.score_text.HELD_OUT`: sentences of documents that its label was not made from."""
     groups = meaning.record.get("examples", {})
     sentences = store.sentences.of([row["sentence"] for rows in groups.values() for row in rows])
     sign = 1 if meaning.polarity == "+" else -1

@@ -22,15 +22,16 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from icebear.actmax import build_index, describe, read_corpus
 from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
-from icebear.actmax.labels import auto, chance, kinds, sample, scores, topics
+from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
+from icebear.actmax.labels.activations import read
 from icebear.actmax.labels.auto import label_neurons, prepared, score_label
-from icebear.actmax.labels.chance import by_chance, clears, nulls, other_labels
-from icebear.actmax.labels.choice import both_signs, candidates, choose, examples_of, fired_in, judged
+from icebear.actmax.labels.choice import choose, judged
 from icebear.actmax.labels.evidence import evidence
 from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.lists import clearest
-from icebear.actmax.labels.reading import read
+from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of
+from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.concepts import Model
@@ -77,14 +78,14 @@ def texts(count: int) -> list[str]:
     return found
 
 
-SENTENCES = {"make": 150, "choose": 150, "report": 300}
+SENTENCES = {"train": 150, "validation": 150, "test": 300}
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
-    monkeypatch.setattr(chance, "CONTROLS", 50)
-    monkeypatch.setattr(topics, "COUNT", 6)
+    monkeypatch.setattr(null, "CONTROLS", 50)
+    monkeypatch.setattr(clusters, "COUNT", 6)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_planted_neurons_get_the_right_label(indexed):
         assert clearest(store.labels.all_meanings())[0].neuron in (WORD, POSITION)
         card = describe(store, WORD, model)
         assert [e.token_text for e in card.held_out["+"]["found"]] == [" zebra"] * 4
-        assert all(part_of(e.sentence.title) == "report" for e in card.held_out["+"]["found"])
+        assert all(part_of(e.sentence.title) == "test" for e in card.held_out["+"]["found"])
         assert "' zebra' (1.00 by token)" in html.unescape(card.to_html())
 
 
@@ -156,7 +157,7 @@ def test_a_head_is_labelled_by_what_it_attends_to(indexed):
         assert (head.kind, head.text, head.clear) == ("tokens", "' zebra'", True)
         assert head.score > 0.97
         assert store.facts.control("labels 0 heads")["labels"]
-        x = prepared(model, store)["report"]
+        x = prepared(model, store)["test"]
         ids = x.ids[0]
         found = read(model, x, [HEAD])[0][: len(ids)]
     with eager(model):
@@ -175,16 +176,14 @@ def test_chance_is_seldom_called_clear(indexed):
         neurons = [Neuron(0, "ffn", number) for number in range(10, 60)]
         read_of = {part: read(model, x, neurons) for part, x in parts.items()}
         clear = {"shifted": 0, "other": 0}
-        for row, neuron in enumerate(neurons):
-            for polarity, values in both_signs(read_of, row):
-                pair, fired = (neuron, polarity), fired_in(parts, values)
-                null = by_chance(parts, pair, values, len(examples_of(store, pair)), (), "another seed")
-                if null is not None:
-                    clear["shifted"] += clears(choose(*null), nulls(known, pair))
-                labels = candidates(parts["make"], values["make"], examples_of(store, pair), ())
-                own = choose(labels, fired)
-                for other in other_labels(known["labels"], parts, pair, own)[:1]:
-                    clear["other"] += clears(judged(other, own.by, fired), nulls(known, pair))
+        for side in sides(store, parts, neurons, read_of):
+            moved = side.shifted("another seed")
+            if moved.fired:
+                chosen = choose(moved.candidates(), moved.fired)
+                clear["shifted"] += significant(chosen, nulls(known, side.neuron))
+            own = choose(side.candidates(), side.fired)
+            for other in other_labels(known["labels"], side, own)[:1]:
+                clear["other"] += significant(judged(other, own.by, side.fired), nulls(known, side.neuron))
         assert max(clear.values()) <= 8
 
 
@@ -224,7 +223,7 @@ def _copy(path, to):
 
 
 def _label_alone(path, neurons, started):
-    sample.SENTENCES, chance.CONTROLS, auto.GROUP, topics.COUNT = SENTENCES, 50, 4, 6
+    sample.SENTENCES, null.CONTROLS, auto.GROUP, clusters.COUNT = SENTENCES, 50, 4, 6
     started.set()
     with open_store(path) as store:
         label_neurons(planted(), store, neurons)
@@ -354,7 +353,7 @@ def test_detection_is_the_auroc(lines):
 def test_labels_come_back_from_json(indexed):
     model, path = indexed
     with open_store(path) as store:
-        x = prepared(model, store)["make"]
+        x = prepared(model, store)["train"]
     values = read(model, x, [WORD])[0]
     labels = kinds.candidates(evidence(x, values, (), ("songak",), (" zebra",)))
     assert {label.kind for label in labels} == set(kinds.KINDS)
@@ -367,7 +366,7 @@ def test_labels_come_back_from_json(indexed):
 def test_reading_is_what_a_whole_pass_has(indexed):
     model, path = indexed
     with open_store(path) as store:
-        x = prepared(model, store)["make"]
+        x = prepared(model, store)["train"]
     found = read(model, x, [WORD, Neuron(0, "attn", 3)])
     seen = []
     hook = model.site_module("ffn", 0).register_forward_pre_hook(lambda _, args: seen.append(args[0][0, :, 3]))

@@ -11,24 +11,12 @@ import numpy as np
 
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.auto import activations, check, prepared
-from icebear.actmax.labels.chance import by_chance, clears, nulls, other_labels, p_value
-from icebear.actmax.labels.choice import (
-    Chosen,
-    Pair,
-    Values,
-    best_of,
-    both_signs,
-    candidates,
-    choose,
-    examples_of,
-    fired_in,
-    judged,
-    the_better,
-    writes,
-)
+from icebear.actmax.labels.choice import Chosen, best_of, choose, judged, the_better
 from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import Fires
+from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed, Table
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store, open_store
@@ -44,10 +32,19 @@ COLUMNS = {
     "0.6": "share whose score, by what it was chosen by, is 0.6 or more",
     "0.7": "the same, 0.7",
     "0.8": "the same, 0.8",
-    "made": "that score on the documents that the label was made from",
-    "chosen": "and on those that it was chosen on",
+    "train": "that score on the documents that the label was made from",
+    "validation": "and on those that it was chosen on",
 }
-CHANCE = {"token": 0.5, "sentence": 0.5, "clear": 0.0, "0.6": 0.0, "0.7": 0.0, "0.8": 0.0, "made": 0.5, "chosen": 0.5}
+CHANCE = {
+    "token": 0.5,
+    "sentence": 0.5,
+    "clear": 0.0,
+    "0.6": 0.0,
+    "0.7": 0.0,
+    "0.8": 0.0,
+    "train": 0.5,
+    "validation": 0.5,
+}
 """Of a kind that has no candidate."""
 
 
@@ -106,73 +103,60 @@ def measure(
     advance: Callable[[int], None] = lambda sentences: None,
 ) -> list[dict[str, Any]]:
     """A line a neuron: its pairs, of those polarities that it goes to."""
-    read_of, known = activations(model, store, parts, group, seed, advance)
-    lines: list[dict[str, Any]] = []
-    for row, neuron in enumerate(group):
-        promoted, classes = writes(store, neuron), store.neurons.classes(neuron)
-        pairs = []
-        for polarity, values in both_signs(read_of, row):
-            pair, fired = (neuron, polarity), fired_in(parts, values)
-            if fired is not None:
-                found = _pair(store, parts, pair, values, fired, promoted[polarity], known)
-                pairs.append({"pair": f"{neuron} {polarity}", "class": classes[polarity], **found})
-        lines.append({"neuron": str(neuron), "pairs": pairs})
-    return lines
+    values, known = activations(model, store, parts, group, seed, advance)
+    rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
+    for side in sides(store, parts, group, values):
+        if side.fired:
+            name = f"{side.neuron} {side.polarity}"
+            voita = store.neurons.classes(side.neuron)[side.polarity]
+            rows[side.neuron].append({"pair": name, "class": voita, **_measured(side, known)})
+    return [{"neuron": str(neuron), "pairs": pairs} for neuron, pairs in rows.items()]
 
 
-def _pair(
-    store: Store,
-    parts: dict[str, Sample],
-    pair: Pair,
-    values: Values,
-    fired: dict[str, Fires],
-    promoted: Sequence[str],
-    known: dict[str, Any],
-) -> dict[str, Any]:
-    examples = examples_of(store, pair)
-    labels = candidates(parts["make"], values["make"], examples, promoted)
+def _measured(side: Side, known: dict[str, Any]) -> dict[str, Any]:
+    labels, fired = side.candidates(), side.fired
     chosen = choose(labels, fired)
-    other = next(iter(other_labels(known["labels"], parts, pair, chosen)), None)
-    null = by_chance(parts, pair, values, len(examples), promoted, "evaluated")  # another draw than those of the bars
-    learnt = [(parts[part], values[part]) for part in ("make", "choose")]
-    bar, *own = (scores.table(learnt, fired[part]) for part in ("report", "make", "choose"))
-    bars = nulls(known, pair)
-    methods = {"label": _of_labels(labels, fired, bars)}
+    other = next(iter(other_labels(known["labels"], side, chosen)), None)
+    moved = side.shifted("evaluated")  # another draw than those of the nulls
+    test, *own = (scores.table(side.train, fired[part]) for part in ("test", "train", "validation"))
+    by_chance = nulls(known, side.neuron)
+    methods = {"label": _of_labels(labels, fired, by_chance)}
     for kind in kinds.KINDS:
-        methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, bars)
-    methods["shifted"] = CHANCE if null is None else _of_labels(*null, bars)
+        methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, by_chance)
+    methods["shifted"] = _of_labels(moved.candidates(), moved.fired, by_chance) if moved.fired else CHANCE
     methods["another neuron's"] = CHANCE
     if other is not None:
         judgement = judged(other, chosen.by, fired)
-        methods["another neuron's"] = {**scores.detection(other, fired["report"]), **_of_chosen(judgement, bars)}
-    methods[TABLE] = _of_scores(bar, *own)
+        methods["another neuron's"] = {**scores.detection(other, fired["test"]), **_of_chosen(judgement, by_chance)}
+    methods[TABLE] = _of_scores(test, *own)
     labels_of = {"label": chosen.label.to_dict()} | ({"other": other.to_dict()} if other else {})
     return {
         "kind": chosen.label.kind,
         "by": chosen.by,
-        "p": p_value(chosen, bars),
+        "p": p_value(chosen, by_chance),
         "labels": labels_of,
         "methods": methods,
     }
 
 
-def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], bars: dict[str, list[float]]) -> dict[str, float]:
-    best = best_of(labels, fired["choose"])
+def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], by_chance: Nulls) -> dict[str, float]:
+    best = best_of(labels, fired["validation"])
     if not best:
         return CHANCE
-    found = {by: judged(candidate.label, by, fired).reported for by, candidate in best.items()}
-    return {**CHANCE, **found, **_of_chosen(the_better(best, fired), bars)}
+    each = {by: judged(candidate.label, by, fired).test for by, candidate in best.items()}
+    return {**CHANCE, **each, **_of_chosen(the_better(best, fired), by_chance)}
 
 
-def _of_chosen(chosen: Chosen, bars: dict[str, list[float]]) -> dict[str, float]:
-    kept = {"made": chosen.made, "chosen": chosen.chosen, **_shares_over(chosen.reported)}
-    return {"clear": float(clears(chosen, bars)), **kept}
+def _of_chosen(chosen: Chosen, by_chance: Nulls) -> dict[str, float]:
+    other_parts = {"train": chosen.train, "validation": chosen.validation, **_shares_over(chosen.test)}
+    return {"clear": float(significant(chosen, by_chance)), **other_parts}
 
 
-def _of_scores(bar: dict[str, float], made: dict[str, float], chosen: dict[str, float]) -> dict[str, float]:
+def _of_scores(test: dict[str, float], train: dict[str, float], validation: dict[str, float]) -> dict[str, float]:
     """Of the table, by token; against its bar alone."""
-    clear = float(any(bar[by] >= scores.BARS[by] for by in bar))
-    return {**bar, "clear": clear, "made": made["token"], "chosen": chosen["token"], **_shares_over(bar["token"])}
+    clear = float(any(test[by] >= scores.BARS[by] for by in test))
+    other_parts = {"train": train["token"], "validation": validation["token"]}
+    return {**test, "clear": clear, **other_parts, **_shares_over(test["token"])}
 
 
 def _shares_over(score: float) -> dict[str, float]:
@@ -193,8 +177,8 @@ def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
         f"clear, and accepted of all {len(rows)} together (Benjamini-Hochberg at 5 %): {holding / len(rows):.0%}",
         f"clear by class: {_shares(rows, clear, 'class')}",
         f"clear by the kind that was chosen: {_shares(rows, clear, 'kind')}",
-        f"labels score {_flattery(rows, 'made')} higher on the documents that they were made from, "
-        f"{_flattery(rows, 'chosen')} on those that they were chosen on",
+        f"labels score {_flattery(rows, 'train')} higher on the documents that they were made from, "
+        f"{_flattery(rows, 'validation')} on those that they were chosen on",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a label is made from: a neuron's extremes in the documents to make labels on, and what it writes."""
+"""What a label is made from: a neuron's extremes in the documents to train on, and what it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SENTENCES = 0.05
 FEWEST = 8
 """Tokens at least that drive a neuron to a side, for a label of it."""
 
-Place = tuple[tuple[str, ...], int]
+TokenPlace = tuple[tuple[str, ...], int]
 """A sentence's tokens, and one of them."""
 
 
@@ -28,10 +28,10 @@ class Evidence:
     """Of a neuron at one polarity."""
 
     sample: Sample
-    """Of the part to make labels on."""
+    """Of the train part."""
     values: np.ndarray
     """(N,) there: activations, of polarity ``-`` negated."""
-    places: tuple[Place, ...]
+    places: tuple[TokenPlace, ...]
     """Where it is furthest: of the sample, and the index's examples that are of that part."""
     marked: tuple[str, ...] = ()
     """Words that relevance found to drive it there, most often first."""
@@ -42,14 +42,11 @@ class Evidence:
 def evidence(
     sample: Sample,
     values: np.ndarray,
-    examples: Iterable[Place] = (),
+    examples: Iterable[TokenPlace] = (),
     marked: Sequence[str] = (),
     writes: Sequence[str] = (),
 ) -> Evidence:
-    own = []
-    for place in top(values, sample.counted, TOKENS):
-        number = sample.sentence[place]
-        own.append((sample.sentences[number].tokens, int(sample.position[place])))
+    own = [sample.place(token) for token in top(values, sample.counted, TOKENS)]
     return Evidence(sample, values, (*own, *examples), tuple(marked), tuple(writes))
 
 
@@ -77,12 +74,12 @@ def common(found: Iterable[Any], background: Counter, total: int, k: int) -> lis
     return sorted(able, key=lambda item: (-z(item), str(item)))[:k]
 
 
-def keys_at(places: Iterable[Place], step: int, count: int = 1) -> list[tuple[str, ...]]:
+def keys_at(places: Iterable[TokenPlace], step: int, count: int = 1) -> list[tuple[str, ...]]:
     """So many tokens from the one `step` behind each place on, in lower case."""
     rows = ((pieces, place + step) for pieces, place in places)
     return [tuple(map(key, pieces[at : at + count])) for pieces, at in rows if 0 <= at <= len(pieces) - count]
 
 
-def words_until(places: Iterable[Place]) -> list[str]:
+def words_until(places: Iterable[TokenPlace]) -> list[str]:
     """The words at each place or before it in the sentence, each once."""
     return [w for pieces, place in places for w in {word for word, end in words(pieces) if end <= place}]

@@ -1,4 +1,4 @@
-"""Sentences to make, choose and report labels on: seeded samples of three parts of an index's documents."""
+"""Sentences to make labels on, to choose and to test them: seeded samples of three parts of an index's documents."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from icebear.errors import StoreError
 from icebear.hashing import stable_hash
 from icebear.records import Sentence
 
-PARTS = ("make", "choose", "report")
-SENTENCES = {"make": 300, "choose": 300, "report": 600}
+PARTS = ("train", "validation", "test")
+SENTENCES = {"train": 300, "validation": 300, "test": 600}
 """Of each part. A forward pass over them serves all neurons."""
 SHORTEST = 4
 """Tokens that count in a sentence of the sample."""
@@ -47,14 +47,14 @@ class Codes:
         return found
 
 
-Row = tuple[Sentence, list[int], int]
+SampleRow = tuple[Sentence, list[int], int]
 """A sentence, the ids of its tokens, and how many of them count, with the first, which does not."""
 
 
 class Sample:
     """Sentences as flat arrays over all their tokens (N,)."""
 
-    def __init__(self, rows: Sequence[Row], codes: Codes) -> None:
+    def __init__(self, rows: Sequence[SampleRow], codes: Codes) -> None:
         self.sentences, self.ids, self.codes = [row[0] for row in rows], [row[1] for row in rows], codes
         counted, ids = [row[2] for row in rows], self.ids
         lengths = np.array([len(row) for row in ids])
@@ -79,10 +79,14 @@ class Sample:
         self.alike = np.zeros((0, 0))
         """(S, S) how alike sentences are."""
         self.seen: dict[Any, Any] = {}
-        """What labels that are candidates for every neuron say of it (`icebear.actmax.labels.scores.Seen`)."""
+        """What labels that are candidates for every neuron say of it (`icebear.actmax.labels.scores.LabelTruth`)."""
 
     def __len__(self) -> int:
         return len(self.sentence)
+
+    def place(self, token: int) -> tuple[tuple[str, ...], int]:
+        """The tokens of a token's sentence, and its position among them."""
+        return self.sentences[self.sentence[token]].tokens, int(self.position[token])
 
     def beside(self, x: np.ndarray, steps: int) -> np.ndarray:
         """Of each token what x (N,) says of the one `steps` behind it (before it, where negative); False where there
@@ -146,7 +150,7 @@ def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
     Raises `StoreError` for an index of so few documents that a part has not a quarter of its sentences.
     """
     limit, special = store.facts.get("max_tokens"), model.special_ids()
-    rows: dict[str, list[Row]] = {part: [] for part in SENTENCES}
+    rows: dict[str, list[SampleRow]] = {part: [] for part in SENTENCES}
     for sentence in store.sentences.starting_at(stable_hash(f"sample {seed}") >> 2):  # ids are a ring of 62 bits
         part = part_of(sentence.title)
         if len(rows[part]) < SENTENCES[part]:
@@ -159,7 +163,7 @@ def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
     for part, found in rows.items():
         if 4 * len(found) < SENTENCES[part]:
             raise StoreError(
-                f"{store.path} is too small to score labels: it has {len(found)} sentences to {part} them by, of "
+                f"{store.path} is too small to score labels: it has {len(found)} sentences for {part}, of "
                 f"{SENTENCES[part]}; index more documents (--limit)."
             )
     codes = Codes()

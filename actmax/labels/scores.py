@@ -56,7 +56,7 @@ def fires(sample: Sample, values: np.ndarray) -> Fires | None:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LabelTruth:
     """What a label says of a sample."""
 
     true: np.ndarray
@@ -67,13 +67,13 @@ class Seen:
     """(S,) of its degree in each sentence, among them; the mean of equal ones."""
 
 
-def seen(label: Label, sample: Sample) -> Seen:
+def seen(label: Label, sample: Sample) -> LabelTruth:
     """Kept where all neurons have the same candidates."""
     if label in sample.seen:
         return sample.seen[label]
     true = kinds.true(label, sample)[sample.counted]
     _, place, count = np.unique(kinds.degree(label, sample), return_inverse=True, return_counts=True)
-    found = Seen(true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place])
+    found = LabelTruth(true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place])
     if not kinds.of(label).depends_on_neuron:
         sample.seen[label] = found
     return found

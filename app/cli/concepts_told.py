@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from icebear.actmax.labels.telling import NOT_SCORED
+from icebear.actmax.labels.score_text import NOT_SCORED
 from icebear.app.cli.terminal import coloured, grid
 
 if TYPE_CHECKING:

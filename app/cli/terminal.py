@@ -14,8 +14,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from icebear.actmax.index.classes import class_name
-from icebear.actmax.labels import telling
-from icebear.actmax.labels.telling import HELD_OUT, measured
+from icebear.actmax.labels import score_text
+from icebear.actmax.labels.score_text import HELD_OUT, measured
 from icebear.actmax.page import RELMAX, counted, nearest_title
 from icebear.concepts.attribution.controls import Ablation
 from icebear.concepts.circuits.drawing import sources, summary
@@ -397,7 +397,7 @@ def card(found: Card) -> Group:
 
 def meaning_told(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> list[Any]:
     """A label with what it was measured on, and sentences that it was not made from."""
-    parts: list[Any] = [Text(f"\nPolarity {polarity}: {telling.title(meaning)}", "bold")]
+    parts: list[Any] = [Text(f"\nPolarity {polarity}: {score_text.title(meaning)}", "bold")]
     if meaning:
         parts += [Text(line, "dim") for line in measured(meaning)]
         parts += [_held_out(name, rows[:2]) for name, rows in held_out.items() if rows and meaning.clear]

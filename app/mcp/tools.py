@@ -17,7 +17,7 @@ from pydantic import Field
 
 from icebear.actmax.card import describe
 from icebear.actmax.explanation import CheckedCircuit, Explanation, Ranking, silencing
-from icebear.actmax.labels.telling import title
+from icebear.actmax.labels.score_text import title
 from icebear.app.cli.options import other_prompt
 from icebear.app.mcp import answers
 from icebear.app.mcp.answers import ROWS

@@ -1,4 +1,4 @@
-"""Topics: groups of a corpus's sentences that the model takes for alike, named by their words."""
+"""TopicClusters: groups of a corpus's sentences that the model takes for alike, named by their words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREQUENT = 0.05
 
 
 @dataclass(frozen=True)
-class Topics:
+class TopicClusters:
     words: tuple[tuple[str, ...], ...]
     """Of each topic, those that tell it from the others."""
     centres: np.ndarray
@@ -36,23 +36,23 @@ class Topics:
         return {"words": self.words, "centres": self.centres.astype(float).round(5).tolist()}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Topics:
+    def from_dict(cls, found: dict[str, Any]) -> TopicClusters:
         return cls(tuple(map(tuple, found["words"])), np.array(found["centres"], dtype=np.float32))
 
 
-def topics(store: Store) -> Topics:
-    """Those of the store, made once of the sentences of the part to make labels on (k-means of their vectors)."""
+def topic_clusters(store: Store) -> TopicClusters:
+    """Those of the store, made once of the sentences of the train part (k-means of their vectors)."""
     found = store.facts.control("topics")
     if found is None:
         store.facts.set_control("topics", _made(store).to_dict())
         found = store.facts.control("topics")  # as it is kept, rounded
-    return Topics.from_dict(found)
+    return TopicClusters.from_dict(found)
 
 
-def _made(store: Store) -> Topics:
+def _made(store: Store) -> TopicClusters:
     import faiss
 
-    sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "make"][:LEARNT]
+    sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "train"][:LEARNT]
     rows = _unit(store, np.array([sentence.id for sentence in sentences]))
     count = max(1, min(COUNT, len(rows) // 40))
     learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
@@ -68,7 +68,7 @@ def _made(store: Store) -> Topics:
         for topic in range(count)
     ]
     able = [number for number, name in enumerate(names) if name]
-    return Topics(tuple(names[number] for number in able), centres[able])
+    return TopicClusters(tuple(names[number] for number in able), centres[able])
 
 
 def _unit(store: Store, sentences: np.ndarray) -> np.ndarray:

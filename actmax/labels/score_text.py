@@ -40,12 +40,12 @@ def measured(meaning: Meaning) -> list[str]:
     )
     return [
         f"Tells {FURTHEST[by]} that drive it furthest at AUROC {meaning.score:.2f} (chance 0.5, bar {BARS[by]:.2f}), "
-        f"on {record['sentences']['report']} sentences of documents that it was not made from; 95 % of {chance}; p "
+        f"on {record['sentences']['test']} sentences of documents that it was not made from; 95 % of {chance}; p "
         f"{meaning.p:.3f}.",
         f"The activation tells where the label is true at {_number(record['responsiveness'])}, with average precision "
         f"{_number(record['purity'])}; it is true of {record['share']:.1%} of the {by}s.",
         f"Against the likest sentences that do not drive it {_number(record['hard'])}; another neuron's label of the "
-        f"kind {_number(record['other'])}; on the documents it was made from {_number(record['made'])}. By token the "
+        f"kind {_number(record['other'])}; on the documents it was made from {_number(record['train'])}. By token the "
         f"label tells {record['detection']['token']:.2f}, and a table of the neuron's mean at every token "
         f"{record['table']:.2f}.",
     ]

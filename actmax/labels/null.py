@@ -1,0 +1,97 @@
+"""The nulls of labels, through the same choice: labels of shifted activations, and of other neurons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from icebear.actmax.labels import kinds
+from icebear.actmax.labels.choice import Chosen, choose, judged
+from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.side import Side
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
+from icebear.records import Neuron
+
+CONTROLS = 100
+"""Neurons drawn by chance whose labels, and whose labels by chance, are what others are compared with."""
+DRAWS = 5
+"""Times that each of them at each polarity is shifted, and other labels that it is given."""
+NEAR = 300
+"""Of these draws those that a label is compared with."""
+
+Nulls = dict[str, list[float]]
+"""``shifted`` and ``other`` -> margins."""
+
+
+def nulls(controls: dict[str, Any], neuron: Neuron) -> Nulls:
+    """Of the `NEAR` draws that are nearest in layer."""
+    near = {}
+    for name in ("shifted", "other"):
+        rows = sorted(controls[name], key=lambda row: abs(row[0] - neuron.layer))  # of equal ones the first
+        near[name] = [margin for _, margin in rows[:NEAR]]
+    return near
+
+
+def significant(chosen: Chosen, by_chance: Nulls) -> bool:
+    """Whether it passes its bar and 95 % of each null."""
+    return chosen.margin >= 1 and all(chosen.margin > np.quantile(null, 0.95) for null in by_chance.values() if null)
+
+
+def p_value(chosen: Chosen, by_chance: Nulls) -> float:
+    """The share of a null that is as good, of the null where that is largest (Phipson & Smyth 2010: never zero)."""
+    return max((1 + sum(x >= chosen.margin for x in null)) / (1 + len(null)) for null in by_chance.values())
+
+
+def drawn(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
+    """Neurons by chance, of all layers and sites of the index; or heads of the model."""
+    if heads:
+        every = [Neuron(layer, "head", head) for layer in model.layers_with("attn") for head in range(model.heads)]
+        return [every[place] for place in sorted(np.random.default_rng(seed).permutation(len(every))[:CONTROLS])]
+    count = store.count("neurons")
+    ids = np.random.default_rng(seed).choice(count, min(CONTROLS, count), replace=False)
+    return list(store.neurons.of(sorted(ids.tolist())).values())
+
+
+def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
+    """Of neurons drawn by chance: their labels; layers and margins of labels of shifted activations, and of the labels
+    of others of them on their own activations."""
+    chosen = [(side, choose(side.candidates(), side.fired)) for side in drawn if side.fired]
+    shifts = [
+        (side.neuron.layer, choose(moved.candidates(), moved.fired).margin)
+        for side in drawn
+        for moved in (side.shifted(f"{seed} {draw}") for draw in range(DRAWS))
+        if moved.fired
+    ]
+    labels = [
+        {"neuron": str(side.neuron), "polarity": side.polarity, **one.to_dict(), "share": share(one.label, side)}
+        for side, one in chosen
+    ]
+    others = [
+        (side.neuron.layer, judged(other, one.by, side.fired).margin)
+        for side, one in chosen
+        for other in other_labels(labels, side, one)
+    ]
+    return {"labels": labels, "shifted": shifts, "other": others}
+
+
+def share(label: Label, side: Side) -> float:
+    """Of the tokens of the validation part, those at which the label is true."""
+    sample = side.samples["validation"]
+    return float(kinds.true(label, sample)[sample.counted].mean())
+
+
+def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -> list[Label]:
+    """Other labels, of neurons drawn by chance: `DRAWS` of the same kind, as near as can be in layer and in how often
+    they are true; the nearest first."""
+    same, own = (chosen.label.kind, chosen.by), chosen.label.to_dict()
+    rows = [row for row in labels if (row["label"]["kind"], row["by"]) == same and row["label"] != own]
+    often = share(chosen.label, side)
+
+    def distance(row: dict[str, Any]) -> float:
+        apart = abs(Neuron.parse(row["neuron"]).layer - side.neuron.layer)
+        return apart + 3 * abs(float(np.log((row["share"] + 1e-4) / (often + 1e-4))))
+
+    return list(dict.fromkeys(Label.from_dict(row["label"]) for row in sorted(rows, key=distance)))[:DRAWS]
