@@ -15,7 +15,7 @@ from icebear.concepts.attribution.recorded import kept_at, token_relevance, unra
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, plan_of
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.lrp.positions import Sinks
-from icebear.concepts.methods.lrp import AttnLRP
+from icebear.concepts.methods.method import OnePass
 from icebear.concepts.models import images
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.models.provenance import provenance
@@ -68,7 +68,7 @@ def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Releva
 def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
     """What a plan explains, compared with nothing."""
     method = request.method
-    if not isinstance(method, AttnLRP):
+    if not isinstance(method, OnePass):
         return _of_tokens_only(request, plan.resolved(request.model))
     model, batch, sites = request.model, plan.batch, request.sites
     recorded = [kept_at(plan, row, request.record) for row in range(len(batch.ids))]
@@ -84,12 +84,12 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
         largest = LargestNeurons(model, batch, sites, request.k, lambda row: unranked(model, batch, stream, row))
         recorders.append(largest)
     numbers, missing = run(
-        model, target, recorders, method, ledger=ledger, strict=request.strict, checkpoint=request.checkpoint
+        model, target, recorders, method.rules, ledger=ledger, strict=request.strict, checkpoint=request.checkpoint
     )
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):
         stream = Stream(model, batch, gradients=True)
-        run(model, Logits(plan), [Inputs(), stream], method, strict=request.strict)  # says where
+        run(model, Logits(plan), [Inputs(), stream], method.rules, strict=request.strict)  # says where
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     results = []
     for row in range(len(batch.ids)):

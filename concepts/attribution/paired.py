@@ -18,8 +18,8 @@ from icebear.concepts.attribution.request import AttributionRequest, PromptReque
 from icebear.concepts.attribution.result import Counterfactual, Relevance
 from icebear.concepts.lrp.differences import partner
 from icebear.concepts.methods.gradients import GradientTimesInput
-from icebear.concepts.methods.lrp import DIFFERENCE, AttnLRP, Difference
-from icebear.concepts.methods.method import Method, Multiplying
+from icebear.concepts.methods.lrp import DIFFERENCE, Difference
+from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.concepts.models import images
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
@@ -322,7 +322,7 @@ def _between(
         return difference[site][layer].to(x).expand_as(x)
 
     neurons = AllNeurons(model, many.batch, difference, columns, compared=compared)
-    rules = method if isinstance(method, AttnLRP) else None
+    rules = method.rules if isinstance(method, OnePass) else None
     run(model, Logits(many), [inputs, neurons], rules, strict=request.strict, checkpoint=request.checkpoint)
     parts = [_product(x - y, g.mean(0)) for (x, y), g in zip(reads, inputs.gradients, strict=True)]
     return parts, {site: x.mean(0).cpu() for site, x in neurons.relevance.items()}

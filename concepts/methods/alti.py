@@ -51,6 +51,8 @@ class AltiLogit(Method):
     by ALTI. Causal models with the norm in front of attention. What the embedding itself adds counts for its own
     token."""
 
+    per_token = True
+
     @torch.no_grad()
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
         if not model.task.looks_back or model.family.attn_norm:
@@ -73,15 +75,13 @@ class AltiLogit(Method):
             rows.append(total)
         return rows
 
-    def cost(self, tokens: int) -> float:
-        """It keeps (T, T, D) parts of a layer."""
-        return tokens
-
 
 @dataclass(frozen=True, repr=False)
 class Alti(Method):
     """ALTI (Ferrando et al. 2022): contributions of tokens to each layer's vectors by distance, multiplied layer by
     layer, at the positions explained. Encoders with the norm behind attention (BERT)."""
+
+    per_token = True
 
     @torch.no_grad()
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
@@ -101,9 +101,6 @@ class Alti(Method):
                 down = layer.contributions(norms.through(norm, parts, model.family.norm_offset, by)) @ down
             rows.append(down[list(plan.positions[row])].sum(0))
         return rows
-
-    def cost(self, tokens: int) -> float:
-        return tokens
 
 
 def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: Tensor) -> Tensor:

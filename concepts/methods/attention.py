@@ -18,15 +18,10 @@ from icebear.errors import InputError
 
 
 @dataclass(frozen=True, repr=False)
-class _FromMaps(Method):
-    def cost(self, tokens: int) -> float:
-        """It keeps (T, T) maps of every head."""
-        return tokens
-
-
-@dataclass(frozen=True, repr=False)
-class AttentionRollout(_FromMaps):
+class AttentionRollout(Method):
     """The product over layers of attention (mean of heads) and the residual stream (Abnar & Zuidema 2020)."""
+
+    per_token = True
 
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
         maps, _ = _attention(model, plan)
@@ -38,8 +33,10 @@ class AttentionRollout(_FromMaps):
 
 
 @dataclass(frozen=True, repr=False)
-class GradientRollout(_FromMaps):
+class GradientRollout(Method):
     """R + mean(gradient x attention)+ R from layer to layer, from R = 1 (Chefer et al. 2021b, "G x AttnRollout")."""
+
+    per_token = True
 
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
         maps, gradients = _attention(model, plan)
@@ -50,8 +47,10 @@ class GradientRollout(_FromMaps):
 
 
 @dataclass(frozen=True, repr=False)
-class GradCAM(_FromMaps):
+class GradCAM(Method):
     """The last layer's attention, its heads weighed by their mean gradient, above zero (Chefer et al. 2021)."""
+
+    per_token = True
 
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
         maps, gradients = _attention(model, plan)

@@ -14,7 +14,7 @@ from torch import Tensor
 from icebear.concepts.lrp.positions import Reading
 from icebear.concepts.methods import common
 from icebear.concepts.methods.lrp import PA_LRP
-from icebear.concepts.methods.method import Method, Multiplying, Place
+from icebear.concepts.methods.method import Method, Multiplying, OnePass, Place
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Change, Inputs
@@ -49,16 +49,8 @@ class Gradient(Method):
 
 
 @dataclass(frozen=True, repr=False)
-class GradientTimesInput(Multiplying):
+class GradientTimesInput(OnePass):
     """Gradient x embedding (Denil et al. 2014)."""
-
-    scores_neurons = True
-
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
-        return common.token_relevance(model, plan)
-
-    def neuron_scores(self, model: Model, plan: Plan, site: str) -> Tensor:
-        return common.neuron_relevance(model, plan, site)
 
 
 @dataclass(frozen=True, repr=False)

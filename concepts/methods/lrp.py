@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from icebear.concepts.lrp.linear_rules import Epsilon, Gamma, LinearRule
-from icebear.concepts.methods.method import Method, Multiplying
+from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.errors import InputError
 from icebear.values import one_of, shown
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class AttnLRP(Multiplying):
+class AttnLRP(OnePass):
     """AttnLRP (Achtibat et al. 2024) and its variants.
 
     softmax: ``taylor`` is the paper's rule (Eq. 13); ``zplus`` shares each weight's relevance among what raises it in
@@ -34,7 +34,6 @@ class AttnLRP(Multiplying):
     linear: LinearRule = field(default_factory=Epsilon)
     conv: LinearRule | None = None
     positions: bool = False
-    scores_neurons = True
     paired: ClassVar[bool] = False
     """Whether the rules see a prompt and its counterfactual at once."""
 
@@ -47,18 +46,15 @@ class AttnLRP(Multiplying):
         if not isinstance(self.positions, bool):
             raise InputError(f"positions is True or False, not {shown(self.positions)}.")
 
+    @property
+    def rules(self) -> AttnLRP:
+        return self
+
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
         """With `positions`, of tokens and what is positive of their positions in each layer (PA-LRP, Eq. 11)."""
         from icebear.concepts.methods import common
 
-        if self.positions:
-            return common.with_positions(model, plan, self, "relu")
-        return common.token_relevance(model, plan, self)
-
-    def neuron_scores(self, model: Model, plan: Plan, site: str) -> Tensor:
-        from icebear.concepts.methods import common
-
-        return common.neuron_relevance(model, plan, site, self)
+        return common.with_positions(model, plan, self, "relu") if self.positions else super().scores(model, plan)
 
     def compared(self) -> Multiplying:
         if self.positions:

@@ -12,6 +12,7 @@ from icebear.values import one_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from icebear.concepts.methods.lrp import AttnLRP
     from icebear.concepts.models.model import Model
     from icebear.concepts.models.plan import Plan
 
@@ -45,9 +46,12 @@ class Method:
         """(L, T, N) the scores of a site's neurons, for a plan of one prompt. Raises `InputError`."""
         raise InputError(f"{self!r} does not score neurons of a prompt alone; choose attnlrp, cp-lrp or gxi.")
 
+    per_token = False
+    """Whether it takes a pass a token, or memory for each pair of tokens."""
+
     def cost(self, tokens: int) -> float:
         """Roughly the time, or the memory where that is more, for a prompt of so many tokens; gradient x input is 1."""
-        return 1.0
+        return float(tokens) if self.per_token else 1.0
 
     def variants(self) -> Sequence[Method]:
         """What an evaluation tries that tunes the method's parameter; empty without one."""
@@ -83,3 +87,26 @@ class Multiplying(Method):
     def shares(self) -> list[float]:
         """The points where multipliers are taken, as shares of the way from the counterfactual to the prompt."""
         return [1.0 if self.at == "prompt" else 0.5]
+
+
+class OnePass(Multiplying):
+    """A method whose one backward pass gives relevance of tokens and neurons, as activation x gradient."""
+
+    scores_neurons = True
+    positions: bool = False
+    """Whether positions get relevance too."""
+
+    @property
+    def rules(self) -> AttnLRP | None:
+        """The relevance rules of the pass; None for the plain gradient."""
+        return None
+
+    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+        from icebear.concepts.methods import common
+
+        return common.token_relevance(model, plan, self.rules)
+
+    def neuron_scores(self, model: Model, plan: Plan, site: str) -> Tensor:
+        from icebear.concepts.methods import common
+
+        return common.neuron_relevance(model, plan, site, self.rules)

@@ -20,6 +20,8 @@ from icebear.errors import InputError
 class Occlusion(Method):
     """What the explained logit loses when a token's embedding is zero (Zeiler & Fergus 2014; leave one out)."""
 
+    per_token = True
+
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
         rows = []
         for row in range(len(plan.positions)):
@@ -28,9 +30,6 @@ class Occlusion(Method):
             measured = without(model, plan, row, removed, value).float().cpu()
             rows.append(measured[0] - measured[1:])
         return rows
-
-    def cost(self, tokens: int) -> float:
-        return tokens
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,6 +41,8 @@ class AtMan(Method):
 
     p: float = 0.9
 
+    per_token = True
+
     def scores(self, model: Model, plan: Plan) -> list[Tensor]:
         if model.task.stacks == 2:
             raise InputError(f"AtMan is for one stack of layers, not for {model.name}, an encoder-decoder.")
@@ -49,9 +50,6 @@ class AtMan(Method):
         if {"k_norm", "k_layernorm"} & set(modules):
             raise InputError(f"{model.name} normalises its keys, so attention cannot be scaled by them.")
         return [_scaled_down(model, plan, row, self.p) for row in range(len(plan.positions))]
-
-    def cost(self, tokens: int) -> float:
-        return tokens
 
     def variants(self) -> Sequence[Method]:
         return [AtMan(p) for p in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)]
