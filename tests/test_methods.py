@@ -349,6 +349,18 @@ def test_variants_are_the_same_method_with_other_parameters():
     assert not METHODS["attnlrp"].variants()
 
 
+@pytest.mark.parametrize("name", ["gxi", "attnlrp", "cp-lrp"])
+def test_a_method_scores_the_neurons_that_attribute_shows(name):
+    model = random_model(LLAMA)
+    relevance = attribute(model, IDS, 11, method=name, sites=("ffn", "attn"), number="logit")
+    for site in ("ffn", "attn"):
+        scores = METHODS[name].neuron_scores(model, plan(model, [IDS], 11), site)
+        assert close(scores, relevance.of(site))
+        assert scores.abs().sum() > 0
+    with pytest.raises(InputError, match="Occlusion"):
+        METHODS["occlusion"].neuron_scores(model, plan(model, [IDS], 11), "ffn")
+
+
 # --- names ---
 
 
