@@ -82,9 +82,11 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
-    data = "app/recipes/ice-bear-to-desert.json concepts/calibration.txt concepts/attribution/common.txt py.typed"
+    data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css concepts/calibration.txt"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
     assert templates
-    assert {f"icebear/{name}" for name in (*data.split(), *templates)} <= set(names)
+    assert {
+        f"icebear/{name}" for name in (*data.split(), "concepts/attribution/common.txt", "py.typed", *templates)
+    } <= set(names)
     ours = {str(path.relative_to(ROOT)).removeprefix("icebear/") for room in ROOMS for path in room_files(room)}
     assert {f"icebear/{name}" for name in ours} == {name for name in names if name.endswith(".py")}

@@ -19,8 +19,6 @@ from icebear.actmax.card import describe
 from icebear.actmax.explanation import CheckedCircuit, Explanation, Ranking, silencing
 from icebear.actmax.labels.score_text import title
 from icebear.app.cli.options import other_prompt
-from icebear.app.mcp import answers
-from icebear.app.mcp.answers import ROWS
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
@@ -34,7 +32,7 @@ from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
 from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.comparison import Continuation, compare
+from icebear.steering.comparison import Comparison, compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
@@ -56,10 +54,22 @@ Length = Annotated[int, Field(ge=1, le=200, description="How many tokens are wri
 Name = Annotated[str, Field(max_length=200)]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
 Report = Callable[..., None]
+Answer = dict[str, Any]
+ROWS = 8
+"""Of a list, in an answer; a handle has all."""
 RANKED = 200
 """Rows behind the handle of a ranking."""
 LISTS = (100, 1000)
 """How many (neuron, token) pairs are exchanged as well."""
+
+
+def short(value: Any) -> Any:
+    """The same with five digits of each number."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, list):
+        return [short(part) for part in value]
+    return {key: short(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def tool(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +78,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
     def work(self: Tools, *args: Any, **given: Any) -> Any:
         try:
             with redirect_stdout(sys.stderr):  # stdout is the wire
-                return answers.short(run(self, *args, **given))
+                return short(run(self, *args, **given))
         except Exception as error:
             known = error if isinstance(error, IcebearError) else out_of_memory(error)
             if known is None:
@@ -137,12 +147,12 @@ class Tools:
     @tool
     def predict(
         self, ctx: Context, prompt: Prompt, chat: IsChat = False, k: Count = 5, max_new_tokens: Length = 20
-    ) -> answers.Predicted:
+    ) -> Answer:
         """What the model says next: the most probable tokens, and its greedy continuation."""
         model, asked = self.session.model, _asked(prompt, chat)
         report = reporting(ctx, whole=max_new_tokens)
         text = model.generate(asked, max_new_tokens, on_token=report) if model.generates else ""
-        return answers.Predicted(list(map(vars, model.predict(asked, k))), text)
+        return {"next": list(map(vars, model.predict(asked, k))), "continuation": text}
 
     @tool
     def attribute(
@@ -154,7 +164,7 @@ class Tools:
         counterfactual: Other = None,
         chat: IsChat = False,
         k: Count = ROWS,
-    ) -> answers.Attributed:
+    ) -> Answer:
         """Which tokens of the prompt carried the next token (AttnLRP relevance), or with `counterfactual` what made the
         difference to another prompt. The control removes the two tokens that speak most for it, and others."""
         model, asked = self.session.model, _asked(prompt, chat)
@@ -162,14 +172,14 @@ class Tools:
         explanation = Explanation.of(model, relevance, removed=removing(model, asked, relevance))
         assert explanation.removed is not None
         rows = list(map(vars, explanation.tokens))
-        return answers.Attributed(
-            explained=explained(relevance.target, relevance.contrast),
-            compared=relevance.meaning(),
-            account=relevance.account(),
-            tokens=_largest(rows, k, "relevance"),
-            control=explanation.removed.to_dict(),
-            handle=self._kept("tokens", explanation),
-        )
+        return {
+            "explained": explained(relevance.target, relevance.contrast),
+            "compared": relevance.meaning(),
+            "account": relevance.account(),
+            "tokens": _largest(rows, k, "relevance"),
+            "control": explanation.removed.to_dict(),
+            "handle": self._kept("tokens", explanation),
+        }
 
     @tool
     def rank(
@@ -182,7 +192,7 @@ class Tools:
         site: Annotated[Literal["ffn", "attn", "head"], Field(description="FFN neurons, attention's, heads.")] = "ffn",
         chat: IsChat = False,
         k: Count = ROWS,
-    ) -> answers.RankedNeurons:
+    ) -> Answer:
         """Which neurons carried the next token, or with `counterfactual` made the difference to another prompt, with
         the words that they promote. Relevance alone proves nothing: the control switches these neurons off, and
         others, most of
@@ -197,14 +207,14 @@ class Tools:
         rows = [node.ranked for node in explanation.nodes[:k]]
         control = silencing(model, asked, relevance, rows, on_progress=reporting(ctx))
         explanation = replace(explanation, silenced=control)
-        return answers.RankedNeurons(
-            explained=explained(relevance.target, relevance.contrast),
-            compared=relevance.meaning(),
-            neurons=[node.to_dict() for node in explanation.nodes[:k]],
-            control=control.to_dict(),
-            ablation=list(map(vars, explanation.ablations)),
-            handle=self._kept("neurons", explanation),
-        )
+        return {
+            "explained": explained(relevance.target, relevance.contrast),
+            "compared": relevance.meaning(),
+            "neurons": [node.to_dict() for node in explanation.nodes[:k]],
+            "control": control.to_dict(),
+            "ablation": list(map(vars, explanation.ablations)),
+            "handle": self._kept("neurons", explanation),
+        }
 
     def _kept(self, kind: str, explanation: Explanation) -> str:
         """The handle of an explanation; what is saved has its controls in it, too."""
@@ -216,12 +226,12 @@ class Tools:
         return self.session.keep(kind, explanation, {name: rows for name, rows in parts.items() if rows}, **files)
 
     @tool
-    def suggest_counterfactuals(self, ctx: Context, prompt: Prompt) -> answers.Suggested:
+    def suggest_counterfactuals(self, ctx: Context, prompt: Prompt) -> Answer:
         """Prompts of as many tokens with another answer, to compare with: choose one whose difference is what you ask
         about, and give it as `counterfactual`."""
         suggestions = suggest_counterfactuals(self.session.model, prompt)
         names = ("text", "word", "instead_of", "answer", "probability")
-        return answers.Suggested([{name: getattr(row, name) for name in names} for row in suggestions])
+        return {"counterfactuals": [{name: getattr(row, name) for name in names} for row in suggestions]}
 
     @tool
     def circuit(
@@ -233,7 +243,7 @@ class Tools:
         contrast: Word = None,
         chat: IsChat = False,
         nodes: Annotated[int, Field(ge=1, le=200)] = 40,
-    ) -> answers.CircuitTold:
+    ) -> Answer:
         """How the neurons make the difference between two prompts together: groups of them, what is left of the
         difference without each, and edges (by the handle). Half a minute."""
         need("circuits")
@@ -251,14 +261,20 @@ class Tools:
         }
         handle = self.session.keep("circuit", graph, parts, json=graph.to_json, html=graph.to_html)
         carried, faithful = vars(graph.ablation()), vars(checked.faithfulness)
-        return answers.CircuitTold(summary(graph), groups, carried, faithful, handle)
+        return {
+            "summary": summary(graph),
+            "groups": groups,
+            "ablation": carried,
+            "faithfulness": faithful,
+            "handle": handle,
+        }
 
     # --- what neurons mean ------------------------------------------------------------------------------
 
     @tool
     def neuron(
         self, ctx: Context, neuron: Annotated[str, Field(max_length=40, description="L29.ffn.860")], k: Count = 4
-    ) -> answers.NeuronTold:
+    ) -> Answer:
         """What a neuron means: the words it promotes and suppresses, and, with an index, the texts that drive it most
         in both directions and its label with a score. A meaning is a correlation: `steer` says what it causes."""
         model, wanted = self.session.model, Neuron.parse(neuron)
@@ -275,20 +291,22 @@ class Tools:
         tokens = {"promoted": list(map(vars, promoted)), "suppressed": list(map(vars, suppressed))}
         files = {"html": card.to_html} if card else {}
         handle = self.session.keep("neuron", card, {"examples": rows, **tokens}, **files)
-        return answers.NeuronTold(
-            neuron=str(wanted),
-            meaning=[f"{sign}: {title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"],
-            promotes=[token.text for token in promoted[:ROWS]],
-            suppresses=[token.text for token in suppressed[:ROWS]],
-            examples=[row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
-            note="promoted at + and suppressed at -, on the direct path to the vocabulary",
-            handle=handle,
-        )
+        return {
+            "neuron": str(wanted),
+            "meaning": [f"{sign}: {title(card.meanings.get(sign))}" for sign in "+-"]
+            if card
+            else ["no index, no texts"],
+            "promotes": [token.text for token in promoted[:ROWS]],
+            "suppresses": [token.text for token in suppressed[:ROWS]],
+            "examples": [row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
+            "note": "promoted at + and suppressed at -, on the direct path to the vocabulary",
+            "handle": handle,
+        }
 
     @tool
     def search(
         self, ctx: Context, text: Annotated[str, Field(min_length=1, max_length=500)], k: Count = ROWS
-    ) -> answers.Found:
+    ) -> Answer:
         """Which neurons have to do with some words: by what they write, by the texts that drive them, by labels. Needs
         an index."""
         with self.session.store("Searching neurons by words") as store:
@@ -298,7 +316,7 @@ class Tools:
                 {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}
                 for hit in hits
             ]
-        return answers.Found(rows, "Found by likeness, which is no cause; steer says what a neuron does.")
+        return {"neurons": rows, "note": "Found by likeness, which is no cause; steer says what a neuron does."}
 
     # --- what they do -----------------------------------------------------------------------------------
 
@@ -315,7 +333,7 @@ class Tools:
         contrast: Word = None,
         chat: IsChat = False,
         max_new_tokens: Length = 20,
-    ) -> answers.Steered:
+    ) -> Answer:
         """What the model says with edited neurons (set, scaled, added to), beside what it says without. The control
         makes the same edits of other neurons of the same layers; the price is what changes in unrelated texts."""
         model, asked, wanted = self.session.model, _asked(prompt, chat), parse_edits(edits)
@@ -326,19 +344,13 @@ class Tools:
         control = random_edit_control(model, asked, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         found = compare(model, asked, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
         kl = self.session.neutral.divergence(raw)
-        return answers.Steered(
-            found.plain.text,
-            found.steered.text,
-            _next(found.plain),
-            _next(found.steered),
-            control.to_dict(),
-            self._price(kl),
-            kl,
-        )
+        return {**_sides(found), "control": control.to_dict(), **self._price(kl)}
 
-    def _price(self, kl: float) -> str:
+    def _price(self, kl: float) -> Answer:
+        """What else changes."""
         places = len(self.session.neutral.places)
-        return f"{kl:.3f} nats of KL divergence at the next token of {places} held-out contexts (0: nothing changes)"
+        price = f"{kl:.3f} nats of KL divergence at the next token of {places} held-out contexts (0: nothing changes)"
+        return {"price": price, "kl": kl}
 
     @tool
     def flip(
@@ -351,7 +363,7 @@ class Tools:
         ] = None,
         chat: IsChat = False,
         max_neurons: Annotated[int, Field(ge=1, le=50)] = 10,
-    ) -> answers.Flipped:
+    ) -> Answer:
         """The few neurons, set to other values, that make another token (or phrase) come next, and what that costs.
         The control sets other neurons of the same layers to the same values. Up to a minute."""
         model, asked, whole = self.session.model, _asked(prompt, chat), max_neurons + DRAWS
@@ -367,37 +379,33 @@ class Tools:
         )
         found = compare(model, asked, recipe, 20, on_token=lambda done: anyio.from_thread.check_cancelled())
         told = [str(edit) for edit in edits]
-        return answers.Flipped(
-            edits=told,
-            plain=found.plain.text,
-            steered=found.steered.text,
-            next_steered=_next(found.steered),
-            control=control.to_dict(),
-            price=self._price(cost.kl),
-            kl=cost.kl,
-            warnings=cost.warnings,
-            handle=self.session.keep(
-                "recipe", recipe, {"edits": [{"edit": edit} for edit in told]}, json=recipe.to_json
-            ),
-        )
+        rows = {"edits": [{"edit": edit} for edit in told]}
+        return {
+            "edits": told,
+            **_sides(found),
+            "control": control.to_dict(),
+            **self._price(cost.kl),
+            "warnings": cost.warnings,
+            "handle": self.session.keep("recipe", recipe, rows, json=recipe.to_json),
+        }
 
     # --- concepts ---------------------------------------------------------------------------------------
 
     @tool
     def concept_find(
         self, ctx: Context, name: Name, with_texts: Texts, without_texts: Texts, most: Count = 20
-    ) -> answers.ConceptTold:
+    ) -> Answer:
         """The fewest neurons that tell texts with a concept from texts without it, otherwise alike. Its score is on a
         quarter of the texts, on which nothing was chosen; chance is 0.5."""
         model = self.session.model
         found = find_concept(model, with_texts, without_texts, name, most=most, on_progress=reporting(ctx))
         rows = [part.to_dict() for part in found.parts]
         handle = self.session.keep("concept", found, {"neurons": rows}, json=found.to_json)
-        told = found.provenance
-        return answers.ConceptTold(name, rows[:ROWS], found.about, told["auroc"], told["error"], handle)
+        score = {part: found.provenance[part] for part in ("auroc", "error")}
+        return {"name": name, "neurons": rows[:ROWS], "about": found.about, **score, "handle": handle}
 
     @tool
-    def concept_measure(self, ctx: Context, concept: Name, text: Prompt) -> answers.ConceptMeasured:
+    def concept_measure(self, ctx: Context, concept: Name, text: Prompt) -> Answer:
         """How much of a concept is in a text, token by token. A concept is a handle, the name of one in the index, or a
         .json file in the server's folder."""
         measured = self._concept(concept).measure(self.session.model, text)
@@ -405,7 +413,7 @@ class Tools:
             {"position": place, "token": token, "value": value, "counted": place not in measured.apart}
             for place, (token, value) in enumerate(zip(measured.tokens, measured.values, strict=True))
         ]
-        return answers.ConceptMeasured(measured.value, _largest(rows, ROWS, "value"))
+        return {"value": measured.value, "tokens": _largest(rows, ROWS, "value")}
 
     @tool
     def concept_turn(
@@ -417,7 +425,7 @@ class Tools:
         suppress: Annotated[bool, Field(description="Less of the concept instead.")] = False,
         chat: IsChat = False,
         max_new_tokens: Length = 20,
-    ) -> answers.ConceptTurned:
+    ) -> Answer:
         """What the model writes with more (or less) of a concept, at a price. The control makes the same edits of
         other neurons, twenty times, and measures those texts by the concept. Half a minute."""
         model, asked, found, report = self.session.model, _asked(prompt, chat), self._concept(concept), reporting(ctx)
@@ -438,17 +446,16 @@ class Tools:
         number = f"{found.name} in the text (standard deviations)"
         control = RandomControl(what, instead, number, plain, steered, tuple(drawn))
         cost = recipe.provenance["kl"]
-        return answers.ConceptTurned(
-            plain=texts[0],
-            steered=texts[1],
-            edits=[str(edit) for edit in edits],
-            measured_plain=plain,
-            measured_steered=steered,
-            control=control.to_dict(),
-            as_asked=steered < plain if suppress else steered > plain,
-            price=self._price(cost),
-            kl=cost,
-        )
+        return {
+            "plain": texts[0],
+            "steered": texts[1],
+            "edits": [str(edit) for edit in edits],
+            "measured_plain": plain,
+            "measured_steered": steered,
+            "control": control.to_dict(),
+            "as_asked": steered < plain if suppress else steered > plain,
+            **self._price(cost),
+        }
 
     def _concept(self, name: str) -> Concept:
         if name in self.session.results:
@@ -472,13 +479,20 @@ class Tools:
         part: Annotated[str, Field(max_length=40, description="tokens, neurons, nodes, edges, groups, examples, ...")],
         start: Annotated[int, Field(ge=0)] = 0,
         count: Annotated[int, Field(ge=1, le=200)] = 50,
-    ) -> answers.More:
+    ) -> Answer:
         """More rows of an earlier answer, by its handle."""
         kept = self.session.kept(handle)
         if part not in kept.parts:
             raise InputError(f"{handle} has no part {part!r}; it has: {', '.join(kept.parts)}.")
         rows = kept.parts[part]
-        return answers.More(handle, part, start, len(rows), rows[start : start + count], list(kept.parts))
+        return {
+            "handle": handle,
+            "part": part,
+            "start": start,
+            "total": len(rows),
+            "rows": rows[start : start + count],
+            "parts": list(kept.parts),
+        }
 
     @tool
     def save(
@@ -486,14 +500,14 @@ class Tools:
         ctx: Context,
         handle: Name,
         file: Annotated[str, Field(max_length=200, description="A new file in the server's folder: why.html")],
-    ) -> answers.Saved:
+    ) -> Answer:
         """Write an earlier answer, by its handle, as .json, or as a page .html where it has one, into the folder that
         the user named."""
         kept, suffix = self.session.kept(handle), self.session.place(file).suffix.removeprefix(".")
         if suffix not in kept.files:
             raise InputError(f"{handle} is saved as {' or '.join(kept.files) or 'nothing'}, not as .{suffix}.")
         place = self.session.write(file, kept.files[suffix]())
-        return answers.Saved(place.name, place.stat().st_size)
+        return {"file": place.name, "bytes": place.stat().st_size}
 
 
 def _asked(prompt: str, chat: bool) -> PromptLike:
@@ -504,8 +518,11 @@ def _likewise(asked: PromptLike, other: str | None) -> Any:
     return other_prompt(asked, other)
 
 
-def _next(side: Continuation) -> list[dict[str, Any]]:
-    return list(map(vars, side.next[:5]))
+def _sides(comparison: Comparison) -> Answer:
+    """Both texts, and the most probable first tokens of each."""
+    sides = {"plain": comparison.plain, "steered": comparison.steered}
+    texts = {name: side.text for name, side in sides.items()}
+    return {**texts, **{f"next_{name}": list(map(vars, side.next[:5])) for name, side in sides.items()}}
 
 
 def _rows(frame: Any) -> list[dict[str, Any]]:
