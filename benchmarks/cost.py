@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from icebear.app.cli.evaluate import command
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.evaluation.protocol import Evaluation, Methods, Option, Part
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable, methods_of

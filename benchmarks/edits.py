@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 
-from icebear.app.cli.evaluate import command
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
 from icebear.concepts.models.model import Model

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from icebear.app.cli.evaluate import command
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
 from icebear.concepts.methods.common import ROWS, log_probability

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from icebear.app.cli.evaluate import command
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.calibration import TEXTS
 from icebear.concepts.evaluation import metrics

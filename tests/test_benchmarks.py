@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import cost, edits, knowledge, spans
-from icebear.app.cli.evaluate import command
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts import attribute, load_model
 from icebear.concepts.methods.registry import methods_of
 from icebear.errors import InputError
