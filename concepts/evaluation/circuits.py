@@ -99,6 +99,7 @@ class Circuits(Evaluation):
                 name=task,
                 tables=partial(_tables, held_out),
                 listings=partial(_listings, overlap),
+                notes=partial(_notes, len(held_out)),
             )
 
 
@@ -112,6 +113,10 @@ def _tables(held_out: Lines, lines: Lines) -> dict[str, Table]:
 def _listings(overlap: list[dict[str, Any]], lines: Lines) -> dict[str, list[dict[str, Any]]]:
     together = {name: pooled(lines, name) for name in READINGS}
     return {"correlation of the edges of all pairs together": [together], "nodes shared with other tasks": overlap}
+
+
+def _notes(held_out: int, lines: Lines) -> list[str]:
+    return [f"a circuit of the task is made of {LEARN} pairs and checked on {held_out} others"] if held_out else []
 
 
 def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
