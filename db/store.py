@@ -44,6 +44,15 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
         store.close()
 
 
+@contextmanager
+def open_finished(path: str | Path, fingerprint: str, model_name: str) -> Iterator[Store]:
+    """Open a store of this model whose scan is finished. Raises `StoreError` for another one."""
+    with open_store(path) as store:
+        store.check(fingerprint, model_name)
+        store.facts.get("finished")
+        yield store
+
+
 class Store(SqliteFile):
     """One SQLite file; its tables are read and written by its parts. Readers may look on while one writer writes."""
 

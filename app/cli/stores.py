@@ -20,30 +20,21 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def finished_store(path: str, model: Model) -> Iterator[Store]:
-    """Raises `StoreError` for one that is not of this model, or not done."""
-    from icebear.db.store import open_store
-
-    with open_store(path) as store:
-        store.check(model.fingerprint, model.name)
-        store.facts.get("finished")
-        yield store
-
-
-@contextmanager
 def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
     """The store, for a verb that also works without one.
 
     The default store is left out with a note where it is missing or of another model. Raises `StoreError` for one that
     was named.
     """
+    from icebear.db.store import open_finished
+
     source = click.get_current_context().get_parameter_source("store")
     named = source is not ParameterSource.DEFAULT
     with ExitStack() as stack:
         store = None
         try:
             if named or local(path).exists():
-                store = stack.enter_context(finished_store(path, model))
+                store = stack.enter_context(open_finished(path, model.fingerprint, model.name))
         except StoreError as error:
             if named:
                 raise

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from icebear.app.cli.stores import finished_store
 from icebear.cache import cached
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.paths import local
@@ -77,6 +76,8 @@ class Session:
     @contextmanager
     def store(self, needed: str = "") -> Iterator[Store | None]:
         """The index, if there is one of this model. needed: what for, where it cannot be done without."""
+        from icebear.db.store import open_finished
+
         with ExitStack() as stack:
             found = None
             try:
@@ -85,7 +86,7 @@ class Session:
                         f"{needed} needs an index of texts; ask the user to run: icebear index --limit 300 --store "
                         f"{self.store_path} --model {self.model_name}"
                     )
-                found = stack.enter_context(finished_store(self.store_path, self.model))
+                found = stack.enter_context(open_finished(self.store_path, self.model.fingerprint, self.model.name))
             except StoreError:
                 if needed:
                     raise
