@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from icebear.app.cli.options import ModelOptions, PromptOptions, other_prompt, record, shared
+from icebear.app.cli.options import ModelOptions, PromptOptions, record, shared
+from icebear.concepts.models.chat import other_prompt
 from icebear.errors import InputError
 
 if TYPE_CHECKING:

@@ -264,13 +264,6 @@ def exactly_one(choices: dict[str, Any]) -> None:
         raise click.UsageError(f"Give either {', '.join(names)} or {last}.")
 
 
-def other_prompt(prompt: Any, text: str | None) -> Any:
-    """Another prompt like this one: of a chat, with another message of the user at its end."""
-    from icebear.concepts.models.chat import Chat
-
-    return prompt.asking(text) if text and isinstance(prompt, Chat) else text
-
-
 def lines(path: str) -> list[str]:
     """A file's texts, one a line."""
     texts = [line.strip() for line in read_text(path).splitlines() if line.strip()]

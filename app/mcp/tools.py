@@ -18,14 +18,13 @@ from pydantic import Field
 from icebear.actmax.card import describe
 from icebear.actmax.explanation import CheckedCircuit, Explanation, Ranking, silencing
 from icebear.actmax.labels.score_text import title
-from icebear.app.cli.options import other_prompt
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, explained, removing
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
-from icebear.concepts.models.chat import Chat
+from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.concepts.vocabulary import project
 from icebear.edits import Edit, parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
@@ -168,7 +167,9 @@ class Tools:
         """Which tokens of the prompt carried the next token (AttnLRP relevance), or with `counterfactual` what made the
         difference to another prompt. The control removes the two tokens that speak most for it, and others."""
         model, asked = self.session.model, _asked(prompt, chat)
-        relevance = attribute(model, asked, target, contrast, counterfactual=_likewise(asked, counterfactual), sites=())
+        relevance = attribute(
+            model, asked, target, contrast, counterfactual=other_prompt(asked, counterfactual), sites=()
+        )
         explanation = Explanation.of(model, relevance, removed=removing(model, asked, relevance))
         assert explanation.removed is not None
         rows = list(map(vars, explanation.tokens))
@@ -199,7 +200,7 @@ class Tools:
         which are less active; with `counterfactual` those that change most are a harder one."""
         model, asked = self.session.model, _asked(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
-        other = _likewise(asked, counterfactual)
+        other = other_prompt(asked, counterfactual)
         relevance = attribute(model, asked, target, contrast, counterfactual=other, sites=sites)
         sizes = sorted({k, *LISTS}) if counterfactual and site != "attn" else []
         with self.session.store() as store:
@@ -248,7 +249,7 @@ class Tools:
         difference without each, and edges (by the handle). Half a minute."""
         need("circuits")
         model, asked = self.session.model, _asked(prompt, chat)
-        other = _likewise(asked, counterfactual)
+        other = other_prompt(asked, counterfactual)
         graph = circuit(model, asked, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
         checked = CheckedCircuit.of(graph, ROWS)
         groups = checked.to_dict()["without"]
@@ -369,7 +370,7 @@ class Tools:
         model, asked, whole = self.session.model, _asked(prompt, chat), max_neurons + DRAWS
         report = reporting(ctx, 0, whole)
         with self.session.store() as store:
-            recipe = flip(model, asked, to, _likewise(asked, source), max_neurons, store=store, on_progress=report)
+            recipe = flip(model, asked, to, other_prompt(asked, source), max_neurons, store=store, on_progress=report)
         cost = side_effects(model, recipe)
         edits = list(recipe)
         wanted, now = model.continuation(to, asked)[0], model.predict(asked, 1)[0].id
@@ -512,10 +513,6 @@ class Tools:
 
 def _asked(prompt: str, chat: bool) -> PromptLike:
     return Chat([{"role": "user", "content": prompt}]) if chat else prompt
-
-
-def _likewise(asked: PromptLike, other: str | None) -> Any:
-    return other_prompt(asked, other)
 
 
 def _sides(comparison: Comparison) -> Answer:

@@ -290,3 +290,8 @@ def _turn(
     opened = token(first)
     closed = max(opened, next((at for at in range(count) if ends[at] >= last), count))
     return Turn(role, token(begun), opened, closed, token(stop) if stop < len(text) else count)
+
+
+def other_prompt(prompt: Any, text: str | None) -> Any:
+    """Another prompt like this one: of a chat, with another message of the user at its end."""
+    return prompt.asking(text) if text and isinstance(prompt, Chat) else text

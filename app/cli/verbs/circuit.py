@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from icebear.app.cli.explained import answered
-from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, other_prompt, record, shared, verb
+from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, record, shared, verb
 from icebear.app.cli.output import print_json, stdout, write_page
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
+from icebear.concepts.models.chat import other_prompt
 from icebear.extras import need
 
 if TYPE_CHECKING:

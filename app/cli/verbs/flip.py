@@ -11,13 +11,13 @@ from icebear.app.cli.options import (
     PromptOptions,
     lines,
     option,
-    other_prompt,
     record,
     verb,
 )
 from icebear.app.cli.output import print_json, stdout
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
+from icebear.concepts.models.chat import other_prompt
 
 
 @record
