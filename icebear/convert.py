@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar, get_args, get_origin
+from pathlib import Path
+from typing import Any, Self, TypeVar, get_args, get_origin
 
 from cattrs import Converter
 from cattrs.errors import CattrsError
 
 from icebear.edits import Edit
-from icebear.errors import IcebearError, InputError
+from icebear.errors import IcebearError, InputError, RecipeError
+from icebear.paths import read_text, write_file
 from icebear.records import Neuron
 
 FORMAT = 1
@@ -131,3 +133,29 @@ def _name(kind: type) -> str:
 
 def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+class Saved:
+    """A record that is saved as JSON. What is read and is not as icebear writes it raises `RecipeError`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return to_dict(self)
+
+    def to_json(self) -> str:
+        return to_json(self)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        return from_dict(data, cls, RecipeError)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return from_json(text, cls, RecipeError)
+
+    def save(self, path: str | Path) -> None:
+        write_file(path, self.to_json() + "\n", RecipeError)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        return cls.from_json(read_text(path, RecipeError))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from icebear import convert
+from icebear.convert import Saved
 from icebear.edits import Edit, parse_edits
 from icebear.errors import RecipeError
-from icebear.paths import read_text, write_file
 from icebear.values import real
 
 OF_THE_WHOLE = ("side_effects", "after")
@@ -19,7 +17,7 @@ OF_THE_WHOLE = ("side_effects", "after")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Saved):
     """Edits for one model, recognised by its fingerprint, with where they came from."""
 
     name: str
@@ -77,21 +75,3 @@ class Recipe:
             )
         for edit in self.edits:
             model.check(edit.neuron)
-
-    def to_dict(self) -> dict[str, Any]:
-        return convert.to_dict(self)
-
-    def to_json(self) -> str:
-        return convert.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Recipe:
-        """Raises `RecipeError` that says what is wrong."""
-        return convert.from_json(text, cls, RecipeError)
-
-    def save(self, path: str | Path) -> None:
-        write_file(path, self.to_json() + "\n", RecipeError)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Recipe:
-        return cls.from_json(read_text(path, RecipeError))

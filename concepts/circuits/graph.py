@@ -320,18 +320,7 @@ class Graph(Tabled):
         """The edges as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
         import pandas
 
-        rows = [
-            {
-                "source": edge.source.id,
-                "target": edge.target.id,
-                "effect": edge.effect,
-                "patterns": edge.patterns,
-                "contribution": edge.contribution,
-                "share": edge.share,
-                "influence": edge.influence,
-            }
-            for edge in self.edges
-        ]
+        rows = [{**vars(edge), "source": edge.source.id, "target": edge.target.id} for edge in self.edges]
         return pandas.DataFrame(rows)
 
     def nodes_frame(self) -> pandas.DataFrame:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from icebear import convert
 from icebear.concepts.calibration import TEXTS
 from icebear.concepts.concept.reading import read
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.render import render
+from icebear.convert import CONVERTER, Saved
 from icebear.edits import Edit
-from icebear.errors import InputError, RecipeError
-from icebear.paths import read_text, write_file
+from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
 from icebear.steering.concept.cost import strength_at
@@ -59,11 +57,11 @@ class ConceptNeuron:
         return 1 if self.polarity == "+" else -1
 
     def to_dict(self) -> dict[str, Any]:
-        return convert.CONVERTER.unstructure(self)
+        return CONVERTER.unstructure(self)
 
 
 @dataclass(frozen=True)
-class Concept(Tabled):
+class Concept(Saved, Tabled):
     """What its parts do together. A text's value is the mean of its tokens' values, in standard deviations over the
     sentences that it was compared with when it was found; 0 is their mean."""
 
@@ -215,7 +213,7 @@ class Concept(Tabled):
         neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
         return Recipe.for_model(model, self.name, edits, found_by="concept", neurons=neurons, **told)
 
-    # --- shown, and as files ------------------------------------------------------------------------------
+    # --- shown ------------------------------------------------------------------------------
 
     def to_frame(self) -> pandas.DataFrame:
         """Its neurons as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
@@ -225,29 +223,6 @@ class Concept(Tabled):
 
     def _repr_html_(self) -> str:
         return render("icebear.steering/concept.html", concept=self)
-
-    def to_dict(self) -> dict[str, Any]:
-        return convert.to_dict(self)
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Concept:
-        """Raises `RecipeError` that says what is wrong."""
-        return convert.from_dict(data, cls, RecipeError)
-
-    def to_json(self) -> str:
-        return convert.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Concept:
-        """Raises `RecipeError` that says what is wrong."""
-        return convert.from_json(text, cls, RecipeError)
-
-    def save(self, path: str | Path) -> None:
-        write_file(path, self.to_json() + "\n", RecipeError)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Concept:
-        return cls.from_json(read_text(path, RecipeError))
 
 
 def _weighed(model: Model, weights: Any) -> dict[tuple[Neuron, str], float]:
