@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from icebear.actmax.index.statistics import HISTOGRAM_EDGES
+from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES
 from icebear.actmax.labels.score_text import HELD_OUT, measured, title
 from icebear.concepts.render import NEGATIVE, POSITIVE, page, render
 from icebear.records import Example, Projection

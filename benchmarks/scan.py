@@ -26,8 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from icebear.actmax import annotate, build_index, describe, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.index.classes import ensure_classes
-from icebear.actmax.index.scan import BATCH, Settings, empty_table, neuron_count, scan_shard, shards
-from icebear.actmax.index.topk import merge
+from icebear.actmax.index.scan import BATCH, Settings, neuron_count, scan_shard, shards
+from icebear.actmax.index.summary import empty_summary, merge
 from icebear.concepts import Model, Neuron, attribute, load_model
 from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.db import open_store
@@ -52,7 +52,7 @@ def speed(documents: int) -> None:
     model = load_model()
     parts = list(shards(read_corpus("wiki-summaries", limit=documents).sentences(), index.SHARD))
     parts = [part for part in parts if len(part) == index.SHARD]
-    tables = {k: empty_table(neuron_count(model, ("ffn",)), k) for k in (10, 32, 100)}
+    tables = {k: empty_summary(neuron_count(model, ("ffn",)), k) for k in (10, 32, 100)}
     ratios: dict[int, list[float]] = {k: [] for k in tables}
     forward(model, parts[0])
     for shard in parts:
@@ -81,7 +81,7 @@ def later(documents: int, path: str) -> None:
     ]
     ratios: dict[bool, list[float]] = {True: [], False: []}
     forward(model, parts[0])
-    table = empty_table(shape[1], k)
+    table = empty_summary(shape[1], k)
     for shard in parts:
         for sums in ratios:
             bare = seconds(lambda: forward(model, shard))  # noqa: B023

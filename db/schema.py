@@ -6,7 +6,7 @@
     sentences   id, text, title, start, end (offsets in the document), tokens (as the model splits it, JSON), with
                 full-text search in sentences_fts
     sentence_vectors  sentence, vector: what the model made of it, float16 (see actmax/index/scan.py)
-    neurons     id, layer, site, idx, and statistics over the corpus (see actmax/index/statistics.py)
+    neurons     id, layer, site, idx, and statistics over the corpus (see actmax/index/activation_statistics.py)
     examples    neuron, polarity (0 is +, 1 is -), rank, sentence, token (position), activation (or relevance)
     classes     neuron, polarity, class: dead, token detector, positional, other (see actmax/index/classes.py)
     vectors     name, identity: of each file of vectors beside the store (see db/vectors.py)

@@ -142,7 +142,7 @@ class NeuronStatistics:
     """The share of tokens with activation > 0."""
     histogram: tuple[int, ...]
     more: dict[str, Any] = field(default_factory=dict)
-    """Column -> value of statistics beyond these (see `icebear.actmax.index.statistics`)."""
+    """Column -> value of statistics beyond these (see `icebear.actmax.index.activation_statistics`)."""
 
     def to_dict(self) -> dict[str, Any]:
         numbers = {**vars(self), **self.more}

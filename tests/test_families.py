@@ -9,7 +9,7 @@ from families import dense, mixtures
 from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
 from icebear.actmax import build_index, read_corpus
-from icebear.actmax.index.vectors import gated
+from icebear.actmax.index.neuron_vectors import gated
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.passes.sites import visiting

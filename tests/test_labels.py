@@ -28,9 +28,9 @@ from icebear.actmax.labels.auto import label_neurons, prepared, score_label
 from icebear.actmax.labels.choice import choose, judged
 from icebear.actmax.labels.evidence import evidence
 from icebear.actmax.labels.label import Label
-from icebear.actmax.labels.lists import clearest
 from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of
+from icebear.actmax.labels.scores import clearest
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions

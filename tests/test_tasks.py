@@ -11,7 +11,7 @@ from families import others
 from rich.console import Console
 
 from icebear.actmax import annotate, build_index, read_corpus
-from icebear.actmax.index.vectors import gated
+from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.terminal import side_by_side, token_relevance
 from icebear.app.web import charts
 from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project

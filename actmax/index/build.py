@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from icebear.actmax.index.activation_statistics import STATISTICS
 from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.engines import Engine, local
+from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
 from icebear.actmax.index.scan import Settings, neuron_count, shards
-from icebear.actmax.index.statistics import STATISTICS
-from icebear.actmax.index.topk import Table, empty_table, merge
-from icebear.actmax.index.vectors import ensure_vectors, gated
+from icebear.actmax.index.summary import ScanSummary, empty_summary, merge
 from icebear.concepts.corpus import Corpus
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.provenance import provenance
@@ -114,12 +114,12 @@ def _scan(
     facts: dict[str, Any],
     engine: Engine,
     on_progress: Callable[[Progress], None],
-) -> tuple[Table, Counter[str]]:
+) -> tuple[ScanSummary, Counter[str]]:
     """Commits what is missing of the shards; returns the table of all of them, and the corpus's counts.
 
     The last shard, if it is shorter, is not in the summary that is committed: with a larger limit it is another one.
     """
-    short = empty_table(neuron_count(model, settings.sites), settings.k)
+    short = empty_summary(neuron_count(model, settings.sites), settings.k)
     table = _unpack(store.scan.progress()) or short
     done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
     counts: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def _as_read(model: Model, sentence: Sentence, settings: Settings) -> Sentence:
 # --- the running summary, packed --------------------------------------------------------------------------
 
 
-def _pack(table: Table) -> dict[str, bytes]:
+def _pack(table: ScanSummary) -> dict[str, bytes]:
     if not table.token_count:
         return {}
     parts = {**vars(table), **table.statistics}
@@ -172,7 +172,7 @@ def _pack(table: Table) -> dict[str, bytes]:
     return packed
 
 
-def _unpack(packed: dict[str, bytes]) -> Table | None:
+def _unpack(packed: dict[str, bytes]) -> ScanSummary | None:
     if not packed:
         return None
     arrays = {name: np.load(io.BytesIO(value), allow_pickle=False) for name, value in packed.items()}
@@ -180,13 +180,13 @@ def _unpack(packed: dict[str, bytes]) -> Table | None:
         name: int(array) if array.ndim == 0 else torch.from_numpy(array) for name, array in arrays.items()
     }
     statistics = {name: parts.pop(name) for name in STATISTICS}
-    return Table(**parts, statistics=statistics)
+    return ScanSummary(**parts, statistics=statistics)
 
 
 # --- the result tables' rows ------------------------------------------------------------------------------
 
 
-def _statistics(table: Table, model: Model, sites: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _statistics(table: ScanSummary, model: Model, sites: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row of the store's table of neurons for each of them."""
     columns: dict[str, list[Any]] = {}
     for name, statistic in STATISTICS.items():
@@ -197,7 +197,7 @@ def _statistics(table: Table, model: Model, sites: Sequence[str]) -> Iterator[di
         yield place | dict(zip(columns, values, strict=True))
 
 
-def _examples(table: Table) -> Iterator[tuple]:
+def _examples(table: ScanSummary) -> Iterator[tuple]:
     for neuron in range(table.neurons):
         for polarity in range(2):
             sign = 1 - 2 * polarity

@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from icebear.actmax.index.scan import Settings, scan_shard, sums_up
-from icebear.actmax.index.topk import Table
+from icebear.actmax.index.summary import ScanSummary
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import Sentence
 
 Shards = Iterable[tuple[int, list[Sentence]]]
-Scanned = Iterator[tuple[int, list[Sentence], Table, Tensor]]
+Scanned = Iterator[tuple[int, list[Sentence], ScanSummary, Tensor]]
 """Shard number, its sentences, their table and vectors."""
 Engine = Callable[[Model, Settings, Shards, Callable[[], Tensor]], Scanned]
 """The last argument gives the values (2, N) below which no example is wanted any more."""
@@ -75,7 +75,7 @@ def _scattered(ray: Any, actors: list[Any], shards: Shards, threshold: Callable[
     idle = list(actors)
     running: dict[Any, tuple[int, list[Sentence], Any]] = {}
 
-    def finished() -> tuple[int, list[Sentence], Table, Tensor]:
+    def finished() -> tuple[int, list[Sentence], ScanSummary, Tensor]:
         (first,), _ = ray.wait(list(running))
         number, shard, actor = running.pop(first)
         idle.append(actor)
@@ -100,7 +100,7 @@ class _Worker:
         torch.set_num_threads(threads)
         self.model, self.settings = ray.get(model[0]), settings
 
-    def scan(self, number: int, shard: list[Sentence], threshold: Tensor) -> tuple[Table, Tensor]:
+    def scan(self, number: int, shard: list[Sentence], threshold: Tensor) -> tuple[ScanSummary, Tensor]:
         return scan_shard(self.model, shard, self.settings, threshold, sums=sums_up(number, self.settings.seed))
 
 

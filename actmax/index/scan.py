@@ -1,4 +1,4 @@
-"""One shard of sentences through the model, into a `Table` (actmax/index/topk.py)."""
+"""One shard of sentences through the model, into a `ScanSummary` (actmax/index/summary.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.statistics import STATISTICS, LayerActivations
-from icebear.actmax.index.topk import EMPTY, Table, top_k
+from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations
+from icebear.actmax.index.summary import EMPTY, ScanSummary, top_k
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
@@ -67,7 +67,7 @@ def scan_shard(
     threshold: Tensor | None = None,
     batch_size: int | None = None,
     sums: bool = True,
-) -> tuple[Table, Tensor]:
+) -> tuple[ScanSummary, Tensor]:
     """The table of some sentences, each counted once a neuron, at its extreme token; and their vectors.
 
     The first token (a sink, or the tokenizer's own) and padding do not count; a sentence without further tokens is
@@ -89,7 +89,7 @@ def scan_shard(
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         vectors[[place for place, _ in part]] = reader.read([(sentences[place].id, ids) for place, ids in part])
-    return reader.table(settings.k), vectors
+    return reader.summary(settings.k), vectors
 
 
 class _Reader:
@@ -167,7 +167,7 @@ class _Reader:
             self.values[polarity, span, columns][row, neuron] = best[polarity][row, neuron]
             self.tokens[polarity, span, columns][row, neuron] = _place(x, batch, row, neuron, sign)
 
-    def table(self, k: int) -> Table:
+    def summary(self, k: int) -> ScanSummary:
         """The shard's table; sums become fixed point here, so that merging tables is exact."""
         top = [
             top_k(self.values[polarity].T, self.ids.expand(self.values.shape[2], -1), self.tokens[polarity].T, k)
@@ -176,7 +176,7 @@ class _Reader:
         values, ids, tokens = (torch.stack(parts) for parts in zip(*top, strict=True))
         ids = ids.masked_fill(values == -torch.inf, EMPTY)
         tokens = tokens.masked_fill(values == -torch.inf, 0)
-        return Table(
+        return ScanSummary(
             values=values,
             sentences=ids,
             tokens=tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from icebear.actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
 from icebear.actmax.labels.label import Label
 from icebear.actmax.labels.sample import Sample
 from icebear.concepts.statistics import auroc
+from icebear.records import Meaning
 
 UNITS = ("token", "sentence")
 BARS = {"token": 0.85, "sentence": 0.70}
@@ -172,3 +173,11 @@ def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:
     found = np.zeros(len(values), dtype=bool)
     found[order[: under[-1] + 1 if len(under) else 0]] = True
     return found.tolist()
+
+
+def clearest(meanings: Iterable[Meaning]) -> list[Meaning]:
+    """The significant ones among all that were tried (Benjamini-Hochberg at 5 %), those above their bar and nulls by
+    most first."""
+    tried = list(meanings)
+    holding = [m for m, holds in zip(tried, accepted([m.p for m in tried]), strict=True) if holds and m.clear]
+    return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))

@@ -9,7 +9,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.actmax.explanation import Explanation, Ranking
-from icebear.actmax.labels.lists import clearest
+from icebear.actmax.labels.scores import clearest
 from icebear.app.cli.demo import OTHER, PROMPT
 from icebear.app.web.explain import USUAL, explained
 from icebear.app.web.state import (

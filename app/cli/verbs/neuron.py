@@ -120,7 +120,7 @@ def _head(head: Neuron, options: Options) -> None:
 
 
 def _clearest(options: Options) -> None:
-    from icebear.actmax.labels.lists import clearest
+    from icebear.actmax.labels.scores import clearest
     from icebear.app.cli.terminal import meanings
     from icebear.db.store import open_store
 

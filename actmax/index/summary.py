@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.statistics import STATISTICS
+from icebear.actmax.index.activation_statistics import STATISTICS
 
 EMPTY = torch.iinfo(torch.int64).max
 """The sentence id of an empty place, whose value is minus infinity."""
 
 
 @dataclass(frozen=True)
-class Table:
+class ScanSummary:
     """A summary of N neurons over some shards. Polarity 0 is ``+`` (maxima), 1 is ``-`` (minima, stored negated)."""
 
     values: Tensor
@@ -38,9 +38,9 @@ class Table:
         return self.values.shape[1]
 
 
-def empty_table(neurons: int, k: int) -> Table:
+def empty_summary(neurons: int, k: int) -> ScanSummary:
     """The table of nothing: merging with it changes nothing."""
-    return Table(
+    return ScanSummary(
         values=torch.full((2, neurons, k), -torch.inf),
         sentences=torch.full((2, neurons, k), EMPTY),
         tokens=torch.zeros(2, neurons, k, dtype=torch.int16),
@@ -50,7 +50,7 @@ def empty_table(neurons: int, k: int) -> Table:
     )
 
 
-def merge(a: Table, b: Table) -> Table:
+def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
     """The table of both parts of a corpus; associative and commutative, bit for bit."""
     values, sentences, tokens = top_k(
         torch.cat((a.values, b.values), -1),
@@ -58,7 +58,7 @@ def merge(a: Table, b: Table) -> Table:
         torch.cat((a.tokens, b.tokens), -1),
         a.k,
     )
-    return Table(
+    return ScanSummary(
         values=values,
         sentences=sentences,
         tokens=tokens,
