@@ -30,7 +30,7 @@ from icebear.concepts.methods.registry import METHODS, method_of, methods_of, na
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
-from icebear.concepts.passes.run import look, new_ledger
+from icebear.concepts.passes.run import look, new_accounting
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, UnknownName
 
@@ -175,7 +175,7 @@ def position_entries(model):
     else:
         hooks = [layer.register_forward_pre_hook(rotary, with_kwargs=True) for layer in model.layer_modules]
     place = prompt(model).index(MASK) if model.task.name == "masked" else -1
-    rules = relevance_rules(model.net, PA_LRP, ledger=new_ledger(model, 1))
+    rules = relevance_rules(model.net, PA_LRP, accounting=new_accounting(model, 1))
     with torch.enable_grad(), rules, Inputs().reading(model):
         logit = model.net(torch.tensor([prompt(model)])).logits[0, place, 11]
         gradients = torch.autograd.grad(logit, leaves)

@@ -12,7 +12,7 @@ from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import new_ledger, run
+from icebear.concepts.passes.run import new_accounting, run
 from icebear.concepts.passes.targets import Activations, Logits
 from icebear.errors import InputError
 
@@ -38,8 +38,8 @@ def test_what_is_stopped_and_what_passes_is_all_there_is(llama):
     for stop in (False, True):
         inputs = Inputs()
         neurons = AllNeurons(llama, asked.batch, SITES, stop=stop)
-        ledger = new_ledger(llama, 3)
-        numbers, _ = run(llama, Logits(asked), [inputs, neurons], CP_LRP, ledger=ledger)
+        accounting = new_accounting(llama, 3)
+        numbers, _ = run(llama, Logits(asked), [inputs, neurons], CP_LRP, accounting=accounting)
         for row in range(3):
             found = inputs.relevance()[0][row].sum()
             if stop:

@@ -13,7 +13,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import new_ledger, run
+from icebear.concepts.passes.run import new_accounting, run
 from icebear.concepts.passes.targets import Activations
 from icebear.records import Neuron
 
@@ -48,10 +48,10 @@ def attribute_neurons(
     if model.task.looks_back:  # what comes after the neuron, in text and in layers, has no part in it
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
     batch = model.read(rows)
-    ledger, inputs = new_ledger(model, len(prompts)), Inputs()
+    accounting, inputs = new_accounting(model, len(prompts)), Inputs()
     target = Activations(batch, [[node] for node in zip(neurons, positions, strict=True)])
-    activations, _ = run(model, target, [inputs], method, ledger=ledger)
-    tokens = torch.zeros(encoded.ids.shape, dtype=ledger["softmax"].dtype)  # (B, T)
+    activations, _ = run(model, target, [inputs], method, accounting=accounting)
+    tokens = torch.zeros(encoded.ids.shape, dtype=accounting["softmax"].dtype)  # (B, T)
     for relevance in inputs.relevance():  # encoder and decoder read the same
         tokens[:, : batch.ids.shape[1]] += relevance.sum(-1).cpu()
     return [
@@ -60,7 +60,7 @@ def attribute_neurons(
             Conservation(
                 target=activations[row].item(),
                 tokens=tokens[row, :length].sum().item(),
-                **{name: entry[row].item() for name, entry in ledger.items()},
+                **{name: entry[row].item() for name, entry in accounting.items()},
             ),
         )
         for row, length in enumerate(encoded.lengths)

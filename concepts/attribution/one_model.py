@@ -23,7 +23,7 @@ from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import Recorder, new_ledger, run
+from icebear.concepts.passes.run import Recorder, new_accounting, run
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import NumericalError
@@ -77,14 +77,20 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
         columns = [[batch.columns(row)[place] for place in places] for row, places in enumerate(recorded)]
     target, inputs, stream, sinks = Logits(plan), Inputs(), Stream(model, batch), Sinks(model, batch)
     neurons = AllNeurons(model, batch, sites, columns)
-    ledger = new_ledger(model, len(batch.ids))
+    accounting = new_accounting(model, len(batch.ids))
     recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
     largest: LargestNeurons | None = None
     if request.k is not None:
         largest = LargestNeurons(model, batch, sites, request.k, lambda row: unranked(model, batch, stream, row))
         recorders.append(largest)
     numbers, missing = run(
-        model, target, recorders, method.rules, ledger=ledger, strict=request.strict, checkpoint=request.checkpoint
+        model,
+        target,
+        recorders,
+        method.rules,
+        accounting=accounting,
+        strict=request.strict,
+        checkpoint=request.checkpoint,
     )
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):
@@ -93,7 +99,7 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     results = []
     for row in range(len(batch.ids)):
-        sums = {name: entry[row].item() for name, entry in ledger.items()}
+        sums = {name: entry[row].item() for name, entry in accounting.items()}
         tokens, image = token_relevance(model, plan, row, [value[row] for value in values])
         strings = images.names(model) if image else model.pieces(batch.row_ids(row))
         positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)

@@ -51,7 +51,7 @@ def relevance_rules(
     net: nn.Module,
     method: AttnLRP | Difference,
     *,
-    ledger: dict[str, Tensor] | None = None,
+    accounting: dict[str, Tensor] | None = None,
     strict: bool = True,
     checkpoint_layers: Iterable[nn.Module] = (),
     checkpoint_from: int = 0,
@@ -62,12 +62,12 @@ def relevance_rules(
     methods are wrapped, and all of it is undone on exit, also after an exception. Other models, and code
     outside `net`'s forward pass, are not touched.
 
-    ledger: name -> zeros (B,); books relevance kept by "biases", "positions" and the "softmax" bias term.
+    accounting: name -> zeros (B,), to which is added what is kept by "biases", "positions" and the "softmax" bias term.
     strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
     checkpoint_layers: modules whose inner activations are recomputed in the backward pass instead of kept, where
         they read at least `checkpoint_from` tokens.
     """
-    mode = RelevanceMode(net, method, ledger, strict, differences.TABLE if method.paired else TABLE)
+    mode = RelevanceMode(net, method, accounting, strict, differences.TABLE if method.paired else TABLE)
     with ExitStack() as undo:
         family = family_of(net.config) if hasattr(net, "config") else None
         own = family.activations if family else ()

@@ -48,14 +48,14 @@ def keep_gradient(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) ->
 
 
 def add(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Eq. 8 for a sum; what a constant summand keeps goes to the ledger."""
+    """Eq. 8 for a sum; what a constant summand keeps is accounted."""
     y = func(*args, **kwargs)
-    if mode.ledger is not None and is_activation(y):
+    if mode.accounting is not None and is_activation(y):
         for constant in args[:2]:
             if isinstance(constant, float | int) and constant:
-                mode.book_constant(y, y.new_tensor(constant), "biases")
+                mode.account_constant(y, y.new_tensor(constant), "biases")
             elif isinstance(constant, Tensor) and constant.is_floating_point() and not constant.requires_grad:
-                mode.book_constant(y, constant, constant_name(constant))
+                mode.account_constant(y, constant, constant_name(constant))
     return y
 
 
@@ -66,12 +66,12 @@ def constant_name(summand: Tensor) -> str:
 
 
 def concatenate(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Eq. 8; what constant parts (a [CLS] token of its own) keep goes to the ledger."""
+    """Eq. 8; what constant parts (a [CLS] token of its own) keep is accounted."""
     y = func(*args, **kwargs)
     parts = args[0] if args else kwargs["tensors"]
-    if mode.ledger is not None and is_activation(y) and not all(map(is_activation, parts)):
+    if mode.accounting is not None and is_activation(y) and not all(map(is_activation, parts)):
         kept = func([torch.zeros_like(part) if is_activation(part) else part for part in parts], *args[1:], **kwargs)
-        mode.book_constant(y, kept, "biases")
+        mode.account_constant(y, kept, "biases")
     return y
 
 
@@ -103,8 +103,8 @@ def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
         y = rules.uniform(y, fresh=True)
     elif is_activation(a) and summand.dim() < 2 and beta == alpha == 1:
         return mode.linear_map(torch.matmul, a, y, b, summand, mode.method.linear)  # transformers' Conv1D
-    if mode.ledger is not None and is_activation(y) and not is_activation(summand):
-        mode.book_constant(y, summand * beta, constant_name(summand))
+    if mode.accounting is not None and is_activation(y) and not is_activation(summand):
+        mode.account_constant(y, summand * beta, constant_name(summand))
     return y
 
 
@@ -179,8 +179,8 @@ def norm(
 ) -> Tensor:
     """Eq. 19."""
     y: Tensor = rules.Norm.apply(x, weight, bias, eps, center)
-    if mode.ledger is not None and bias is not None:
-        mode.book_constant(y, bias, "biases")
+    if mode.accounting is not None and bias is not None:
+        mode.account_constant(y, bias, "biases")
     return y
 
 
@@ -297,7 +297,7 @@ TABLE: dict[Any, Rule] = _build()
 class RelevanceMode(TorchFunctionMode):
     """Applies a table to the torch operations run while it is active (in this thread).
 
-    ledger: where relevance that does not reach the tokens is booked, by name, as tensors (B,); or None.
+    accounting: where relevance that does not reach the tokens is accounted, by name, as tensors (B,); or None.
     strict: False warns about an operation without a rule, and records it in `missing`, where True raises.
     """
 
@@ -305,13 +305,13 @@ class RelevanceMode(TorchFunctionMode):
         self,
         net: nn.Module,
         method: AttnLRP | Difference,
-        ledger: dict[str, Tensor] | None = None,
+        accounting: dict[str, Tensor] | None = None,
         strict: bool = True,
         table: dict[Any, Rule] = TABLE,
     ):
         super().__init__()
         self.method: Any = method  # of the kind that the table's rules know
-        self.net, self.ledger, self.strict, self.table = net, ledger, strict, table
+        self.net, self.accounting, self.strict, self.table = net, accounting, strict, table
         self.missing: list[str] = []
         self.unseen: set[int] = set()
         """Numbers of nodes of the graph that were made between the operations seen: by code that torch does not show,
@@ -382,36 +382,36 @@ class RelevanceMode(TorchFunctionMode):
         warnings.warn(message, stacklevel=2)
 
     def account(self, x: Tensor, name: str, factor: float) -> Tensor:
-        """x; in the backward pass, factor x the relevance that comes to it is booked."""
-        ledger = self.ledger
-        if ledger is None:
+        """x; in the backward pass, factor x the relevance that comes to it is accounted."""
+        accounting = self.accounting
+        if accounting is None:
             return x
-        keep = lambda x, g: rules.book(ledger, name, factor, rules.product(x, g, name))  # noqa: E731
+        keep = lambda x, g: rules.account(accounting, name, factor, rules.product(x, g, name))  # noqa: E731
         return rules.CaptureGradient.apply(x, x, keep)  # type: ignore[no-any-return]
 
     def linear_map(
         self, f: Rule, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, rule: LinearRule
     ) -> Tensor:
-        """y = f(x, weight) + bias under `rule`, with the bias's share booked."""
-        ledger = self.ledger
+        """y = f(x, weight) + bias under `rule`, with the bias's share accounted."""
+        accounting = self.accounting
         if _is_gradient(rule):
-            if ledger is not None and bias is not None:
-                self.book_constant(y, bias, "biases")
+            if accounting is not None and bias is not None:
+                self.account_constant(y, bias, "biases")
             return y
         part = experts.part.get()
         keep = (
-            (lambda share: rules.book(ledger, "biases", +1, share, part))
-            if ledger is not None
+            (lambda share: rules.account(accounting, "biases", +1, share, part))
+            if accounting is not None
             else (lambda share: None)
         )
         return rules.LinearMap.apply(x, y.detach(), weight, bias, f, rule, keep)
 
-    def book_constant(self, y: Tensor, value: Tensor, name: str) -> None:
+    def account_constant(self, y: Tensor, value: Tensor, name: str) -> None:
         """Book what the constant summand `value` of y keeps: sum(value * g_y)."""
-        ledger = self.ledger
-        assert ledger is not None
+        accounting = self.accounting
+        assert accounting is not None
         part = experts.part.get()
-        y.register_hook(lambda g: rules.book(ledger, name, +1, rules.product(value, g, name), part))
+        y.register_hook(lambda g: rules.account(accounting, name, +1, rules.product(value, g, name), part))
 
     def module_path(self) -> str:
         """The innermost module of `net` on the Python stack, as `model.layers.3.mlp (LlamaMLP)`."""

@@ -232,15 +232,15 @@ def product(x: Tensor, g: Tensor, name: str) -> Tensor:
     return found if name == "biases" else found.masked_fill(g == 0, 0)
 
 
-def book(
-    ledger: dict[str, Tensor], name: str, factor: float, relevance: Tensor, part: tuple[Tensor, int] | None = None
+def account(
+    accounting: dict[str, Tensor], name: str, factor: float, relevance: Tensor, part: tuple[Tensor, int] | None = None
 ) -> None:
-    """Add factor x relevance (in batch order), summed per batch row, to `ledger[name]`, a tensor (B,).
+    """Add factor x relevance (in batch order), summed per batch row, to `accounting[name]`, a tensor (B,).
 
     part: of relevance (R, ...) of some of the batch's tokens, which of how many
         (`icebear.concepts.models.experts.part`).
     """
-    entry = ledger[name]
+    entry = accounting[name]
     if part is not None:
         tokens, count = part
         sums = relevance.flatten(1).sum(1, dtype=entry.dtype).to(entry.device)

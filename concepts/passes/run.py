@@ -46,8 +46,8 @@ LONG = 2048
 """Tokens from which on memory matters more than the third of a pass that it takes to compute twice."""
 
 
-def new_ledger(model: Model, count: int) -> dict[str, Tensor]:
-    """Zeros (B,) for what the rules keep, by name, in float32 (float64 for a float64 model)."""
+def new_accounting(model: Model, count: int) -> dict[str, Tensor]:
+    """Conservation accounting: zeros (B,) for what rules keep, by name, in float32 (float64 for a float64 model)."""
     dtype = torch.promote_types(model.dtype, torch.float32)
     return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
 
@@ -69,7 +69,7 @@ def run(
     recorders: Sequence[Recorder],
     method: AttnLRP | Difference | None = None,
     *,
-    ledger: dict[str, Tensor] | None = None,
+    accounting: dict[str, Tensor] | None = None,
     strict: bool = True,
     checkpoint: bool | None = None,
 ) -> tuple[Tensor, tuple[str, ...]]:
@@ -77,7 +77,7 @@ def run(
 
     method: None takes the plain gradient; with a `Difference` the second half of rows are partners of the first. At
         least one recorder must make leaves (`Inputs` does).
-    ledger: of `new_ledger`; books what the rules keep.
+    accounting: of `new_accounting`; what the rules keep is added to it.
     checkpoint: keep one residual stream a layer and recompute the rest; None does so from `LONG` tokens on.
     """
     missing: tuple[str, ...] = ()
@@ -89,7 +89,12 @@ def run(
             layers = model.layer_modules if checkpoint is not False else ()
             mode = stack.enter_context(
                 relevance_rules(
-                    model.net, method, ledger=ledger, strict=strict, checkpoint_layers=layers, checkpoint_from=start
+                    model.net,
+                    method,
+                    accounting=accounting,
+                    strict=strict,
+                    checkpoint_layers=layers,
+                    checkpoint_from=start,
                 )
             )
             # Ours take both partners' experts for both, and know whose tokens an expert's bias was added to.
