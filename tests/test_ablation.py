@@ -114,7 +114,7 @@ def test_patching_a_node_is_exchanging_it_alone(model, given, monkeypatch):
     monkeypatch.setattr(evaluation.Compared, "of", lambda *_: given)
     monkeypatch.setattr(evaluation, "DRAWN", 8)
     told = evaluation.patched(model, given.pair, methods_of("difference,matched", controls=evaluation.CONTROLS))
-    scores = given.found.ffn
+    scores = given.relevance.ffn
     drawn = evaluation._drawn([scores], torch.Generator().manual_seed(0))
     assert set(drawn[:8].tolist()) == set(scores.abs().flatten().topk(8).indices.tolist())
     assert len(set(drawn.tolist())) == 16
@@ -148,7 +148,7 @@ def test_ratios_weigh_pairs_by_what_exchanging_all_does():
 
 
 def test_every_score_ranks(given):
-    shaped = given.found.ffn.shape
+    shaped = given.relevance.ffn.shape
     for name, method in methods_of("all", evaluation.METHODS, evaluation.CONTROLS).items():
         values = evaluation.score(given, method)
         assert values.shape == shaped, name

@@ -86,12 +86,12 @@ def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
     """Of each third of the layers, neurons drawn by chance."""
     every = store.neurons.all()
     last = max(neuron.layer for neuron in every) + 1
-    generator, found = np.random.default_rng(seed), {}
+    generator, drawn = np.random.default_rng(seed), {}
     for number, name in enumerate(THIRDS):
         able = [n for n in every if number * last <= 3 * n.layer < (number + 1) * last]
         places = generator.permutation(len(able))[:samples]
-        found[name] = [able[place] for place in sorted(places.tolist())]
-    return {name: rows for name, rows in found.items() if rows}
+        drawn[name] = [able[place] for place in sorted(places.tolist())]
+    return {name: rows for name, rows in drawn.items() if rows}
 
 
 def measure(
@@ -184,8 +184,8 @@ def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 def _shares(rows: Sequence[dict[str, Any]], clear: np.ndarray, by: str) -> str:
     names = sorted({row[by] for row in rows})
-    found = {name: clear[[row[by] == name for row in rows]] for name in names}
-    return ", ".join(f"{name} {inside.mean():.0%} of {len(inside)}" for name, inside in found.items())
+    groups = {name: clear[[row[by] == name for row in rows]] for name in names}
+    return ", ".join(f"{name} {inside.mean():.0%} of {len(inside)}" for name, inside in groups.items())
 
 
 def _flattery(rows: Sequence[dict[str, Any]], part: str) -> str:

@@ -14,7 +14,9 @@ from icebear.concepts.evaluation import report
 def show() -> None:
     folder = typed(st.text_input, "Folder of an evaluation (icebear evaluate ... --out FOLDER)", "folder")
     if not folder:
-        found = sorted(str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in Path().glob(f"{depth}/results.json"))
+        found = sorted(
+            str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in Path().glob(f"{depth}/results.json")
+        )
         here = f" Here are: {', '.join(found)}." if found else ""
         st.caption(plain(f"Name a folder that icebear evaluate wrote.{here}"))
         return

@@ -56,20 +56,20 @@ class Compared:
     contrast: int
     site: str
     """ffn or head"""
-    found: Relevance
+    relevance: Relevance
 
     @classmethod
     def of(cls, model: Model, pair: Pair, site: str = "ffn") -> Compared:
         target, contrast = answers(model, pair)
         at = (recorded(site),)
-        found = attribute(
+        relevance = attribute(
             model, pair.prompt, target, contrast, counterfactual=pair.other, method="difference", sites=at
         )
-        return cls(model, pair, target, contrast, site, found)
+        return cls(model, pair, target, contrast, site, relevance)
 
     @property
     def exchangeable(self) -> Nodes:
-        return Nodes.of(self.model, self.found, self.site)
+        return Nodes.of(self.model, self.relevance, self.site)
 
     def nodes(self, relevance: Relevance) -> Tensor:
         """(L, T, N) of the site, (L, T, H) of heads."""
@@ -80,9 +80,9 @@ Control = Callable[[Compared], Tensor]
 """(L, T, N) by whose size nodes are ranked."""
 
 
-def _in_rounds(given: Compared) -> Tensor:
+def _in_rounds(compared: Compared) -> Tensor:
     """Chosen size by size: by the gradient where those chosen so far are in place, all others as in the other one."""
-    nodes = given.exchangeable
+    nodes = compared.exchangeable
     chosen = torch.zeros(nodes.shape, dtype=torch.bool)
     rank = torch.zeros(nodes.shape)
     for size in SIZES:
@@ -96,8 +96,8 @@ def _in_rounds(given: Compared) -> Tensor:
 MATCHED = "matched"
 CONTROLS: dict[str, Control] = {
     "rounds": _in_rounds,
-    "change": lambda given: given.exchangeable.change(),
-    MATCHED: lambda given: given.nodes(given.found),
+    "change": lambda compared: compared.exchangeable.change(),
+    MATCHED: lambda compared: compared.nodes(compared.relevance),
 }
 """The gradient where those chosen so far are in place; the size of the change; and as many nodes as difference rules
 take, at the same layers and tokens, drawn at random."""
@@ -115,9 +115,9 @@ def score(compared: Compared, method: Method | str) -> Tensor:
     if isinstance(method, str):
         return CONTROLS[method](compared)
     if method == DIFFERENCE:
-        return compared.nodes(compared.found)
+        return compared.nodes(compared.relevance)
     model, pair, answer = compared.model, compared.pair, (compared.target, compared.contrast)
-    (site,) = compared.found.sites
+    (site,) = compared.relevance.sites
     if method.needs_counterfactual:
         return compared.nodes(
             attribute(model, pair.prompt, *answer, counterfactual=pair.other, method=method, sites=(site,))
@@ -131,20 +131,20 @@ def sample(
 ) -> dict[str, Any]:
     """Each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready. means: what nodes that are not kept
     take instead of the other prompt's activations, by the number of tokens (`task_means`)."""
-    given = Compared.of(model, pair, site)
-    nodes = given.exchangeable
+    compared = Compared.of(model, pair, site)
+    nodes = compared.exchangeable
     if nodes.shape[1] in means:
         nodes = replace(nodes, there={site: means[nodes.shape[1]]})
     ends = nodes.ends()
     generator = torch.Generator().manual_seed(0)
-    found = {}
+    results = {}
     for name, method in methods.items():
-        values = score(given, method)
+        values = score(compared, method)
         choices = [largest(values, size) for size in SIZES]
         if name == MATCHED:
             choices = [matched(choice, generator) for choice in choices]
-        found[name] = numbers(*shares(nodes, choices, ends))
-    return {"prompt": pair.prompt, "other": pair.other, "exchanged": ends[0] - ends[1], "methods": found}
+        results[name] = numbers(*shares(nodes, choices, ends))
+    return {"prompt": pair.prompt, "other": pair.other, "exchanged": ends[0] - ends[1], "methods": results}
 
 
 def numbers(kept: list[float], left: list[float]) -> dict[str, Any]:
@@ -162,34 +162,34 @@ def numbers(kept: list[float], left: list[float]) -> dict[str, Any]:
 def ratios(lines: Sequence[Mapping[str, Any]]) -> str:
     """Beside the medians of F the ratio of means: what 100 and 1,000 nodes carry of all pairs together."""
     weights = [line["exchanged"] for line in lines]
-    told = []
+    parts = []
     for name in lines[0]["methods"]:
         kept = [
             fmean((line["methods"][name][column] for line in lines), weights) for column in ("kept_100", "kept_1000")
         ]
-        told.append(f"{name} {kept[0]:.2f} and {kept[1]:.2f}")
-    return f"ratio of means, 100 and 1,000 nodes kept: {', '.join(told)}"
+        parts.append(f"{name} {kept[0]:.2f} and {kept[1]:.2f}")
+    return f"ratio of means, 100 and 1,000 nodes kept: {', '.join(parts)}"
 
 
 def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[int, Tensor]:
     """By the number of tokens, the mean activations (L, T, N) of the site over the prompts of so many of all pairs."""
     name = recorded(site)
-    found: dict[int, list[Tensor]] = {}
+    by_length: dict[int, list[Tensor]] = {}
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.other)]:
         one = plan(model, [prompt])
         values = Values(model, one.batch, (name,))
         look(model, Logits(one), [values])
-        found.setdefault(one.batch.lengths[0], []).append(values.values(0, values.activation[name]))
-    return {length: torch.stack(some).mean(0) for length, some in found.items()}
+        by_length.setdefault(one.batch.lengths[0], []).append(values.values(0, values.activation[name]))
+    return {length: torch.stack(some).mean(0) for length, some in by_length.items()}
 
 
 def patched(model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn") -> dict[str, Any]:
     """Each score's `PATCHED` on a pair: on one set of nodes, the correlation with what is lost when a node alone takes
     the other prompt's activation. JSON-ready."""
-    given = Compared.of(model, pair, site)
-    found = {name: score(given, method).float() for name, method in methods.items() if name != MATCHED}
-    nodes = given.exchangeable
-    drawn = _drawn(list(found.values()), torch.Generator().manual_seed(0))
+    compared = Compared.of(model, pair, site)
+    scores = {name: score(compared, method).float() for name, method in methods.items() if name != MATCHED}
+    nodes = compared.exchangeable
+    drawn = _drawn(list(scores.values()), torch.Generator().manual_seed(0))
     choices = []
     for place in drawn:
         all_but_one = torch.ones(nodes.shape, dtype=torch.bool)
@@ -197,11 +197,11 @@ def patched(model: Model, pair: Pair, methods: Mapping[str, Method | str], site:
         choices.append(all_but_one)
     whole, *without = nodes.numbers([torch.ones(nodes.shape, dtype=torch.bool), *choices])
     effects = pandas.Series([whole - number for number in without])
-    told = {}
-    for name, values in found.items():
+    correlations = {}
+    for name, values in scores.items():
         of = pandas.Series(values.flatten()[drawn].numpy())
-        told[name] = {"pearson": of.corr(effects), "spearman": of.rank().corr(effects.rank())}
-    return {"prompt": pair.prompt, "other": pair.other, "methods": told}
+        correlations[name] = {"pearson": of.corr(effects), "spearman": of.rank().corr(effects.rank())}
+    return {"prompt": pair.prompt, "other": pair.other, "methods": correlations}
 
 
 def _drawn(scores: Sequence[Tensor], generator: torch.Generator) -> Tensor:

@@ -163,11 +163,11 @@ def pooled(lines: Sequence[dict[str, Any]], name: str) -> float:
 
 
 def _graph(graph: Graph) -> dict[str, dict[str, float]]:
-    found = checks.faithfulness(graph, EDGES)
+    rows = checks.faithfulness(graph, EDGES)
     names = [f"{count} edges" if count else "all edges kept" for count in EDGES]
     return {
         name: {"share": row.share, "matched": row.matched, "nodes": row.nodes, "edges": row.edges}
-        for name, row in zip(names, found, strict=True)
+        for name, row in zip(names, rows, strict=True)
     }
 
 

@@ -84,35 +84,40 @@ class Faithfulness(MethodEvaluation):
 def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> dict[str, Any]:
     """One prompt's curves for its most probable answer, and their metrics, by method; JSON-ready."""
     answer = question.choice(model)
-    asked = plan(model, [question.prompt], answer).resolved(model)
-    ranked = {name: method.scores(model, asked)[0] for name, method in methods.items()}
+    objective = plan(model, [question.prompt], answer).resolved(model)
+    ranked = {name: method.scores(model, objective)[0] for name, method in methods.items()}
     masks = {name: removals(values) for name, values in ranked.items()}
     wanted = torch.cat([part for pair in masks.values() for part in pair])
     different, where = torch.unique(wanted, dim=0, return_inverse=True)  # many methods begin and end alike
-    measured = without(model, asked, 0, different, _answer).cpu()[where]
+    measured = without(model, objective, 0, different, _answer).cpu()[where]
     curves = iter(measured.split(STEPS + 1))  # (STEPS + 1, 2) each
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in masks:
         most, least = next(curves).T.tolist(), next(curves).T.tolist()  # [logits, probabilities]
-        kept = {"scores": ranked[name].tolist(), "curve_most": most[0], "curve_least": least[0]}  # of logits
-        found[name] = {**kept, **numbers(most, least)}
+        line = {"scores": ranked[name].tolist(), "curve_most": most[0], "curve_least": least[0]}  # of logits
+        results[name] = {**line, **numbers(most, least)}
     right = {} if question.right is None else {"correct": answer == question.right}
-    return {"tokens": list(asked.batch.row_ids(0)), "target": list(asked.targets[0] or ()), **right, "methods": found}
+    return {
+        "tokens": list(objective.batch.row_ids(0)),
+        "target": list(objective.targets[0] or ()),
+        **right,
+        "methods": results,
+    }
 
 
 def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Method]) -> dict[str, Method]:
     """The methods, those with variants as the one that has the largest mean Delta A^F on `questions`."""
     if not questions:
         raise InputError("No other samples are left to choose parameters on; ask for fewer --samples.")
-    found = dict(methods)
+    chosen = dict(methods)
     for name, method in methods.items():
         tries = {repr(variant): variant for variant in method.variants()}
         if not tries:
             continue
         lines = [sample(model, question, tries)["methods"] for question in questions]
         best = max(tries, key=lambda key: sum(line[key]["delta_a"] for line in lines))
-        found[name] = tries[best]
-    return found
+        chosen[name] = tries[best]
+    return chosen
 
 
 def numbers(most: list[list[float]], least: list[list[float]]) -> dict[str, float]:

@@ -54,23 +54,23 @@ def subject_verb(count: int, seed: int = 0) -> list[Item]:
 
 def reflexive(count: int, seed: int = 0) -> list[Item]:
     """Agreement of a reflexive pronoun with its subject, past an attractor."""
-    found = []
+    items = []
     for opening, noun, plural, middle in _subjects(count, seed, _PEOPLE):
         verb = random.Random(f"{seed} {noun} {middle}").choice(("hurt", "saw", "blamed", "described", "taught"))
         pronouns = (f" {_PEOPLE[noun if not plural else _singular(noun)][1]}", " themselves")
-        found.append(_sentence(opening, noun, plural, f"{middle} {verb}", pronouns))
-    return found
+        items.append(_sentence(opening, noun, plural, f"{middle} {verb}", pronouns))
+    return items
 
 
 def facts(count: int, seed: int = 0) -> list[Item]:
     """A question about one of four facts in the context."""
-    found = []
+    items = []
     for context, person, city, cities in homes(count, seed):
         start = context.index(f"in {city}.") + 3
         other = cities[(cities.index(city) + 1) % 4]
         prompt = f"{context}\nQuestion: Where does {person} live?\nAnswer: {person} lives in"
-        found.append(Item(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
-    return found
+        items.append(Item(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
+    return items
 
 
 def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
@@ -78,9 +78,9 @@ def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
     generator = random.Random(seed)
     for _ in range(count):
         people, cities = generator.sample(_NAMES, 4), generator.sample(_CITIES, 4)
-        asked = generator.randrange(4)
+        place = generator.randrange(4)
         context = " ".join(f"{person} lives in {city}." for person, city in zip(people, cities, strict=True))
-        yield context, people[asked], cities[asked], cities
+        yield context, people[place], cities[place], cities
 
 
 TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}
@@ -110,18 +110,18 @@ def _blimp(row: dict[str, Any]) -> Item:
 
 
 def _squad(articles: list[dict[str, Any]]) -> list[Item]:
-    found = []
+    items = []
     for article in articles:
         for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
-                if not asked["answers"]:
+            for question in paragraph["qas"]:
+                if not question["answers"]:
                     continue
-                answer = asked["answers"][0]
+                answer = question["answers"][0]
                 start = answer["answer_start"]
-                prompt = f"{paragraph['context']}\nQuestion: {asked['question']}\nAnswer:"
+                prompt = f"{paragraph['context']}\nQuestion: {question['question']}\nAnswer:"
                 end = start + len(answer["text"])
-                found.append(Item(prompt, f" {answer['text']}", "", (start, end), len(paragraph["context"])))
-    return found
+                items.append(Item(prompt, f" {answer['text']}", "", (start, end), len(paragraph["context"])))
+    return items
 
 
 @dataclass(frozen=True)
@@ -177,33 +177,33 @@ def samples(
     contrastive: explain the target against the contrast.
     """
     answers = [(_first(model, item.prompt, item.target), _first(model, item.prompt, item.contrast)) for item in items]
-    found = [_judged(model, *row) for row in zip(items, answers, _logits(model, items), strict=True)]
-    predicted = [row for row, line in enumerate(found) if line["correct"]]
+    lines = [_judged(model, *row) for row in zip(items, answers, _logits(model, items), strict=True)]
+    predicted = [row for row, line in enumerate(lines) if line["correct"]]
     if not predicted:
-        return found
+        return lines
     prompts, targets, contrasts = zip(*((items[row].prompt, *answers[row]) for row in predicted), strict=True)
-    asked = plan(model, prompts, targets, contrasts if contrastive else None)
+    objective = plan(model, prompts, targets, contrasts if contrastive else None)
     for name, method in methods.items():
-        for row, scores in zip(predicted, method.scores(model, asked.resolved(model)), strict=True):
-            found[row]["methods"][name] = {"scores": scores.tolist()}
-    return found
+        for row, scores in zip(predicted, method.scores(model, objective.resolved(model)), strict=True):
+            lines[row]["methods"][name] = {"scores": scores.tolist()}
+    return lines
 
 
 def counted(lines: Sequence[dict[str, Any]], part: str = "all") -> list[dict[str, Any]]:
     """Of `samples`, each method's `COLUMNS` where one of `PARTS` counts. Raises `InputError` where there is none."""
-    found = []
+    results = []
     for line in lines:
-        kept = line["parts"].get(part, []) if line["correct"] else []
-        if line["correct"] and not kept:
+        places = line["parts"].get(part, []) if line["correct"] else []
+        if line["correct"] and not places:
             raise InputError("Only questions about a text have a context; use --tokens all or inner.")
-        evidence = [number for number, place in enumerate(kept) if place in line["evidence"]]
+        evidence = [number for number, place in enumerate(places) if place in line["evidence"]]
         if not evidence:
-            found.append({**line, "counts": False})
+            results.append({**line, "counts": False})
             continue
-        methods = {name: [one["scores"][place] for place in kept] for name, one in line["methods"].items()}
+        methods = {name: [one["scores"][place] for place in places] for name, one in line["methods"].items()}
         measured = {name: {**numbers(scores, evidence), "scores": scores} for name, scores in methods.items()}
-        found.append({**line, "counts": True, "evidence": evidence, "methods": measured})
-    return found
+        results.append({**line, "counts": True, "evidence": evidence, "methods": measured})
+    return results
 
 
 def _judged(model: Model, item: Item, answers: tuple[int | None, int | None], logits: Tensor) -> dict[str, Any]:
@@ -227,10 +227,12 @@ def _parts(model: Model, item: Item) -> dict[str, list[int]]:
 
 def _logits(model: Model, items: Sequence[Item]) -> Tensor:
     """(B, V) where each item's answer is predicted."""
-    asked = plan(model, [item.prompt for item in items])
+    objective = plan(model, [item.prompt for item in items])
     with model.lock, torch.no_grad():
-        logits = model.logits(asked.batch, asked.needed)
-    return torch.stack([row[asked.needed.index(at)] for row, (at,) in zip(logits, asked.positions, strict=True)])
+        logits = model.logits(objective.batch, objective.needed)
+    return torch.stack(
+        [row[objective.needed.index(at)] for row, (at,) in zip(logits, objective.positions, strict=True)]
+    )
 
 
 def numbers(values: list[float], evidence: list[int]) -> dict[str, float]:
@@ -304,15 +306,15 @@ def _subjects(count: int, seed: int, nouns: Mapping[str, Any]) -> list[tuple[str
     """(what stands before the noun, the noun, whether it is plural, what stands between it and the verb)."""
     generator = random.Random(seed)
     plurals = {noun: forms if isinstance(forms, str) else forms[0] for noun, forms in nouns.items()}
-    found = []
+    subjects = []
     for _ in range(count):
         subject, attractor = generator.sample(list(plurals), 2)
         plural = generator.random() < 0.5
         other = attractor if plural else plurals[attractor]
         like, see = ("likes", "sees") if plural else ("like", "see")
         middle = generator.choice(_MIDDLES).format(other, like=like, see=see)
-        found.append((generator.choice(_OPENINGS), plurals[subject] if plural else subject, plural, middle))
-    return found
+        subjects.append((generator.choice(_OPENINGS), plurals[subject] if plural else subject, plural, middle))
+    return subjects
 
 
 def _singular(plural: str) -> str:

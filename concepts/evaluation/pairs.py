@@ -82,21 +82,21 @@ def past_a_phrase() -> list[Pair]:
 
 def within_a_clause() -> list[Pair]:
     """The verb of a relative clause and the subject of it."""
-    found = []
+    pairs = []
     for number, (first, (one, many)) in enumerate(product("key book letter song picture house".split(), _PEOPLE)):
         plural, singular = _VERBS[number % len(_VERBS)]
-        found.append(Pair(f"The {first} that the {many}", f"The {first} that the {one}", f" {plural}", f" {singular}"))
-    return found
+        pairs.append(Pair(f"The {first} that the {many}", f"The {first} that the {one}", f" {plural}", f" {singular}"))
+    return pairs
 
 
 def across_a_clause() -> list[Pair]:
     """A verb and its subject, a relative clause between."""
-    found = []
+    pairs = []
     for noun, (one, many), (plural, singular) in product(_PEOPLE, _PEOPLE, _VERBS):
         if noun[0] != one:
             for who, verb in ((one, singular), (many, plural)):
-                found.append(_numbered(f"The {{}} that the {who} {verb}", noun))
-    return found
+                pairs.append(_numbered(f"The {{}} that the {who} {verb}", noun))
+    return pairs
 
 
 def _numbered(frame: str, noun: Sequence[str]) -> Pair:
@@ -178,14 +178,14 @@ def read(path: str) -> list[Pair]:
     try:
         rows = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
         names = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
-        found = [Pair(*(str(row[name]) for name in names)) for row in rows]
+        pairs = [Pair(*(str(row[name]) for name in names)) for row in rows]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             f"{path} is not JSON lines with clean_prefix, patch_prefix, clean_answer and patch_answer."
         ) from None
-    if not found:
+    if not pairs:
         raise InputError(f"{path} has no pair; give at least one.")
-    return found
+    return pairs
 
 
 def usable_by_task(
@@ -205,13 +205,13 @@ def usable(model: Model, pairs: Sequence[Pair], count: int, seed: int = 0) -> tu
     how many were tried."""
     order = list(pairs)
     random.Random(seed).shuffle(order)
-    found: list[Pair] = []
+    right: list[Pair] = []
     for tried, pair in enumerate(order, 1):
         if clear(model, pair):
-            found.append(pair)
-        if len(found) == count:
-            return found, tried
-    return found, len(order)
+            right.append(pair)
+        if len(right) == count:
+            return right, tried
+    return right, len(order)
 
 
 def answers(model: Model, pair: Pair) -> tuple[int, int]:
@@ -225,7 +225,7 @@ def clear(model: Model, pair: Pair) -> bool:
     answers = [model.continuation(text, pair.prompt)[:1] for text in (pair.answer, pair.other_answer)]
     if len(ids[0]) != len(ids[1]) or ids[0] == ids[1] or answers[0] == answers[1] or not all(answers):
         return False
-    asked = plan(model, [pair.prompt, pair.other], answers[0][0], answers[1][0])
+    objective = plan(model, [pair.prompt, pair.other], answers[0][0], answers[1][0])
     with model.lock, torch.no_grad():
-        _, (here, there) = asked.explained(model.logits(asked.batch, asked.needed))
+        _, (here, there) = objective.explained(model.logits(objective.batch, objective.needed))
     return bool(here > CLEAR and there < -CLEAR)

@@ -83,8 +83,8 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | st
     if method == "random":
         return _by_head(torch.rand(total.shape, generator=torch.Generator().manual_seed(seed)), model, site)
     for prompt in prompts:
-        asked = plan(model, [prompt]).resolved(model)
-        total += _latent(model, asked, tap, method).sum(1).double()
+        objective = plan(model, [prompt]).resolved(model)
+        total += _latent(model, objective, tap, method).sum(1).double()
     return _by_head(total, model, site)
 
 
@@ -111,7 +111,7 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
     rank[order.flatten().argsort(stable=True)] = torch.arange(order.numel())
     rank = rank.view(order.shape)
     tap = "attn" if site == "head" else site
-    found: list[list[float]] = [[] for _ in prompts]
+    curves: list[list[float]] = [[] for _ in prompts]
     for share in SHARES:
         gone = rank < round(share * order.numel())  # (L, N)
         if site == "head":
@@ -119,9 +119,9 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
         places = [(tap, layer) for layer in range(model.layers) if gone[layer].any()]
         prune = lambda site, layer, x: x.masked_fill(gone[layer].to(x.device), 0)  # noqa: B023, E731
         with model.lock, torch.no_grad(), visiting(model, places, prune):
-            for row, asked in enumerate(plans):
-                found[row].append(log_probability(model, asked)[0].item())
-    return found
+            for row, objective in enumerate(plans):
+                curves[row].append(log_probability(model, objective)[0].item())
+    return curves
 
 
 def curves(
@@ -132,12 +132,12 @@ def curves(
     return {"least": measure(model, prompts, site, scores), "most": measure(model, prompts, site, -scores)}
 
 
-def samples(prompts: Sequence[Any], found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def samples(prompts: Sequence[Any], by_method: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A line for each prompt, as reports take them; found: name of a method -> its `curves`."""
     lines = []
     for row, prompt in enumerate(prompts):
         methods = {}
-        for name, of in found.items():
+        for name, of in by_method.items():
             least, most = of["least"][row], of["most"][row]
             methods[name] = {"curve_least": least, "curve_most": most, **numbers(least, most)}
         lines.append({"prompt": list(prompt), "methods": methods})

@@ -47,16 +47,16 @@ def next_words(model: Model, texts: Iterable[str], samples: int, seed: int = 0, 
     generator = random.Random(seed)
     pool = list(texts)
     generator.shuffle(pool)
-    found = []
+    questions = []
     for text in pool:
         ids = model.token_ids(text)
         if len(ids) > 16:
-            found.append(Question(ids[: generator.randint(16, min(longest, len(ids) - 1))]))
-        if len(found) == samples:
+            questions.append(Question(ids[: generator.randint(16, min(longest, len(ids) - 1))]))
+        if len(questions) == samples:
             break
-    if not found:
+    if not questions:
         raise InputError("The corpus has no text of more than 16 tokens; name another --corpus.")
-    return found
+    return questions
 
 
 def reviews(
@@ -68,21 +68,21 @@ def reviews(
     if not documents or longest <= len(tail):
         raise InputError(f"There are no reviews, or no room for them: give more than {len(tail)} --max-tokens.")
     chosen = random.Random(seed).sample(list(documents), min(samples, len(documents)))
-    found = []
+    questions = []
     for title, text in chosen:
         kind = title.partition(":")[0]
         if kind not in ("positive", "negative"):
             raise InputError(f"{title!r} does not say whether a review is positive; use --corpus imdb-reviews.")
         head = model.token_ids(f"Review: {text}")[: longest - len(tail)]
-        found.append(Question(head + tail, (" positive", " negative"), f" {kind}"))
-    return found
+        questions.append(Question(head + tail, (" positive", " negative"), f" {kind}"))
+    return questions
 
 
 def choices(model: Model, samples: int, seed: int = 0) -> list[Question]:
     """Which of four cities a person lives in, said in the context; answered by a letter."""
-    found = []
+    questions = []
     for context, person, right, cities in homes(samples, seed):
         options = "\n".join(f"{letter}. {city}" for letter, city in zip("ABCD", cities, strict=True))
         prompt = f"{context}\nQuestion: Where does {person} live?\n{options}\nAnswer:"
-        found.append(Question(model.token_ids(prompt), (" A", " B", " C", " D"), f" {'ABCD'[cities.index(right)]}"))
-    return found
+        questions.append(Question(model.token_ids(prompt), (" A", " B", " C", " D"), f" {'ABCD'[cities.index(right)]}"))
+    return questions

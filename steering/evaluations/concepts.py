@@ -141,14 +141,14 @@ class Ground:
 @torch.no_grad()
 def predicted(model: Model, places: Sequence[list[int]], turned: Turned) -> Tensor:
     """(P, V) log-probabilities of the next token, of places in order of length."""
-    found = []
+    last = []
     with turned():
         for start in range(0, len(places), TOGETHER):
             rows = places[start : start + TOGETHER]
             ends = sorted({len(row) - 1 for row in rows})
             logits = model.logits(model.encode(rows), ends)
-            found.append(logits[range(len(rows)), [ends.index(len(row) - 1) for row in rows]])
-    return torch.cat(found).float().log_softmax(-1).cpu()
+            last.append(logits[range(len(rows)), [ends.index(len(row) - 1) for row in rows]])
+    return torch.cat(last).float().log_softmax(-1).cpu()
 
 
 # --- detection ----------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Seen:
 def seen(ground: Ground, topic: Topic) -> Seen:
     model, others = ground.model, ground.others
     texts = {**topic.sentences, "silent": topic.silent}
-    own = {part: read(model, found, others["find"].neurons) for part, found in texts.items() if found}
+    own = {part: read(model, reading, others["find"].neurons) for part, reading in texts.items() if reading}
     base = others["find"].means
     centre, spread = base.mean(0), base.std(0)
     scale = np.where(spread > 0, spread, 1)
@@ -180,7 +180,7 @@ def seen(ground: Ground, topic: Topic) -> Seen:
     x = {part: (np.concatenate([own[part].means, others[of_part[part]].means]) - centre) / scale for part in own}
     stream = {part: np.concatenate([streams(model, texts[part]), ground.streams[of_part[part]]]) for part in own}
     positive = {part: np.arange(len(x[part])) < len(own[part].means) for part in own}
-    found = Read(
+    reading = Read(
         others["find"].neurons,
         np.concatenate([own["find"].means, base]),
         np.concatenate([own["find"].last, others["find"].last]),
@@ -191,8 +191,8 @@ def seen(ground: Ground, topic: Topic) -> Seen:
         model,
         [*topic.sentences["find"], *ground.topics.others["find"]],
         positive["find"],
-        np.arange(len(found.means)),
-        found,
+        np.arange(len(reading.means)),
+        reading,
         x["find"],
         universal(base) | (spread == 0),
         topic.known,
@@ -201,27 +201,27 @@ def seen(ground: Ground, topic: Topic) -> Seen:
     return Seen(topic, x, stream, positive, material, centre, spread)
 
 
-def detection(found: Seen) -> dict[str, dict[str, float]]:
+def detection(data: Seen) -> dict[str, dict[str, float]]:
     """method -> column -> AUROC: neurons by their difference of means, and two detectors of the residual stream whose
     layer is the best on the sentences to choose on."""
-    ranked, weights = RANKINGS["means"](found.material)
-    tests = {"held-out words": "report", **({"no words": "silent"} if "silent" in found.x else {})}
+    ranked, weights = RANKINGS["means"](data.material)
+    tests = {"held-out words": "report", **({"no words": "silent"} if "silent" in data.x else {})}
     methods: dict[str, dict[str, float]] = {}
     for size in SIZES:
         columns = ranked[:size]
         methods[f"{size} neuron{'s' * (size > 1)}"] = {
-            name: auroc(found.x[part][:, columns] @ weights[columns], found.positive[part])
+            name: auroc(data.x[part][:, columns] @ weights[columns], data.positive[part])
             for name, part in tests.items()
         }
     for name, fit in (("residual stream, difference of means", _difference), ("residual stream, logistic", _logistic)):
-        told = [
-            (auroc(_told(found.stream["choose"], layer, fit(found, layer)), found.positive["choose"]), layer)
-            for layer in range(found.stream["choose"].shape[1])
+        by_layer = [
+            (auroc(_told(data.stream["choose"], layer, fit(data, layer)), data.positive["choose"]), layer)
+            for layer in range(data.stream["choose"].shape[1])
         ]
-        layer = max(told)[1]
-        vector = fit(found, layer)
+        layer = max(by_layer)[1]
+        vector = fit(data, layer)
         methods[name] = {
-            column: auroc(_told(found.stream[part], layer, vector), found.positive[part])
+            column: auroc(_told(data.stream[part], layer, vector), data.positive[part])
             for column, part in tests.items()
         }
     return methods
@@ -231,48 +231,48 @@ def _told(stream: np.ndarray, layer: int, vector: np.ndarray) -> np.ndarray:
     return stream[:, layer] @ vector
 
 
-def _difference(found: Seen, layer: int) -> np.ndarray:
-    return separation(found.stream["find"][:, layer], found.positive["find"])
+def _difference(data: Seen, layer: int) -> np.ndarray:
+    return separation(data.stream["find"][:, layer], data.positive["find"])
 
 
-def _logistic(found: Seen, layer: int) -> np.ndarray:
+def _logistic(data: Seen, layer: int) -> np.ndarray:
     """In the units of the stream: weights of standardised dimensions over their deviations."""
     from sklearn.linear_model import LogisticRegression
 
-    x = found.stream["find"][:, layer]
+    x = data.stream["find"][:, layer]
     spread = x.std(0) + 1e-6
     model = LogisticRegression(C=0.01, class_weight="balanced", max_iter=2000)
-    return model.fit((x - x.mean(0)) / spread, found.positive["find"]).coef_[0] / spread
+    return model.fit((x - x.mean(0)) / spread, data.positive["find"]).coef_[0] / spread
 
 
 # --- turning ------------------------------------------------------------------------------------------------
 
 
-def concept_of(found: Seen, way: str, size: int) -> Concept:
+def concept_of(data: Seen, way: str, size: int) -> Concept:
     """The first neurons of a ranking, with its weights."""
-    ranked, weights = RANKINGS[way](found.material)
-    return _concept(found, f"{way} {size}", ranked[:size], weights)
+    ranked, weights = RANKINGS[way](data.material)
+    return _concept(data, f"{way} {size}", ranked[:size], weights)
 
 
-def _concept(found: Seen, name: str, columns: np.ndarray, weights: np.ndarray) -> Concept:
-    model = found.material.model
-    parts = parts_of(found.material.seen, columns, weights[columns], found.centre, found.spread)
+def _concept(data: Seen, name: str, columns: np.ndarray, weights: np.ndarray) -> Concept:
+    model = data.material.model
+    parts = parts_of(data.material.seen, columns, weights[columns], data.centre, data.spread)
     return Concept(name, parts, model.name, model.fingerprint)
 
 
-def directions(ground: Ground, found: Seen, seed: int) -> dict[str, Callable[[float], Turned]]:
+def directions(ground: Ground, data: Seen, seed: int) -> dict[str, Callable[[float], Turned]]:
     """method -> strength -> context."""
     model = ground.model
-    concepts = {f"{way} {size}": concept_of(found, way, size) for way in WAYS for size in TURNED}
-    generator = np.random.default_rng([seed, stable_hash(found.topic.name)])
+    concepts = {f"{way} {size}": concept_of(data, way, size) for way in WAYS for size in TURNED}
+    generator = np.random.default_rng([seed, stable_hash(data.topic.name)])
     best = concepts[f"means {TURNED[-1]}"]
-    by_layer = columns_of(found.material.seen.neurons)
+    by_layer = columns_of(data.material.seen.neurons)
     places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
-    signs = np.zeros(len(found.material.seen.neurons))
+    signs = np.zeros(len(data.material.seen.neurons))
     signs[places] = generator.choice((-1.0, 1.0), len(places)) * [part.weight for part in best.parts]
-    concepts["random neurons"] = _concept(found, "random neurons", np.unique(places), signs)
-    layer = vector_layer(ground, found)
-    vector = _vector(found, layer)
+    concepts["random neurons"] = _concept(data, "random neurons", np.unique(places), signs)
+    layer = vector_layer(ground, data)
+    vector = _vector(data, layer)
     noise = torch.tensor(generator.standard_normal(len(vector)), dtype=torch.float32)
     noise *= vector.norm() / noise.norm()
 
@@ -283,41 +283,41 @@ def directions(ground: Ground, found: Seen, seed: int) -> dict[str, Callable[[fl
     return {**{name: of(concept) for name, concept in concepts.items()}, "wrong sign": of(best, suppress=True), **along}
 
 
-def _vector(found: Seen, layer: int) -> Tensor:
-    return torch.tensor(_difference(found, layer), dtype=torch.float32)
+def _vector(data: Seen, layer: int) -> Tensor:
+    return torch.tensor(_difference(data, layer), dtype=torch.float32)
 
 
 def _along(model: Model, layer: int, direction: Tensor) -> Callable[[float], Turned]:
     return lambda s: pushed(model, layer, s * direction)
 
 
-def vector_layer(ground: Ground, found: Seen) -> int:
+def vector_layer(ground: Ground, data: Seen) -> int:
     """The layer whose difference of means, at `TRIED_AT` nats, adds most to the words that the sentences to choose on
     have."""
-    ids, rises = word_ids(ground.model, found.topic.known), {}
+    ids, rises = word_ids(ground.model, data.topic.known), {}
     for layer in range(EVERY // 2, ground.model.layers, EVERY):
-        _, _, rise = _at(TRIED_AT, _along(ground.model, layer, _vector(found, layer)), ground, 1.0)
+        _, _, rise = _at(TRIED_AT, _along(ground.model, layer, _vector(data, layer)), ground, 1.0)
         rises[layer] = float(rise[:, ids].mean())
     return max(rises, key=lambda layer: rises[layer])
 
 
 def steered(
-    ground: Ground, found: Seen, seed: int = 0, prices: Sequence[float] = PRICES
+    ground: Ground, data: Seen, seed: int = 0, prices: Sequence[float] = PRICES
 ) -> dict[str, dict[str, dict[str, float]]]:
     """price -> method -> what comes of it; a method that cannot cost so much is where it comes nearest."""
-    model, judge = ground.model, Classifier.of(ground, found)
-    ids = word_ids(model, found.topic.held_out)
+    model, judge = ground.model, Classifier.of(ground, data)
+    ids = word_ids(model, data.topic.held_out)
     plain = _outcome(model, judge, nullcontext, seed, OPENINGS)
-    asking = f"Write about {found.topic.name}."
+    asking = f"Write about {data.topic.name}."
     rows: dict[str, dict[str, dict[str, float]]] = {f"{price}": {} for price in prices}
-    for name, direction in directions(ground, found, seed).items():
+    for name, direction in directions(ground, data, seed).items():
         strength, before = 0.1, prices[0]
         for price in prices:  # it grows about as the square of the strength
             strength, cost, rise = _at(price, direction, ground, strength * math.sqrt(price / before))
             before = price
             outcome = _outcome(model, judge, direction(strength), seed, OPENINGS)
-            told = {**outcome, "words": float(rise[:, ids].mean()), "strength": strength, "price": cost}
-            rows[f"{price}"][name] = told
+            numbers = {**outcome, "words": float(rise[:, ids].mean()), "strength": strength, "price": cost}
+            rows[f"{price}"][name] = numbers
     prompted = _outcome(model, judge, nullcontext, seed, [f"{asking} {opening}" for opening in OPENINGS])
     prompted["words"] = float((_behind(ground, asking) - ground.plain)[:, ids].mean())
     for cells in rows.values():
@@ -328,8 +328,8 @@ def steered(
 def _behind(ground: Ground, asking: str) -> Tensor:
     """(P, V) log-probabilities at the held-out contexts, each behind a request."""
     model = ground.model
-    asked, special = model.ids(asking), model.special_ids()
-    places = [[*asked, *(token for token in row if token not in special)] for row in ground.places]
+    request, special = model.ids(asking), model.special_ids()
+    places = [[*request, *(token for token in row if token not in special)] for row in ground.places]
     return predicted(model, places, nullcontext)
 
 
@@ -346,16 +346,16 @@ def _at(
         return float(-(ground.plain.exp() * rises[strength]).sum(-1).mean())
 
     try:
-        strength, found = strength_at(price, cost, first, DRIFT)
+        strength, nats = strength_at(price, cost, first, DRIFT)
     except InputError:
-        strength, found = first, cost(first)
-    return strength, found, rises[strength]
+        strength, nats = first, cost(first)
+    return strength, nats, rises[strength]
 
 
 def _outcome(model: Model, judge: Classifier, turned: Turned, seed: int, openings: Sequence[str]) -> dict[str, float]:
-    asked: list[PromptLike] = [*openings]
+    prompts: list[PromptLike] = [*openings]
     with turned():
-        texts = model.generate(asked, TOKENS, temperature=1.0, seed=seed)
+        texts = model.generate(prompts, TOKENS, temperature=1.0, seed=seed)
     written = [model.tokens_of(text) for text in texts]
     twos = [len(set(pairwise(row))) / max(len(row) - 1, 1) for row in written]
     return {
@@ -390,12 +390,12 @@ class Classifier:
     """Its own, on the columns of `DETECTED`. Matching the held-out words has 1 and 0.5 there, by how they are made."""
 
     @classmethod
-    def of(cls, ground: Ground, found: Seen) -> Classifier:
+    def of(cls, ground: Ground, data: Seen) -> Classifier:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
 
-        topic, others = found.topic, ground.topics.others
+        topic, others = data.topic, ground.topics.others
         with_ = [*topic.sentences["find"], *topic.sentences["choose"]]
         learn = [*with_, *others["find"], *others["choose"]]
         labels = np.arange(len(learn)) < len(with_)
@@ -406,8 +406,8 @@ class Classifier:
         scores = {}
         for name, own in tests.items():
             if own:
-                told = model.predict_proba([*own, *others["report"]])[:, 1]
-                scores[name] = auroc(told, np.arange(len(told)) < len(own))
+                probabilities = model.predict_proba([*own, *others["report"]])[:, 1]
+                scores[name] = auroc(probabilities, np.arange(len(probabilities)) < len(own))
         return cls(model, scores)
 
     def share(self, texts: Sequence[str]) -> float:
@@ -420,12 +420,12 @@ class Classifier:
 
 def sample(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, Any]:
     """A line: what detects a concept, and what turning it does."""
-    found = seen(ground, topic)
+    data = seen(ground, topic)
     return {
         "concept": topic.name,
-        "detection": detection(found),
-        "classifier": Classifier.of(ground, found).aurocs,
-        "prices": steered(ground, found, seed),
+        "detection": detection(data),
+        "classifier": Classifier.of(ground, data).aurocs,
+        "prices": steered(ground, data, seed),
     }
 
 
@@ -448,24 +448,24 @@ def _has(line: dict[str, Any], column: str) -> bool:
 
 def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
     """What the tables do not say: medians of detection, its share of the ceiling, and prices that were not met."""
-    told = []
+    texts = []
     for column in DETECTED:
         able = [line["detection"] for line in lines if _has(line, column)]
         if able:
-            medians = {name: float(np.median([found[name][column] for found in able])) for name in able[0]}
+            medians = {name: float(np.median([detection[name][column] for detection in able])) for name in able[0]}
             best = medians["residual stream, logistic"]
-            said = ", ".join(f"{name} {value:.3f} ({value / best:.2f})" for name, value in medians.items())
-            told.append(f"median AUROC, {column} (and of that of a logistic model of the residual stream): {said}")
+            text = ", ".join(f"{name} {value:.3f} ({value / best:.2f})" for name, value in medians.items())
+            texts.append(f"median AUROC, {column} (and of that of a logistic model of the residual stream): {text}")
     for column in DETECTED:
         scores = [line["classifier"][column] for line in lines if column in line["classifier"]]
         if scores:
-            told.append(f"the frozen classifier's own AUROC, {column}: median {np.median(scores):.3f}")
+            texts.append(f"the frozen classifier's own AUROC, {column}: median {np.median(scores):.3f}")
     for price in PRICES:
         cells = [(name, cell) for line in lines for name, cell in line["prices"][f"{price}"].items() if "price" in cell]
         missed = [name for name, cell in cells if abs(cell["price"] - price) > 0.05 * price]
         if missed:
-            told.append(f"{price} nats: {len(missed)} of {len(cells)} were not met within 5 %: {', '.join(missed)}")
-    return told
+            texts.append(f"{price} nats: {len(missed)} of {len(cells)} were not met within 5 %: {', '.join(missed)}")
+    return texts
 
 
 def frontier(path: Path, lines: Sequence[dict[str, Any]]) -> None:
@@ -476,14 +476,14 @@ def frontier(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    def told(name: str, column: str) -> tuple[list[float], list[float]]:
+    def mean_and_error(name: str, column: str) -> tuple[list[float], list[float]]:
         values = np.array([[line["prices"][f"{price}"][name][column] for price in PRICES] for line in lines])
         draws = np.random.default_rng(0).integers(len(lines), size=(2000, len(lines)))
         return values.mean(0).tolist(), values[draws].mean(1).std(0).tolist()
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True)
     for number, name in enumerate(METHODS):
-        (score, error), (fluency, _) = told(name, "score"), told(name, "perplexity")
+        (score, error), (fluency, _) = mean_and_error(name, "score"), mean_and_error(name, "perplexity")
         control = name in CONTROLS
         style: dict[str, Any] = {
             "color": f"{0.3 + 0.2 * CONTROLS.index(name)}" if control else f"C{number // 2}",
@@ -493,7 +493,7 @@ def frontier(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         left.errorbar(PRICES, score, error, label=name, capsize=2, **style)
         right.plot(fluency, score, **style)
     for name, marker in ((PROMPT, "*"), (PLAIN, "s")):
-        height, place = told(name, "score")[0][0], told(name, "perplexity")[0][0]
+        height, place = mean_and_error(name, "score")[0][0], mean_and_error(name, "perplexity")[0][0]
         right.scatter([place], [height], marker=marker, color="black", zorder=3)
         left.axhline(height, color="black", linestyle="-" if name == PLAIN else "-.", linewidth=0.8, label=name)
     left.set_xscale("log")
