@@ -27,8 +27,8 @@ def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
     """
     if not 0 < turn < len(chat.messages) or chat.messages[turn]["role"] != "assistant":
         raise InputError(f"Message {turn} of the chat is no answer; name one that the model wrote behind another one.")
-    asked = Chat(chat.messages[:turn])
-    read, ids = model.ids(asked), written(model, chat, turn)
+    question = Chat(chat.messages[:turn])
+    read, ids = model.ids(question), written(model, chat, turn)
     model.ids([*read, *ids])  # refused where it is too long
     probabilities = model.following(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
-    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, asked)
+    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question)

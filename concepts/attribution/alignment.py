@@ -21,11 +21,11 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
         return torch.eye(len(ids))
     before = _common(ids, other)
     behind = min(_common(ids[::-1], other[::-1]), min(len(ids), len(other)) - before)
-    found = torch.zeros(len(ids), len(other))
+    shares = torch.zeros(len(ids), len(other))
     for place in range(before):
-        found[place, place] = 1
+        shares[place, place] = 1
     for place in range(1, behind + 1):
-        found[-place, -place] = 1
+        shares[-place, -place] = 1
     middle = range(before, len(other) - behind)
     next_to = [place for place in (before - 1, len(other) - behind) if 0 <= place < len(other)]
     for place in range(before, len(ids) - behind):
@@ -38,8 +38,8 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
                 f"Prompts cannot be aligned at token {place}; lengths differ too much ({len(ids)} and {len(other)} "
                 f"tokens). Give a counterfactual of about {len(ids)} tokens."
             )
-        found[place, partners] = 1 / len(partners)
-    return found
+        shares[place, partners] = 1 / len(partners)
+    return shares
 
 
 def _common(ids: Sequence[int], other: Sequence[int]) -> int:

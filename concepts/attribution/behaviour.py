@@ -59,8 +59,8 @@ class Shared:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; a head has no activation of its own."""
-        told = {**vars(self), "neuron": str(self.neuron), "polarity": self.polarity}
-        return {**told, "activation": None, "polarity": None} if self.neuron.site == "head" else told
+        row = {**vars(self), "neuron": str(self.neuron), "polarity": self.polarity}
+        return {**row, "activation": None, "polarity": None} if self.neuron.site == "head" else row
 
 
 def behaviour(
@@ -89,9 +89,9 @@ def behaviour(
         raise InputError("There is no prompt; give at least one.")
     names = [site] if site else ["ffn", "attn"]
     rows, among_top, activations = [], Counter[Neuron](), torch.zeros(())
-    for found in _explained(model, cases, names, method, checkpoint):
-        among_top.update(row.neuron for row in found.top(k, site, polarity))
-        parts = [_at_the_answer(found, name) for name in names]
+    for relevance in _explained(model, cases, names, method, checkpoint):
+        among_top.update(row.neuron for row in relevance.top(k, site, polarity))
+        parts = [_at_the_answer(relevance, name) for name in names]
         rows.append(torch.cat([relevance.flatten() for relevance, _ in parts]).float())
         activations = activations + torch.cat([activation.flatten() for _, activation in parts]).double()
         widths = [relevance.shape[1] for relevance, _ in parts]
@@ -148,19 +148,19 @@ def _explained(
     alone = [case for case in cases if case.counterfactual is None]
     for start in range(0, len(alone), ROWS):
         part = alone[start : start + ROWS]
-        asked: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
-        yield from explain([case.prompt for case in part], *asked)
+        answers: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
+        yield from explain([case.prompt for case in part], *answers)
     for case in cases:
         if case.counterfactual is not None:
             yield explain(case.prompt, case.target, case.contrast, counterfactual=case.counterfactual)
 
 
-def _at_the_answer(found: Relevance, site: str) -> tuple[Tensor, Tensor]:
+def _at_the_answer(result: Relevance, site: str) -> tuple[Tensor, Tensor]:
     """(L, N) relevance, summed over where the prediction is made, and the mean activation there."""
     if site == "head":
-        relevance = found.heads().sum(1)
+        relevance = result.heads().sum(1)
         return relevance, torch.full_like(relevance, torch.nan)
-    return found.of(site).sum(1), found.activation(site).mean(1)
+    return result.of(site).sum(1), result.activation(site).mean(1)
 
 
 def _neuron(place: int, names: Sequence[str], widths: Sequence[int], layers: int) -> Neuron:

@@ -74,12 +74,12 @@ class Nodes:
 
     def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
         """The number explained with each choice (L, T, W) of nodes kept."""
-        found: list[float] = []
+        numbers: list[float] = []
         for start in range(0, len(chosen), ROWS):
             kept = torch.stack(list(chosen[start : start + ROWS]))
             with self._exchanged(kept, self.there):
-                found += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
-        return found
+                numbers += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
+        return numbers
 
     def predictions(self, kept: Tensor, k: int = 5) -> list[TokenScore]:
         """The most probable answers with a choice (L, T, W) of nodes kept."""
@@ -208,5 +208,5 @@ def shares(
     """F of each choice, and of all others. ends: `Nodes.ends`, where they are known."""
     whole, none = ends or nodes.ends()
     numbers = nodes.numbers([*choices, *(~choice for choice in choices)])
-    found = [(number - none) / (whole - none) for number in numbers]
-    return found[: len(choices)], found[len(choices) :]
+    carried = [(number - none) / (whole - none) for number in numbers]
+    return carried[: len(choices)], carried[len(choices) :]

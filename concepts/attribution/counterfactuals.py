@@ -127,8 +127,8 @@ def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> li
 def _words_among(model: Model, tokens: Sequence[int], word: str) -> list[int]:
     """The first `TRIED` that begin a content word as this word begins."""
     texts = ((token, model.answer_text(token)) for token in tokens)
-    found = (token for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
-    return list(islice(found, TRIED))
+    words = (token for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
+    return list(islice(words, TRIED))
 
 
 def _nearest(model: Model, token: int) -> list[int]:
@@ -140,7 +140,7 @@ def _nearest(model: Model, token: int) -> list[int]:
 
 def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[list[int]]:
     """Each with the most probable token that goes on with the word."""
-    found = []
+    continued = []
     for start in range(0, len(begun), ROWS):
         rows = [[*before, *tokens] for tokens in begun[start : start + ROWS]]
         with model.lock:
@@ -148,14 +148,14 @@ def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[
         for tokens, best in zip(begun[start : start + ROWS], logits.topk(20).indices.tolist(), strict=True):
             inside = [token for token in best if model.answer_text(token).isalpha()]
             if inside:
-                found.append([*tokens, inside[0]])
-    return found
+                continued.append([*tokens, inside[0]])
+    return continued
 
 
 @torch.no_grad()
 def _answers(model: Model, rows: Sequence[list[int]]) -> list[tuple[int, float, float]]:
     """(the answer, its probability, the log-probability of the prompt) of prompts of one length."""
-    found = []
+    answers = []
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]
         with model.lock:
@@ -163,5 +163,5 @@ def _answers(model: Model, rows: Sequence[list[int]]) -> list[tuple[int, float, 
         ids = torch.tensor(some, device=logits.device)
         read = logits[:, :-1].gather(-1, ids[:, 1:, None]).sum((1, 2))
         best = logits[:, -1].max(-1)
-        found += list(zip(best.indices.tolist(), best.values.exp().tolist(), read.tolist(), strict=True))
-    return found
+        answers += list(zip(best.indices.tolist(), best.values.exp().tolist(), read.tolist(), strict=True))
+    return answers

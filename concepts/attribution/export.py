@@ -109,21 +109,3 @@ def neurons_frame(relevance: Relevance, k: int, ranking: dict[str, Any]) -> pand
     ]
     numbers = ("activation", *(("counterfactual",) if compared else ()), "relevance")
     return pandas.DataFrame(rows).astype(dict.fromkeys(numbers, float) if rows else {})
-
-
-def tokens_frame(relevance: Relevance) -> pandas.DataFrame:
-    """The tokens, one a row."""
-    import pandas
-
-    prompt = relevance.prompt
-    places = range(len(prompt.ids))
-    columns: dict[str, Any] = {
-        "position": places,
-        "id": prompt.ids,
-        "token": prompt.strings,
-        "relevance": relevance.tokens.tolist(),
-        "sink": [place in prompt.sinks for place in places],
-    }
-    if prompt.turns:
-        columns["template"] = [place in prompt.template for place in places]
-    return pandas.DataFrame(columns)

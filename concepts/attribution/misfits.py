@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from icebear.concepts.passes.largest import Largest
 
 
-def of_relevance(found: Relevance) -> Iterator[str]:
+def of_relevance(relevance: Relevance) -> Iterator[str]:
     """The names of the parts that do not fit the others."""
-    count, prompt, neurons = len(found.tokens) if found.tokens.dim() == 1 else 0, found.prompt, found.neurons
+    count = len(relevance.tokens) if relevance.tokens.dim() == 1 else 0
+    prompt, neurons = relevance.prompt, relevance.neurons
     places = (*prompt.target_positions, *neurons.recorded, *prompt.sinks)
     ends = (prompt.encoder_length, prompt.answer_start or 0, *(end for turn in prompt.turns for end in _ends(turn)))
     checks = {
-        "tokens": count > 0 and bool(found.tokens.isfinite().all()),
+        "tokens": count > 0 and bool(relevance.tokens.isfinite().all()),
         "ids or strings": len(prompt.ids) == len(prompt.strings) == count,
         "target_positions": len(prompt.target_positions) > 0,
         "target_positions, recorded or sinks": all(0 <= place < count for place in places),
@@ -31,37 +32,37 @@ def of_relevance(found: Relevance) -> Iterator[str]:
         "encoder_length, answer_start or turns": all(0 <= end <= count for end in ends),
         "turns": all(list(_ends(turn)) == sorted(_ends(turn)) for turn in prompt.turns),
         "head_count": neurons.head_count > 0,
-        "sums": all(map(isfinite, found.sums.to_dict().values())),
-        "target, contrast or predictions": all(isfinite(one.logit) for one in _scores(found)),
-        "predictions": len(found.predictions) > 0,
-        "made_with": _made(found.made_with),
-        "positions": found.positions is None or _fits(found.positions, 2, count),
+        "sums": all(map(isfinite, relevance.sums.to_dict().values())),
+        "target, contrast or predictions": all(isfinite(one.logit) for one in _scores(relevance)),
+        "predictions": len(relevance.predictions) > 0,
+        "made_with": _made(relevance.made_with),
+        "positions": relevance.positions is None or _fits(relevance.positions, 2, count),
         "neurons": _neurons(neurons),
     }
     yield from (name for name, fits in checks.items() if not fits)
     if all(checks.values()):
         yield from _of_largest(neurons, neurons.largest, count) if neurons.largest else ()
-        yield from _of_counterfactual(found, found.counterfactual) if found.counterfactual else ()
+        yield from _of_counterfactual(relevance, relevance.counterfactual) if relevance.counterfactual else ()
 
 
-def of_graph(found: Graph) -> Iterator[str]:
-    if not found.relevances or any(one.counterfactual is None for one in found.relevances):
+def of_graph(graph: Graph) -> Iterator[str]:
+    if not graph.relevances or any(one.counterfactual is None for one in graph.relevances):
         yield "relevances"
         return
-    for one in found.relevances:
+    for one in graph.relevances:
         yield from (f"relevances: {name}" for name in of_relevance(one))
-    rows, tokens, model = len(found.nodes) + 1, len(found.relevances[0].tokens), found.model
-    shape = (rows, tokens + len(found.nodes) + model.layers * tokens)
-    matrices = {name: getattr(found, name) for name in ("effect", "patterns", "contribution")}
+    rows, tokens, model = len(graph.nodes) + 1, len(graph.relevances[0].tokens), graph.model
+    shape = (rows, tokens + len(graph.nodes) + model.layers * tokens)
+    matrices = {name: getattr(graph, name) for name in ("effect", "patterns", "contribution")}
     yield from (name for name, x in matrices.items() if x.shape != shape or not x.isfinite().all())
-    if found.difference.shape != (rows,):
+    if graph.difference.shape != (rows,):
         yield "difference"
-    inside = all(0 <= node.position < tokens and node.neuron.layer < model.layers for node in found.nodes)
-    if not inside or not {node for group in found.other_groups or () for node in group.nodes} <= {*found.nodes}:
+    inside = all(0 <= node.position < tokens and node.neuron.layer < model.layers for node in graph.nodes)
+    if not inside or not {node for group in graph.other_groups or () for node in group.nodes} <= {*graph.nodes}:
         yield "nodes or other_groups"
-    if not 0 < found.kept <= 1:
+    if not 0 < graph.kept <= 1:
         yield "kept"
-    if not _made(found.made_with):
+    if not _made(graph.made_with):
         yield "made_with"
 
 
@@ -77,8 +78,8 @@ def _of_largest(neurons: NeuronScores, largest: Largest, count: int) -> Iterator
         yield "largest: ranked"
 
 
-def _of_counterfactual(found: Relevance, counterfactual: Counterfactual) -> Iterator[str]:
-    shapes = [(len(found.tokens), len(tokens)) for tokens in counterfactual.prompts]
+def _of_counterfactual(relevance: Relevance, counterfactual: Counterfactual) -> Iterator[str]:
+    shapes = [(len(relevance.tokens), len(tokens)) for tokens in counterfactual.prompts]
     if (
         not shapes
         or len(counterfactual.numbers) != len(shapes)
@@ -89,7 +90,7 @@ def _of_counterfactual(found: Relevance, counterfactual: Counterfactual) -> Iter
         yield "counterfactual: shares"
     if not all(map(isfinite, (*counterfactual.numbers, counterfactual.overlap or 0.0))):
         yield "counterfactual: numbers or overlap"
-    if _shapes(found.neurons.counterfactual) != _shapes(found.neurons.activation):
+    if _shapes(relevance.neurons.counterfactual) != _shapes(relevance.neurons.activation):
         yield "counterfactual: activation"
     if counterfactual.at not in ("both", "prompt", "midpoint", "path", "model") or (
         counterfactual.at == "model"
@@ -97,8 +98,8 @@ def _of_counterfactual(found: Relevance, counterfactual: Counterfactual) -> Iter
         yield "counterfactual: at"
 
 
-def _scores(found: Relevance) -> Iterator[TokenScore]:
-    yield from (one for one in (found.target, found.contrast, *found.predictions) if one)
+def _scores(relevance: Relevance) -> Iterator[TokenScore]:
+    yield from (one for one in (relevance.target, relevance.contrast, *relevance.predictions) if one)
 
 
 def _neurons(neurons: NeuronScores) -> bool:
@@ -126,7 +127,7 @@ def _ends(turn: object) -> tuple[int, ...]:
     return tuple(getattr(turn, name) for name in ("start", "first", "last", "stop"))
 
 
-def _made(told: dict) -> bool:
+def _made(made_with: dict) -> bool:
     """Whether it says by which model it was made."""
-    model = told.get("model")
+    model = made_with.get("model")
     return isinstance(model, dict) and all(isinstance(model.get(name), str) for name in ("name", "fingerprint"))

@@ -41,11 +41,11 @@ class _Each(Inputs):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Tensor] = []
+        self.passes: list[Tensor] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         super().finish(gradients)
-        self.found.append(self.relevance()[0][0].sum(-1).cpu())
+        self.passes.append(self.relevance()[0][0].sum(-1).cpu())
 
 
 def several(
@@ -64,4 +64,4 @@ def several(
     each = _Each()
     recorders: list[Recorder] = [each, Stream(model, model.read_ids([read]))]
     run(model, Parts(read, parts, objective), recorders, method, checkpoint=checkpoint)
-    return torch.stack(each.found)
+    return torch.stack(each.passes)

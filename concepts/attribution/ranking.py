@@ -132,11 +132,11 @@ class NeuronScores:
         }
         heads = self.heads() if "attn" in self.relevance else None
         largest = Largest(k, ranked, {site: self.layers(site) for site in self.relevance}, heads)
-        kept = (
+        parts = (
             {site: x[:, at] for site, x in part.items()}
             for part in (self.relevance, self.activation, self.counterfactual)
         )
-        relevance, activation, counterfactual = kept
+        relevance, activation, counterfactual = parts
         return NeuronScores(relevance, activation, tuple(at), self.head_count, counterfactual, largest)
 
     def less(self, other: NeuronScores, before: int) -> NeuronScores:

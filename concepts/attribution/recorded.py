@@ -25,10 +25,10 @@ def token_relevance(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> 
     if plan.batch.pixels is not None:
         image = images.image_map(model, plan.batch.pixels[row], parts[0])
         patches = image.patches.flatten()
-        found = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
+        tokens = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
     else:
-        found = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
-    return found, image
+        tokens = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
+    return tokens, image
 
 
 def kept_at(plan: Plan, row: int, record: Recorded) -> tuple[int, ...]:

@@ -213,8 +213,8 @@ def rows_of(
     others = _counterfactuals(counterfactual, len(prompts), single)
     rows = []
     for one, token, against, phrase, written, at, compared in zip(prompts, *each, others, strict=True):
-        against, rather = (against, None) if phrase is None else (None, against)
-        rows.append(PromptRequest(one, token, against, phrase, rather, written, at, tuple(compared)))
+        row = PromptRequest(one, token, phrase=phrase, prefix=written, position=at, counterfactuals=tuple(compared))
+        rows.append(replace(row, contrast=against) if phrase is None else replace(row, rather=against))
     return rows, single
 
 

@@ -114,10 +114,10 @@ class Relevance(Tabled):
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
         counterfactual = f" counterfactual {''.join(self.counterfactual.prompts[0])!r}" if self.counterfactual else ""
-        kept = ", ".join(f"{site} {tuple(x.shape)}" for site, x in self.neurons.relevance.items())
+        shapes = ", ".join(f"{site} {tuple(x.shape)}" for site, x in self.neurons.relevance.items())
         return (
             f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{counterfactual}"
-            f", {self.method!r}; {kept or 'no neurons'}>"
+            f", {self.method!r}; {shapes or 'no neurons'}>"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -290,10 +290,6 @@ class Relevance(Tabled):
         same in each row, so that tables of several prompts can be put together.
         """
         return export.neurons_frame(self, k, ranking)
-
-    def tokens_frame(self) -> pandas.DataFrame:
-        """The tokens as a pandas table, a row each."""
-        return export.tokens_frame(self)
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Nodes
+from icebear.concepts.attribution.request import Options
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.units import Unit, units_of
 from icebear.concepts.methods.lrp import CP_LRP
@@ -71,11 +72,12 @@ def origins(
     """
     start, stop = answer.places(span)
     explained = answer.ids[start:stop]
-    found = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), number="logit", checkpoint=checkpoint)
-    target, names = found.sums.target, _named(found)
+    options: Options = {"number": "logit", "checkpoint": checkpoint}
+    relevance = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), **options)
+    target, names = relevance.sums.target, _named(relevance)
     parts = []
     for name in dict.fromkeys(names):
-        values = found.tokens[[place for place, own in enumerate(names) if own == name]]
+        values = relevance.tokens[[place for place, own in enumerate(names) if own == name]]
         parts.append(Origin(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
     drop = None
     if counterfactual is not None:
@@ -84,22 +86,22 @@ def origins(
         whole, without = Nodes.of(model, compared).ends()
         drop = (whole - without) / whole
     past = _past_ffn(model, answer.before(start), explained, checkpoint)
-    through = (found.tokens.sum().item() - past) / target
+    through = (relevance.tokens.sum().item() - past) / target
     text = "".join(answer.token_strings[start:stop])
-    return Origins(text, target, tuple(parts), found.sums.biases, through, drop)
+    return Origins(text, target, tuple(parts), relevance.sums.biases, through, drop)
 
 
 def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:
     """The tokens' relevance by CP-LRP that goes through no FFN neuron."""
-    asked, inputs = plan(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
+    target, inputs = plan(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
     ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
-    run(model, Logits(asked), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
+    run(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
     return inputs.relevance()[0].sum().item()
 
 
-def _named(found: Relevance) -> list[str]:
+def _named(relevance: Relevance) -> list[str]:
     """Which part each token is of."""
-    parts = units_of(found.prompt.strings, found.prompt.turns, found.prompt.answer_start, "sentence")
+    parts = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, "sentence")
     users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]
     last = [part for part in users if part.turn == users[-1].turn] if users else []
 
@@ -111,4 +113,5 @@ def _named(found: Relevance) -> list[str]:
         return "the answer's own start" if part.turn == "answer" else part.turn
 
     named = [name(part) for part in parts for _ in range(part.start, part.stop)]
-    return ["sinks" if place in found.prompt.sinks and own != "template" else own for place, own in enumerate(named)]
+    sinks = relevance.prompt.sinks
+    return ["sinks" if place in sinks and own != "template" else own for place, own in enumerate(named)]

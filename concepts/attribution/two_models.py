@@ -84,10 +84,10 @@ def _less(model: Model, base: Model, row: PromptRequest, here: Relevance, there:
 def likeness(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:
     """Cosines of what a neuron ``reads`` and ``writes`` in two models, of those that it does."""
     _same_shape(model, other)
-    found = {}
+    cosines = {}
     for name, rows in (("reads", w1), ("writes", w2)):
         both = [rows(one, neuron.site, neuron.layer) for one in (model, other)]
         pair = [row[neuron.index].double().cpu() for row in both if row is not None]
         if pair:
-            found[name] = torch.cosine_similarity(pair[0], pair[1], dim=0).item()
-    return found
+            cosines[name] = torch.cosine_similarity(pair[0], pair[1], dim=0).item()
+    return cosines

@@ -33,14 +33,14 @@ class Unit:
 def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]]:
     """Relevance by ``token``, ``word``, ``sentence``, ``turn`` or ``document`` (parts between empty lines): the sum of
     its tokens. What a template wrote is apart, so that all add up to the tokens' relevance. Raises `InputError`."""
-    found = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, by)
-    return list(zip(found, summed(relevance.tokens, found).tolist(), strict=True))
+    rows = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, by)
+    return list(zip(rows, summed(relevance.tokens, rows).tolist(), strict=True))
 
 
 def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_from: int | None, by: str) -> list[Unit]:
     """Of tokens, each with its text; they cover all of them, in order."""
     one_of(by, "unit", SPLIT)
-    found = []
+    result = []
     for turn, start, stop, template in _regions(len(pieces), turns, answer_from):
         if by == "token":
             cuts = list(range(start, stop + 1))
@@ -48,8 +48,8 @@ def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_from: int | No
             cuts = [start, stop] if template else [start, *_cuts(pieces[start:stop], SPLIT[by], start), stop]
         for first, last in pairwise(cuts):
             if first < last:
-                found.append(Unit("".join(pieces[first:last]), first, last, turn, template))
-    return found
+                result.append(Unit("".join(pieces[first:last]), first, last, turn, template))
+    return result
 
 
 def summed(values: Tensor, parts: Sequence[Unit]) -> Tensor:
@@ -98,13 +98,13 @@ def _sentences(text: str) -> list[str]:
     need("index")
     from sentencex import segment
 
-    found: list[str] = []
+    sentences: list[str] = []
     for part in segment("en", text):
-        if found and not part.strip():
-            found[-1] += part
+        if sentences and not part.strip():
+            sentences[-1] += part
         else:
-            found.append(part)
-    return found
+            sentences.append(part)
+    return sentences
 
 
 def _documents(text: str) -> list[str]:

@@ -124,15 +124,15 @@ def plan(
     task.refuse(model, target_text=texts, prefix=prefixes, position=places)
     if any(text is not None and token is not None for text, token in zip(texts, targets, strict=True)):
         raise InputError("target and target_text exclude each other; give one of them.")
-    given = [Prompt.of(prompt) for prompt in prompts]
-    before = [task.before(prompt, prefix) for prompt, prefix in zip(given, prefixes, strict=True)]
+    read = [Prompt.of(prompt) for prompt in prompts]
+    before = [task.before(prompt, prefix) for prompt, prefix in zip(read, prefixes, strict=True)]
     against = tuple(
         None if token is None else model.answer_id(token, "contrast", behind)
         for token, behind in zip(contrasts, before, strict=True)
     )
     answers = [_answer(model, *row) for row in zip(targets, texts, before, strict=True)]
-    asked = [Asked(*row) for row in zip(given, answers, before, places, strict=True)]
-    batch, positions = task.places(model, asked)
+    rows = [Asked(*row) for row in zip(read, answers, before, places, strict=True)]
+    batch, positions = task.places(model, rows)
     return Plan(batch, tuple(positions), tuple(answers), against, objective)
 
 

@@ -61,7 +61,7 @@ class LargestNeurons(Recorder):
         self.unranked: Tensor | None = None
         """(B, T) padding, and what is set apart."""
         kinds = 1 if partner is None else 2
-        self.found = {
+        self.best = {
             site: (
                 torch.zeros(rows, 2, 0, **self.options),
                 torch.zeros(rows, 2, 0, kinds, **self.options),
@@ -99,26 +99,26 @@ class LargestNeurons(Recorder):
                 unranked[[at for place, at in enumerate(self.batch.columns(row)) if place not in apart]] = False
         return self.unranked
 
-    def _merge(self, site: str, found: Sequence[Tensor]) -> None:
-        pairs = zip(self.found[site], found, strict=True)
+    def _merge(self, site: str, halves: Sequence[Tensor]) -> None:
+        pairs = zip(self.best[site], halves, strict=True)
         relevance, values, where = (torch.cat((kept, x.to(kept.device)), 2) for kept, x in pairs)
         relevance, order = relevance.topk(min(self.k, relevance.shape[-1]), -1)
         values, where = (x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (values, where))
-        self.found[site] = relevance, values, where
+        self.best[site] = relevance, values, where
 
     def row(self, row: int) -> Largest:
         """What is kept of one prompt, on the CPU."""
         columns = self.batch.columns(row)
         return Largest(
             self.k,
-            {site: tuple(self._ranked(row, site, columns)) for site in self.found},
+            {site: tuple(self._ranked(row, site, columns)) for site in self.best},
             {site: sums[row][:, columns].cpu() for site, sums in self.sums.items()},
             self.heads[row][:, columns].cpu() if "attn" in self.sums else None,
         )
 
     def _ranked(self, row: int, site: str, columns: Sequence[int]) -> Iterable[Ranked]:
         for half, sign in enumerate((1, -1)):
-            parts = (x[row, half].tolist() for x in self.found[site])
+            parts = (x[row, half].tolist() for x in self.best[site])
             for relevance, (here, *there), (layer, column, index) in zip(*parts, strict=True):
                 if relevance > -torch.inf:
                     yield Ranked(Neuron(layer, site, index), columns.index(column), here, sign * relevance, *there)

@@ -110,10 +110,10 @@ def run(
         leaves = [leaf for recorder in recorders for leaf in recorder.leaves]
         seeds = [numbers] if isinstance(numbers, Tensor) else numbers  # apart: a pass costs what is below its own only
         for left, seed in zip(reversed(range(len(seeds))), seeds, strict=True):
-            found = list(torch.autograd.grad(seed.sum(), leaves, retain_graph=left > 0, allow_unused=True))
+            gradients = list(torch.autograd.grad(seed.sum(), leaves, retain_graph=left > 0, allow_unused=True))
             for recorder, count in zip(recorders, counts, strict=True):
-                recorder.finish(found[:count])
-                del found[:count]
+                recorder.finish(gradients[:count])
+                del gradients[:count]
         if method is not None:
             missing = tuple(dict.fromkeys(mode.missing))
     return _together(numbers).detach(), missing

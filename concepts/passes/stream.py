@@ -79,11 +79,11 @@ class Stream:
             return own
         stream = self.norms[row][:, self.batch.columns(row)]  # (L, T)
         special = self.model.special_ids()
-        found = {0, *(place for place, token in enumerate(ids) if token in special)}
+        sinks = {0, *(place for place, token in enumerate(ids) if token in special)}
         for start, part in ((0, stream[:, :read]), (read, stream[:, read:])):  # of the encoder, of the decoder
             norms = part[(part != 0).any(1)]
             if norms.numel():
                 ratio = norms / norms.median(dim=1, keepdim=True).values
                 huge = (ratio.median(dim=0).values > SINK_RATIO).nonzero().flatten()
-                found |= {start, *(huge + start).tolist()}
-        return tuple(sorted(found))
+                sinks |= {start, *(huge + start).tolist()}
+        return tuple(sorted(sinks))
