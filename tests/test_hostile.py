@@ -129,7 +129,7 @@ flip --model tiny "a" --to "b" --budget nan
 flip --model tiny "a" --to "b" --budget -1
 flip --model tiny "a" --suppress --to b
 flip --model tiny "a" --suppress-phrase ""
-flip --model tiny "a" --to "b" --like a
+flip --model tiny "a" --to "b" --source a
 flip --model tiny "a" --to "b" --store empty
 circuit --model tiny "a" --counterfactual b --nodes 0
 circuit --model tiny "a b" --counterfactual "a"
