@@ -46,10 +46,10 @@ def random_edit_control(
             logits = model.next_logits(prompt).float()
         return (logits[wanted_id] - (0.0 if ids[1] is None else logits[ids[1]])).item()
 
-    found = []
+    drawn = []
     for done, others in enumerate(random_edits(model, wanted, draws, seed)):
         on_progress(done, draws)
-        found.append(number(others))
+        drawn.append(number(others))
     logits = model.next_logits(prompt)
     names = [None if id is None else model.token_score(logits, id) for id in (wanted_id, ids[1])]
     count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
@@ -59,7 +59,7 @@ def random_edit_control(
         explained(*names),
         number([]),
         number(wanted),
-        tuple(found),
+        tuple(drawn),
     )
 
 
@@ -67,13 +67,13 @@ def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> 
     """The same edits of other neurons of the same layers and sites, drawn so often, each draw another one; fewer where
     there are few others (heads), none where there are not enough."""
     generator = random.Random(seed)
-    found: dict[frozenset[str], list[Edit]] = {}
+    choices: dict[frozenset[str], list[Edit]] = {}
     for _ in range(TRIES * draws):
         drawn = _elsewhere(model, edits, generator)
-        found.setdefault(frozenset(map(str, drawn)), drawn)
-        if len(found) == draws or not drawn:
+        choices.setdefault(frozenset(map(str, drawn)), drawn)
+        if len(choices) == draws or not drawn:
             break
-    return [drawn for drawn in found.values() if drawn]
+    return [drawn for drawn in choices.values() if drawn]
 
 
 def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:

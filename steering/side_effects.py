@@ -195,9 +195,9 @@ def _repeats(model: Model, prompt: PromptLike) -> float:
 def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> TokenChange:
     """Of probabilities (S, V) without and with edits."""
     steps = list(range(len(tokens)))
-    own = [found[steps, list(tokens)] for found in (before, after)]
+    own = [shares[steps, list(tokens)] for shares in (before, after)]
     pairs = zip((before, after), own, strict=True)
-    ranks = [1 + int((found[steps] > one[:, None]).sum(-1).max()) for found, one in pairs]
+    ranks = [1 + int((shares[steps] > one[:, None]).sum(-1).max()) for shares, one in pairs]
     text = "".join(model.answer_text(token) for token in tokens)
     return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
 
@@ -218,7 +218,7 @@ class HeldOutContexts:
         wait for a token, act at the last one."""
         anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
         writes, ends = _acting(edits)
-        found = []
+        divergences = []
         whole = zip(map(len, self.places), self._written if writes else self.places, strict=True)
         for length, group in groupby(whole, key=itemgetter(0)):
             rows = [row for _, row in group]
@@ -226,8 +226,8 @@ class HeldOutContexts:
             first = 0 if ends else 1
             needed = list(range(length - 1 + first, len(rows[0])))
             edited = _log_probabilities(self.model, anywhere, rows, needed, length)
-            found.append((plain[:, first:].exp() * (plain[:, first:] - edited)).sum(-1).flatten())
-        return float(torch.cat(found).mean().clamp(min=0))
+            divergences.append((plain[:, first:].exp() * (plain[:, first:] - edited)).sum(-1).flatten())
+        return float(torch.cat(divergences).mean().clamp(min=0))
 
     @cached_property
     def _written(self) -> list[list[int]]:
@@ -260,9 +260,9 @@ def _elsewhere(edit: Edit) -> bool:
 def _where(edits: Sequence[Edit], places: int) -> str:
     writes, ends = _acting(edits)
     parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens behind"] * writes
-    said = f"{' and '.join(parts)} {places} held-out contexts"
+    text = f"{' and '.join(parts)} {places} held-out contexts"
     elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
-    return said + (f" ({', '.join(elsewhere)} at the last token, since those have no such place)" if elsewhere else "")
+    return text + (f" ({', '.join(elsewhere)} at the last token, since those have no such place)" if elsewhere else "")
 
 
 @torch.no_grad()
@@ -278,8 +278,8 @@ def _log_probabilities(
 def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
     losses = []
     for ids in rows:
-        found = _log_probabilities(model, edits, [ids], list(range(len(ids) - 1)), None)[0]
-        losses.append(-found[range(len(ids) - 1), ids[1:]])
+        logs = _log_probabilities(model, edits, [ids], list(range(len(ids) - 1)), None)[0]
+        losses.append(-logs[range(len(ids) - 1), ids[1:]])
     return float(torch.cat(losses).mean().exp())
 
 

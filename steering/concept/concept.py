@@ -122,8 +122,8 @@ class Concept(Saved, Tabled):
             values = seen.means[:, column]
             end = (seen.high if polarity == "+" else seen.low)[column]
             parts.append(ConceptNeuron(neuron, polarity, weight, float(values.mean()), _spread(values), float(end)))
-        told = {"found_by": "hand", **provenance, "made_with": model.made_with}
-        return cls(name, tuple(parts), model.name, model.fingerprint, told)
+        provenance = {"found_by": "hand", **provenance, "made_with": model.made_with}
+        return cls(name, tuple(parts), model.name, model.fingerprint, provenance)
 
     @classmethod
     def of_group(cls, graph: Graph, group: Group | str) -> Concept:
@@ -209,9 +209,9 @@ class Concept(Saved, Tabled):
         step = (-strength if suppress else strength) / max(part.weight for part in self.parts)
         return [Edit(part.neuron, "add", step * part.weight * push(part), "", where, decay) for part in self.parts]
 
-    def _recipe(self, model: Model, edits: list[Edit], **told: Any) -> Recipe:
+    def _recipe(self, model: Model, edits: list[Edit], **provenance: Any) -> Recipe:
         neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
-        return Recipe.for_model(model, self.name, edits, found_by="concept", neurons=neurons, **told)
+        return Recipe.for_model(model, self.name, edits, found_by="concept", neurons=neurons, **provenance)
 
     # --- shown ------------------------------------------------------------------------------
 

@@ -56,20 +56,20 @@ class LastToken:
 
     def activations(self) -> Tensor:
         """(L, F, S) of the FFN neurons."""
-        found = torch.zeros(self.model.layers, self.model.width("ffn"), self.steps)
+        values = torch.zeros(self.model.layers, self.model.width("ffn"), self.steps)
 
         def visit(site: str, layer: int, x: Tensor) -> None:
-            found[layer] = x[0].float().cpu().T
+            values[layer] = x[0].float().cpu().T
 
         places = [("ffn", layer) for layer in self.model.layers_with("ffn")]
         with self.model.lock, torch.no_grad(), visiting(self.model, places, visit):
             self.model.net(**self._inputs(1))
-        return found
+        return values
 
     @torch.no_grad()
     def logits(self, proposals: Sequence[Edits]) -> Tensor:
         """(N, S, V) of the next tokens, float32 on the CPU, under each of the proposed edits."""
-        found = []
+        logits = []
         for start in range(0, len(proposals), self.rows):
             part = proposals[start : start + self.rows]
             by_layer: dict[int, list[tuple[int, int, int, float]]] = {}
@@ -81,19 +81,19 @@ class LastToken:
                 return _set(x, edits[layer])
 
             with self.model.lock, visiting(self.model, [("ffn", layer) for layer in by_layer], visit):
-                found.append(self.model.net(**self._inputs(len(part))).logits.float().cpu())
-        return torch.cat(found)
+                logits.append(self.model.net(**self._inputs(len(part))).logits.float().cpu())
+        return torch.cat(logits)
 
     def slopes(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
         rules of a method; None is the plain gradient. Times the activation it is the relevance."""
         model, slopes = self.model, _Slopes(edits)
         run(model, _Margin(self._inputs(1), explained), [Inputs(), slopes], method)
-        found = torch.zeros(model.layers, model.width("ffn"), self.steps)
+        gradients = torch.zeros(model.layers, model.width("ffn"), self.steps)
         for layer, gradient in zip(model.layers_with("ffn"), slopes.gradients, strict=True):
             if gradient is not None:
-                found[layer] = gradient[0].float().cpu().T
-        return found.nan_to_num(0.0, 0.0, 0.0)
+                gradients[layer] = gradient[0].float().cpu().T
+        return gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Margin:

@@ -288,11 +288,11 @@ def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
     """(N,) by how many logits the flip holds, each with its activations set: of a token `_steps`. Of a phrase the
     smallest margin of its tokens, or, where one lacks, `MARGIN` less all that they lack; to take it away the
     largest."""
-    found = _steps(state, proposals)
+    steps = _steps(state, proposals)
     if state.out_of:
-        return found.amax(1)
-    lacking = (MARGIN - found).clamp(min=0).sum(1)
-    return torch.where(lacking > 0, MARGIN - lacking, found.amin(1))
+        return steps.amax(1)
+    lacking = (MARGIN - steps).clamp(min=0).sum(1)
+    return torch.where(lacking > 0, MARGIN - lacking, steps.amin(1))
 
 
 def _steps(state: _State, proposals: Sequence[Edits]) -> Tensor:
@@ -308,8 +308,8 @@ def _steps(state: _State, proposals: Sequence[Edits]) -> Tensor:
 
 def _holds(state: _State, edits: Edits) -> bool:
     """By however little."""
-    found = _steps(state, [edits])[0]
-    return bool((found > 0).any() if state.out_of else (found > 0).all())
+    steps = _steps(state, [edits])[0]
+    return bool((steps > 0).any() if state.out_of else (steps > 0).all())
 
 
 def _proposals(state: _State, edits: Edits) -> list[dict[Place, float]]:
@@ -336,11 +336,11 @@ def _slopes(state: _State, edits: Edits, method: AttnLRP | None = ATTNLRP) -> Te
         others = logits.detach().clone()
         others[steps, tokens] = -torch.inf
         other = others.topk(state.out_of or 1).indices[:, -1]
-        found = logits[steps, tokens] - logits[steps, other]  # (S,)
+        lead = logits[steps, tokens] - logits[steps, other]  # (S,)
         if state.out_of:
-            return -found.amin()
-        lacking = found < MARGIN
-        return found[lacking].sum() if lacking.any() else found.amin()
+            return -lead.amin()
+        lacking = lead < MARGIN
+        return lead[lacking].sum() if lacking.any() else lead.amin()
 
     return state.last.slopes(edits, margin, method)
 
@@ -355,19 +355,19 @@ def _furthest(state: _State, up: Tensor) -> Tensor:
 
 def _where(state: _State, edits: Edits) -> Tensor:
     """(L, F, S) activations, edits included."""
-    found = state.now.clone()
+    values = state.now.clone()
     for place, value in edits.items():
-        found[place] = value
-    return found
+        values[place] = value
+    return values
 
 
 def _pruned(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
     """Without the neurons that are not needed, the least needed first."""
     while len(edits) > 1:
         fewer = [{place: value for place, value in edits.items() if place != gone} for gone in edits]
-        found = margins(state, fewer)
-        best = int(found.argmax())
-        if found[best] < MARGIN:
+        reached = margins(state, fewer)
+        best = int(reached.argmax())
+        if reached[best] < MARGIN:
             return edits
         edits = fewer[best]
     return edits
@@ -380,8 +380,8 @@ def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
         return {place: round(_towards(state, place, value, share), 4) for place, value in edits.items()}
 
     shares = [step / 20 for step in range(1, 21)]
-    found = margins(state, [scaled(share) for share in shares]) if edits else torch.zeros(0)
-    enough = [share for share, margin in zip(shares, found.tolist(), strict=False) if margin >= MARGIN]
+    reached = margins(state, [scaled(share) for share in shares]) if edits else torch.zeros(0)
+    enough = [share for share, margin in zip(shares, reached.tolist(), strict=False) if margin >= MARGIN]
     return scaled(min(enough)) if enough else edits
 
 
@@ -449,8 +449,8 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     model, place = state.model, state.out_of or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.out_of else _steps(state, [edits])[0].argmin())
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
-        found = model.predict(state.last.before(worst), place, [state.tokens[worst]])
-    own = next(token for token in found if token.id == state.tokens[worst])
+        tokens = model.predict(state.last.before(worst), place, [state.tokens[worst]])
+    own = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {_text(state)!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
     further = "" if state.unbounded else ", or let them leave it (--unbounded)"
@@ -462,6 +462,6 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     other = "another source prompt" if source else "a prompt that it follows (source)"
     return (
         f"No {state.max_neurons} neurons{within} make {own.text!r}{phrase} the next token: with {len(edits)} it has "
-        f"{own.probability:.3f}, behind {found[0].text!r} with {found[0].probability:.3f}; try more neurons or "
+        f"{own.probability:.3f}, behind {tokens[0].text!r} with {tokens[0].probability:.3f}; try more neurons or "
         f"{other}{further}."
     )
