@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from icebear.actmax.card import Card, describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import Ablation, ablation
+from icebear.concepts.attribution.controls import Ablation, ablation, recorded
 from icebear.concepts.attribution.export import ranked_dict
 from icebear.concepts.attribution.random_controls import RandomControl, removing
 from icebear.concepts.attribution.ranking import Position
@@ -346,7 +346,7 @@ def controlled(
     cards: int = CARDS,
 ) -> Explanation:
     """The explanation of a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
-    compared = relevance.counterfactual
+    ranking, compared = ranking or Ranking(), relevance.counterfactual
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     ids = [token.id if token else None for token in (relevance.target, relevance.contrast)]
     return Explanation.of(
@@ -354,7 +354,7 @@ def controlled(
         relevance,
         ranking,
         store=store,
-        sizes=SIZES if _exchangeable(model, relevance) else (),
+        sizes=SIZES if _exchangeable(model, relevance, ranking.site or "ffn") else (),
         removed=removing(model, prompt, relevance) if next_token else None,
         alone=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
         graph=graph,
@@ -381,12 +381,13 @@ def silencing(
     return random_edit_control(model, prompt, list(map(edit, rows)), target, contrast, on_progress=on_progress)
 
 
-def _exchangeable(model: Model, relevance: Relevance) -> bool:
-    """Whether nodes can be set to the other prompt's activations."""
+def _exchangeable(model: Model, relevance: Relevance, site: str) -> bool:
+    """Whether a site's nodes can be set to the other prompt's activations."""
     compared = relevance.counterfactual
     if compared is None or not compared.pairs or relevance.rather or not model.task.looks_back:
         return False
-    return "ffn" in relevance.sites and len(relevance.neurons.recorded) == len(relevance.tokens)
+    known = site in ("ffn", "head") and recorded(site) in relevance.sites
+    return known and len(relevance.neurons.recorded) == len(relevance.tokens)
 
 
 def explained_nodes(

@@ -725,7 +725,7 @@ def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
     page.get_by_key("concept_price").set_value(0.1).run()
     page.get_by_key("turn_concept").click().run()
     assert "0\\.1" in text(fine(page)).partition("Strength")[2][:40]
-    page.get_by_key("concept_away").set_value(True).run()
+    page.get_by_key("concept_suppress").set_value(True).run()
     assert "other settings" in text(fine(page))
 
 

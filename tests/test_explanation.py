@@ -83,8 +83,8 @@ def test_beside_each_claim_stands_its_control(whole, tmp_path):
     assert html.unescape((tmp_path / "a.html").read_text()) == page
     assert str(whole.removed) in page
     for row in whole.ablations:
-        assert f"<td>{row.left:.0%}</td><td>{row.matched_left:.0%}</td><td>{row.changed_left:.0%}</td>" in page
-        assert f"<td>{row.kept:.0%}</td><td>{row.matched_kept:.0%}</td><td>{row.changed_kept:.0%}</td>" in page
+        assert f"<td>{row.left:z.0%}</td><td>{row.matched_left:z.0%}</td><td>{row.changed_left:z.0%}</td>" in page
+        assert f"<td>{row.kept:z.0%}</td><td>{row.matched_kept:z.0%}</td><td>{row.changed_kept:z.0%}</td>" in page
     assert f"drawn into the same targets from the same layers {whole.circuit.faithfulness.matched:.0%}" in page
     for row in whole.circuit.without:
         assert f"<td>{row.share:.0%}</td><td>{row.matched:.0%}</td>" in page

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.card import describe
-from icebear.actmax.explanation import Explanation
+from icebear.actmax.explanation import explain
 from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.terminal import (
     card,
@@ -19,8 +19,6 @@ from icebear.app.cli.terminal import (
     token_relevance,
 )
 from icebear.cache import cache_folder
-from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.corpus import held_out, read_corpus
 from icebear.concepts.models.loading import load_model
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
 OTHER = "The wild camel lives in the"  # of as many tokens
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
-NODES = (10, 100, 1000)
-GROUPS = 4
 
 
 def store_of(model: Model) -> Path:
@@ -51,21 +47,20 @@ def run(console: Console) -> dict[str, Any]:
     """Tells it on the console; what was found, JSON-ready."""
     model = load_model()
     console.rule("1. Why did the model say that?")
-    relevance = attribute(model, PROMPT, contrast=CONTRAST)
-    console.print(token_relevance(relevance))
+    console.print(token_relevance(explain(model, PROMPT, contrast=CONTRAST).relevance))
 
     console.rule("2. Which neurons made the difference to a camel, and what do they write?")
-    paired = attribute(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
-    explained = Explanation.of(model, paired, sizes=NODES)
-    console.print(nodes_table(explained, f"FFN neurons for {paired.target_text!r}, compared with {OTHER!r}"))
-    console.print(carried(explained.ablations))
+    explanation = explain(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER, circuit_nodes=60)
+    target = explanation.relevance.target_text
+    console.print(nodes_table(explanation, f"FFN neurons for {target!r}, compared with {OTHER!r}"))
+    console.print(carried(explanation.ablations))
     # The later the layer, the less stands between a neuron and the vocabulary.
-    console.print(projection(max(explained.projections, key=lambda result: result.neuron.layer)))
+    console.print(projection(max(explanation.projections, key=lambda result: result.neuron.layer)))
 
     console.rule("3. How do they make it together?")
-    graph = circuit(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
-    console.print(summary(graph), markup=False)
-    console.print(groups_table(graph, [graph.without(group) for group in graph.groups[:GROUPS]]))
+    assert explanation.circuit is not None
+    console.print(summary(explanation.circuit.graph), markup=False)
+    console.print(groups_table(explanation.circuit.graph, explanation.circuit.without))
 
     console.rule(f"4. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = read_corpus("wiki-summaries", limit=SUMMARIES)
@@ -96,9 +91,7 @@ def run(console: Console) -> dict[str, Any]:
         "  icebear -h                              everything else"
     )
     return {
-        "explanation": relevance.to_dict(0),
-        "ranking": [node.to_dict() for node in explained.nodes],
-        "groups": [{"name": group.name, "nodes": [node.id for node in group.nodes]} for group in graph.groups],
+        "explanation": explanation.to_dict(),
         "card": described.to_dict(),
         "recipe": recipe.to_dict(),
         "steered": result.to_dict(),
