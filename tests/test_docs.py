@@ -167,6 +167,15 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_what_pages_and_notebooks_import_is_there():
+    """Without running them."""
+    code = [block.code for page in PAGES for block in blocks(page) if block.language == "python"]
+    cells = [cell for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    lines = "\n".join(code + [cell.source for cell in cells]).splitlines()
+    for line in {line.strip() for line in lines if re.match(r"\s*from icebear[\w.]* import [\w, ]+$", line)}:
+        exec(line, {})
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_files_and_names_that_a_page_names_are_there(page):
     text = BLOCK.sub("", page.read_text())
