@@ -176,6 +176,15 @@ def test_what_pages_and_notebooks_import_is_there():
         exec(line, {})
 
 
+def test_every_command_of_a_page_is_taken(monkeypatch):
+    """Without running it."""
+    monkeypatch.chdir(ROOT)
+    consoles = [block.code for page in PAGES for block in blocks(page) if block.language == "console"]
+    for name, *words in (words for code in consoles for words in commands(code)):
+        if name == "icebear":
+            read(words)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_files_and_names_that_a_page_names_are_there(page):
     text = BLOCK.sub("", page.read_text())

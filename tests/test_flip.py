@@ -485,7 +485,7 @@ def test_the_commands(tmp_path, monkeypatch):
     found = json.loads(done.stdout)
     assert found["provenance"]["side_effects"]["kl"] > 0.01
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
-    assert Recipe.load("d.json").provenance["price"]["over_budget"]  # saved, and said to be over it
+    assert Recipe.load("d.json").provenance["side_effects"]["over_budget"]  # saved, and said to be over it
     assert "more than the budget of 0.0001" in found["provenance"]["side_effects"]["warnings"][0]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
