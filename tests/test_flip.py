@@ -35,7 +35,14 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
-from icebear.steering.side_effects import NEUTRAL, HeldOutContexts, held_out_contexts, repeated_trigrams, side_effects
+from icebear.steering.side_effects import (
+    NEUTRAL,
+    HeldOutContexts,
+    SideEffects,
+    held_out_contexts,
+    repeated_trigrams,
+    side_effects,
+)
 
 RUN = CliRunner()
 
@@ -267,7 +274,7 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
     assert (len(places), len(set(map(tuple, places)))) == (48, 48)
     texts = [smol.token_ids(text) for text in NEUTRAL]
     assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
-    some = HeldOutContexts(smol, NEUTRAL[:6])
+    some = HeldOutContexts(smol, NEUTRAL[:1])
     kl = some.divergence(list(desert))
     found = []
     for ids in some.places:
@@ -275,7 +282,7 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
         with steer(smol, desert):
             edited = smol.next_logits(ids).log_softmax(-1)
         found.append((plain.exp() * (plain - edited)).sum().item())
-    assert kl == pytest.approx(sum(found) / 12, rel=1e-3)
+    assert kl == pytest.approx(sum(found) / len(found), rel=1e-3)
     assert kl > 0.01
 
 
@@ -485,8 +492,8 @@ def test_the_commands(tmp_path, monkeypatch):
     found = json.loads(done.stdout)
     assert found["provenance"]["side_effects"]["kl"] > 0.01
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
-    assert Recipe.load("d.json").provenance["side_effects"]["over_budget"]  # saved, and said to be over it
-    assert "more than the budget of 0.0001" in found["provenance"]["side_effects"]["warnings"][0]
+    assert SideEffects.of(Recipe.load("d.json")).over_budget
+    assert "more than the budget of 0.0001" in found["warnings"][0]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
     assert "more than the budget of 0.0001" in shown.stdout

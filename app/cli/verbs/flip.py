@@ -91,7 +91,7 @@ def flip(options: Options) -> None:
     if not recipe:
         click.echo("It is so already: there is nothing to edit.", err=True)
     if options.json:
-        print_json({**recipe.to_dict(), **labels_dict(labels)})
+        print_json({**recipe.to_dict(), "warnings": effects.warnings, **labels_dict(labels)})
     else:
         stdout().print(recipe_table(recipe), *([meanings(labels)] if labels else []))
     if options.save:  # last, so that a path that cannot be written loses nothing
