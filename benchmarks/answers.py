@@ -15,7 +15,7 @@ import torch
 from attribution import arguments, memory, tokens
 from resident import peak
 
-from icebear.concepts import attribute, load_model
+from icebear import attribute, load_model
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.passes.inputs import Inputs
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from resident import peak
 
-from icebear.concepts import attribute, load_model
+from icebear import attribute, load_model
 from icebear.concepts.passes.inputs import Inputs
 
 

@@ -18,7 +18,7 @@ import torch
 from attribution import tokens
 from resident import resident
 
-from icebear.concepts import attribute, circuit, load_model
+from icebear import attribute, circuit, load_model
 
 SIZES = ((20, 6), (60, 6), (60, 32), (100, 32), (100, 128))
 """Nodes and tokens."""

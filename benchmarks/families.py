@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from families import dense, mixtures, others
 
-from icebear.concepts import Model, attribute
+from icebear import Model, attribute
 from icebear.concepts.selftest import gradient_times_input, seconds
 
 

@@ -21,10 +21,9 @@ TOKENS = 145
 
 
 def over_pairs(data: str, pairs: int) -> None:
-    from icebear.concepts import load_model
+    from icebear import flip, load_model
     from icebear.concepts.selftest import gradient_times_input, seconds
     from icebear.errors import InputError
-    from icebear.steering import flip
 
     model = load_model(dtype="float32")
     ratios = []
@@ -47,8 +46,7 @@ def over_pairs(data: str, pairs: int) -> None:
 
 def behind_a_long_text() -> None:
     """Processor seconds, which other work on the machine changes least; run it with OMP_NUM_THREADS=1."""
-    from icebear.concepts import load_model
-    from icebear.steering import flip
+    from icebear import flip, load_model
 
     model, end = load_model("smollm2-135m", dtype="float32"), " The ice bear lives in the"
     begin = model.token_ids(TEXT * 4)[: TOKENS - len(model.token_ids(end))]

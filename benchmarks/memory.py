@@ -17,7 +17,7 @@ from attribution import gradient_x_input
 from resident import peak
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from icebear.concepts import Model, attribute
+from icebear import Model, attribute
 from icebear.concepts.models.presets import PRESETS, fetch
 
 ONE_BILLION = LlamaConfig(

@@ -39,7 +39,7 @@ def environment() -> Path:
 
 def icebear(folder: str) -> tuple[Work, Work]:
     """AttnLRP, and gradient x input."""
-    from icebear.concepts import attribute, load_model
+    from icebear import attribute, load_model
     from icebear.concepts.selftest import gradient_times_input
 
     model = load_model(folder)

@@ -13,7 +13,7 @@ import argparse
 
 import torch
 
-from icebear.concepts import Neuron, load_model
+from icebear import Neuron, load_model
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.vocabulary import project, unembedding, w2_row
 from icebear.steering.flipping.last_token import LastToken

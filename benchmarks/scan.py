@@ -23,14 +23,12 @@ import numpy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from icebear.actmax import annotate, build_index, describe, read_corpus
+from icebear import Model, Neuron, annotate, attribute, build_index, describe, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.scan import BATCH, Settings, neuron_count, scan_shard, shards
 from icebear.actmax.index.summary import empty_summary, merge
-from icebear.concepts import Model, Neuron, attribute, load_model
 from icebear.concepts.attribution.neurons import attribute_neurons
-from icebear.db import open_store
 from icebear.records import Sentence
 
 

@@ -11,7 +11,7 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from icebear.concepts import Model, Neuron, project
+from icebear import Model, Neuron, project
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.vocabulary import w2_row
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from icebear.concepts import Model
+from icebear import Model
 from icebear.concepts.selftest import TOLERANCE, selftest
 from icebear.errors import MissingRule, ModelError
 

@@ -81,8 +81,8 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
 
 def circuit() -> None:
     """As the command draws it."""
+    from icebear import circuit, load_model
     from icebear.app.cli.demo import CONTRAST, OTHER, PROMPT
-    from icebear.concepts import circuit, load_model
 
     graph = circuit(load_model(), PROMPT, contrast=CONTRAST, counterfactual=OTHER)
     (DOCS / "circuit.png").write_bytes(graph.to_png(1.5))
@@ -90,8 +90,7 @@ def circuit() -> None:
 
 def card(address: str, chromium, store: Path) -> None:  # type: ignore[no-untyped-def]
     """The card as `icebear neuron --html` writes it."""
-    from icebear.actmax import describe
-    from icebear.db import Neuron, open_store
+    from icebear import Neuron, describe, open_store
 
     with open_store(store) as opened:
         html = describe(opened, Neuron.parse("L29.ffn.170"), k=4).to_html()

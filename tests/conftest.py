@@ -19,15 +19,14 @@ from serving import CHROMIUM, browser
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from icebear.actmax import build_index, read_corpus
+from icebear import Model, build_index, flip, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
-from icebear.concepts import Model, calibration
+from icebear.concepts import calibration
 from icebear.concepts.corpus import held_out
 from icebear.concepts.models import loading
 from icebear.concepts.models.presets import PRESETS
-from icebear.db import open_store
-from icebear.steering import flip, side_effects
+from icebear.steering import side_effects
 
 LLAMA = LlamaConfig(
     vocab_size=50,

@@ -6,7 +6,7 @@ import torch
 from conftest import random_model
 from transformers import GPT2Config
 
-from icebear.concepts import Model
+from icebear import Model
 
 TOPICS = {topic: [topic + a + b for a in "aeiouy" for b in "klmnrt"] for topic in ("song", "ship", "court")}
 COMMON = "the a of in and was old new first many some zebra near under with for by it they had small great".split()

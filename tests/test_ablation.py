@@ -10,7 +10,7 @@ from conftest import IDS, LLAMA, Double, random_model
 from test_cli import run
 from test_differences import OTHER
 
-from icebear.concepts import attribute
+from icebear import attribute
 from icebear.concepts.attribution.controls import Nodes, ablation, largest, matched, shares
 from icebear.concepts.evaluation import ablation as evaluation
 from icebear.concepts.evaluation import pairs

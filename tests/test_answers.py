@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_chat import MODELS
 
-from icebear.concepts import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, origins, units
+from icebear import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, origins, units
 from icebear.concepts.attribution.one_model import explained
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
 from icebear.concepts.attribution.units import units_of

@@ -18,11 +18,11 @@ from serving import started
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
-from icebear.actmax import build_index
+from icebear import Chat, Neuron, attribute, build_index, open_store, units
 from icebear.app.web import background, state, words
 from icebear.app.web.shared import Shared, shared
 from icebear.app.web.steer import differences
-from icebear.concepts import Chat, attribute, statistics, units
+from icebear.concepts import statistics
 from icebear.concepts.attribution import counterfactuals
 from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.attribution.counterfactuals import Suggestion
@@ -30,7 +30,6 @@ from icebear.concepts.evaluation import report
 from icebear.concepts.models import loading
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.render import heatmap
-from icebear.db import Neuron, open_store
 from icebear.errors import DownloadError
 from icebear.steering.comparison import compare
 

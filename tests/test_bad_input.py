@@ -16,10 +16,9 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
-from icebear import cache
+from icebear import attribute, cache, load_model
 from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.concepts import attribute, load_model
 from icebear.concepts.models import conversion, presets
 from icebear.concepts.models.presets import PRESETS
 from icebear.errors import DownloadError, InputError, ModelError
@@ -179,7 +178,7 @@ def test_models_devices_and_dtypes(tmp_path):
 def test_unknown_family_says_what_is_known():
     from transformers import AutoModelForCausalLM, CodeGenConfig
 
-    from icebear.concepts import Model, attribute
+    from icebear import Model, attribute
 
     config = CodeGenConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=1, rotary_dim=4)
     net = AutoModelForCausalLM.from_config(config)

@@ -9,8 +9,8 @@ import torch
 from click.testing import CliRunner
 from conftest import LLAMA, random_model
 
+from icebear import CP_LRP, attribute
 from icebear.app.cli.main import main
-from icebear.concepts import CP_LRP, attribute
 from icebear.concepts.attribution import behaviour as module
 from icebear.concepts.attribution.behaviour import Case, behaviour, read
 from icebear.errors import InputError

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import cost, edits, knowledge, spans
+from icebear import attribute, load_model
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts import attribute, load_model
 from icebear.concepts.methods.registry import methods_of
 from icebear.errors import InputError
 

@@ -6,12 +6,9 @@ from urllib.parse import quote
 import pytest
 from serving import open_view, serving, settled
 
-from icebear.actmax import annotate, build_index, read_corpus
+from icebear import Neuron, Recipe, annotate, build_index, circuit, open_store, read_corpus
 from icebear.app.cli.demo import CONTRAST, OTHER, PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.concepts import Neuron, circuit
-from icebear.db import open_store
-from icebear.steering import Recipe
 
 TALK = [
     {"role": "user", "content": "What is the capital of France? " + "wide" * 30},

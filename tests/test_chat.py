@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from templates import MARKS, TEMPLATES
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from icebear.concepts import Chat, Model, attribute, matrix, units
+from icebear import Chat, Model, attribute, matrix, units
 from icebear.errors import InputError
 
 ASKED = [{"role": "user", "content": "Where do ice bears live?"}]

@@ -25,7 +25,7 @@ from test_differences import OTHER, pair_of
 from test_tasks import make
 from torch.autograd.functional import jacobian
 
-from icebear.concepts import attribute
+from icebear import attribute, steer
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.circuits import checks, drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit
@@ -33,7 +33,6 @@ from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.circuits.records import Group, Node, Rest, Token
 from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
-from icebear.steering import steer
 
 KNOWN = {**dense(layers=4), "mixtral": mixtures()["mixtral"], "qwen3_moe": mixtures()["qwen3_moe"], "llama": LLAMA}
 

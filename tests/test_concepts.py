@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 from sklearn.metrics import roc_auc_score
 
-from icebear import Concept, find_concept
+from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
-from icebear.concepts import attribute, circuit
 from icebear.concepts.concept import topics as latent_topics
 from icebear.concepts.concept.choosing import universal
 from icebear.concepts.concept.reading import read
@@ -26,10 +25,8 @@ from icebear.concepts.concept.topics import CONCEPTS, split_of, topics
 from icebear.concepts.concept.vectors import pushed, streams
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.statistics import auroc, auroc_error
-from icebear.db import open_store
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
-from icebear.steering import steer
 from icebear.steering.concept import finding
 from icebear.steering.concept.cost import strength_at
 from icebear.steering.concept.likeness import likeness, nearest

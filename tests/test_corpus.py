@@ -16,13 +16,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear.actmax import read_corpus
+from icebear import open_store, read_corpus
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.progress import indexing
 from icebear.concepts import corpus as actmax_corpus
 from icebear.concepts.corpus import sentence_id
-from icebear.db import open_store
 from icebear.errors import InputError
 
 

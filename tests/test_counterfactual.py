@@ -10,12 +10,11 @@ from test_cli import RUN, run
 from test_differences import OTHER, pair_of
 from test_tasks import make
 
+from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, steer
 from icebear.app.cli.main import main
-from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute
 from icebear.concepts.attribution.alignment import alignment
 from icebear.concepts.attribution.counterfactuals import common, suggest_counterfactuals
 from icebear.errors import InputError
-from icebear.steering import steer
 
 SITES = ("ffn", "attn")
 

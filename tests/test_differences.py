@@ -13,7 +13,7 @@ from reference import models as twin_models
 from test_reference import NO_SDPA, ONLY_SDPA
 from test_tasks import make, prompt
 
-from icebear.concepts import ATTNLRP, DIFFERENCE, attribute, circuit
+from icebear import ATTNLRP, DIFFERENCE, attribute, circuit
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.lrp import differences, operations
 from icebear.concepts.lrp.context import relevance_rules

@@ -9,13 +9,11 @@ import pytest
 import torch
 from conftest import printed
 
-from icebear.actmax import annotate, build_index, describe, on_ray, read_corpus
+from icebear import Edit, Neuron, annotate, attribute, build_index, describe, open_store, read_corpus
+from icebear.actmax.index.engines import on_ray
 from icebear.app.cli.terminal import card
-from icebear.concepts import Neuron, attribute
 from icebear.concepts.attribution.result import Relevance
-from icebear.db import open_store
 from icebear.errors import InputError, StoreError
-from icebear.steering import Edit
 from icebear.steering.flipping.search import _about, _slopes, _start
 
 K = 5

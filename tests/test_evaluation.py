@@ -11,9 +11,8 @@ from conftest import IDS, LLAMA, Letters, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear.actmax import read_corpus
+from icebear import Model, read_corpus
 from icebear.app.cli.main import main
-from icebear.concepts import Model
 from icebear.concepts.evaluation import faithfulness, groundtruth, metrics, pruning, report, runner
 from icebear.concepts.evaluation.protocol import Part
 from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews

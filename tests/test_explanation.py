@@ -8,12 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from icebear import explain
-from icebear.actmax import build_index
+from icebear import ablation, attribute, build_index, circuit, explain, open_store, project
 from icebear.actmax.explanation import SIZES, Explanation, Ranking
-from icebear.concepts import ablation, attribute, circuit, project
 from icebear.concepts.attribution.random_controls import removing
-from icebear.db import open_store
 from icebear.errors import InputError
 from icebear.records import Meaning
 

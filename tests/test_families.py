@@ -8,16 +8,25 @@ from conftest import IDS, Double, Letters, random_model
 from families import dense, mixtures
 from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
-from icebear.actmax import build_index, read_corpus
+from icebear import (
+    ATTNLRP,
+    CP_LRP,
+    PA_LRP,
+    Model,
+    Neuron,
+    attribute,
+    build_index,
+    open_store,
+    project,
+    read_corpus,
+    steer,
+)
 from icebear.actmax.index.neuron_vectors import gated
-from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.passes.sites import visiting
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary import unembedding, w1, w2
-from icebear.db import open_store
 from icebear.errors import InputError, MissingRule, ModelError
-from icebear.steering import steer
 
 CONFIGS, EXPERTS = dense(), mixtures()  # torch has no float64 for grouped matrix products
 NO_SDPA = {"gptj", "bloom", "gemma2", "gpt_oss"}

@@ -18,13 +18,24 @@ from datasette.app import Datasette
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear.actmax import build_index, describe
+from icebear import (
+    PA_LRP,
+    AttnLRP,
+    Gamma,
+    Relevance,
+    ablation,
+    attribute,
+    build_index,
+    circuit,
+    describe,
+    open_store,
+    units,
+)
 from icebear.actmax.card import Card
-from icebear.concepts import PA_LRP, AttnLRP, Gamma, Relevance, ablation, attribute, circuit, files, units
+from icebear.concepts import files
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.evaluation import report
 from icebear.concepts.methods.gradients import IntegratedGradients
-from icebear.db import open_store
 from icebear.errors import InputError
 from icebear.records import Neuron
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from conftest import LLAMA, random_model
 
-from icebear.concepts import Model
+from icebear import Model, Recipe
 from icebear.edits import Edit
 from icebear.errors import RecipeError
-from icebear.steering import Recipe
 
 
 def another(model: Model) -> Model:

@@ -13,13 +13,12 @@ from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense, mixtures
 from test_tasks import make
 
+from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip, steer
 from icebear.app.cli.main import main
-from icebear.concepts import ATTNLRP, Chat, Model, Neuron, attribute
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.evaluation import runner
 from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
-from icebear.steering import Edit, Recipe, flip, steer
 from icebear.steering.evaluations.flips import FlipPair, Flips, first_tokens, flips
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import predicted, probability

@@ -7,7 +7,7 @@ from conftest import random_model
 from families import dense, mixtures
 from transformers import GenerationConfig, LlamaConfig
 
-from icebear.concepts import Model
+from icebear import Model
 
 CONFIG = LlamaConfig(
     vocab_size=200,

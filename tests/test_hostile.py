@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from icebear.actmax import build_index, read_corpus
+from icebear import build_index, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.app.cli.main import main
-from icebear.concepts import calibration, load_model
-from icebear.db import open_store
+from icebear.concepts import calibration
 
 RECIPE = {"icebear_recipe": 1, "name": "r", "model_name": "tiny", "model_fingerprint": "", "edits": ["L1.ffn.3=2"]}
 

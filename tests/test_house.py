@@ -37,29 +37,36 @@ def test_importing_is_quick():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_every_public_name_is_there_and_typed():
-    tree = ast.parse((ROOT / "icebear" / "__init__.py").read_text())
-    typed = {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}
-    assert set(icebear.__all__) <= typed
-    for name in icebear.__all__:
-        assert getattr(icebear, name) is not None
-    with pytest.raises(AttributeError, match="'nonsense'"):
+def test_a_public_name_is_typed_and_from_where_it_is_lazily():
+    """What type checkers read (``import name as name``) and what Python does are the same names."""
+    typed = {}
+    for node in ast.walk(ast.parse((ROOT / "icebear/__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            typed |= {name.asname: node.module for name in node.names if name.asname == name.name}
+    assert sorted(typed) == icebear.__all__ == dir(icebear)
+    for name, home in typed.items():
+        assert getattr(icebear, name) is getattr(import_module(home), name)
+    with pytest.raises(AttributeError, match="nonsense"):
         _ = icebear.nonsense
 
 
-@pytest.mark.parametrize("room", ["icebear", *(f"icebear.{name}" for name in ("concepts", "steering", "actmax", "db"))])
-def test_a_public_name_is_typed_and_from_where_it_is_lazily(room):
-    """What type checkers read (``import name as name``) and what Python does (`icebear.public`) are the same names."""
-    package = import_module(room)
-    typed = {}
-    for node in ast.walk(ast.parse((ROOT / room.rpartition(".")[2] / "__init__.py").read_text())):
-        if isinstance(node, ast.ImportFrom):
-            typed |= {name.asname: node.module for name in node.names if name.asname == name.name}
-    assert sorted(typed) == package.__all__ == dir(package)
-    for name, home in typed.items():
-        assert getattr(package, name) is getattr(import_module(home), name)
-    with pytest.raises(AttributeError, match=f"module '{room}' has no attribute 'nonsense'"):
-        _ = package.nonsense
+def functions():
+    """Each function of the product with where it is."""
+    for room in ROOMS:
+        for path in sorted(room_files(room)):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def test_no_function_has_many_parameters_or_is_longer_than_a_screen():
+    for where, node in functions():
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+        count = sum(one is not None and one.arg not in ("self", "cls") for one in arguments)
+        assert count <= (12 if node.name in icebear.__all__ else 10), f"{where} has {count} parameters"
+        words = ast.get_docstring(node, clean=False) or ""
+        lines = node.end_lineno - node.lineno + 1 - (words.count("\n") + 1 if words else 0)
+        assert lines <= 60, f"{where} has {lines} lines"
 
 
 def test_help_imports_nothing_heavy():

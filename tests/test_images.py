@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from PIL import Image, ImageDraw
 from transformers import ViTConfig, ViTForImageClassification
 
+from icebear import VIT, attribute, load_model
 from icebear.app.cli.main import main
-from icebear.concepts import VIT, attribute, load_model
 
 RUN = CliRunner()
 

@@ -15,19 +15,18 @@ import pytest
 import torch
 from conftest import LLAMA, Letters, random_model, started_alone
 
-from icebear.actmax import annotate, build_index, describe, read_corpus
+from icebear import ATTNLRP, CP_LRP, Model, annotate, attribute, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES, STATISTICS, Statistic
 from icebear.actmax.index.classes import classify
 from icebear.actmax.index.engines import local
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
 from icebear.actmax.index.summary import merge
-from icebear.concepts import ATTNLRP, CP_LRP, Model, attribute, calibration
+from icebear.concepts import calibration
 from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.concepts.corpus import sentence_id
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import project
-from icebear.db import open_store
 from icebear.db.scan import ScanTables
 from icebear.db.vector_files import VectorFiles
 from icebear.errors import InputError, StoreError

@@ -4,9 +4,9 @@ import pytest
 import torch
 from conftest import LLAMA, random_model
 
+from icebear import flip, steer
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.errors import InputError
-from icebear.steering import flip, steer
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.paraphrases import Paraphrases
 from icebear.steering.flipping.record import FlipRecord

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, WORDS, bare
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from icebear.actmax import build_index, describe, read_corpus
+from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
@@ -34,10 +34,8 @@ from icebear.actmax.labels.scores import clearest
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
-from icebear.concepts import Model
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.statistics import auroc
-from icebear.db import open_store
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from icebear.concepts import Model, Neuron, project, vocabulary
+from icebear import Edit, Model, Neuron, Recipe, project
+from icebear.concepts import vocabulary
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.vocabulary import unembed, unembedding, w1, w2, w2_row, written
-from icebear.steering import Edit, Recipe
 from icebear.steering.weight_patch import patch
 
 CONFIGS = {**dense(), **mixtures()}

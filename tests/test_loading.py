@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from icebear import Model, attribute, load_model
 from icebear.cache import hub_reachable
-from icebear.concepts import Model, attribute, load_model
 from icebear.concepts.models import gguf as gguf_files
 from icebear.errors import IcebearError, ModelError
 

@@ -16,16 +16,13 @@ from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client, StdioServerParameters
 from test_tasks import make
 
-from icebear.actmax import build_index
+from icebear import Concept, attribute, build_index, circuit, open_store
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import KEPT, Session
-from icebear.concepts import attribute, circuit
 from icebear.concepts.attribution.counterfactuals import Suggestion
 from icebear.concepts.attribution.random_controls import RandomControl, removing
-from icebear.db import open_store
 from icebear.edits import parse_edits
-from icebear.steering import Concept
 from icebear.steering.random_edits import random_edit_control, random_edits
 
 PROMPT, OTHER = "ice bear", "big cats"
@@ -141,7 +138,7 @@ def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
     found = random_edit_control(model, PROMPT, edits, "z", "q", draws=3)
 
     def number(some):
-        from icebear.steering import steer
+        from icebear import steer
 
         with steer(model, some):
             logits = model.next_logits(PROMPT)

@@ -9,7 +9,7 @@ from families import dense
 from test_differences import OTHER
 from test_tasks import make
 
-from icebear.concepts import Relevance, attribute
+from icebear import Relevance, attribute
 from icebear.concepts.evaluation import ablation, faithfulness, pairs
 from icebear.concepts.evaluation.questions import Question
 from icebear.concepts.lrp.context import relevance_rules

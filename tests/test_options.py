@@ -9,13 +9,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from icebear import Edit, Recipe, load_model, open_store
 from icebear.app.cli import verbs as folder
 from icebear.app.cli.main import add_verbs, main
 from icebear.app.cli.options import OPTIONS, ModelOptions
-from icebear.concepts import load_model
-from icebear.db import open_store
 from icebear.errors import ModelError
-from icebear.steering import Edit, Recipe
 
 RUN = CliRunner()
 OWN_VALUES = {"--site", "--task", "--max-tokens", "--top", "--nodes"}

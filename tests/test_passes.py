@@ -6,7 +6,7 @@ import transformers
 from conftest import IDS, LLAMA, Letters, random_model
 from families import mixtures, others
 
-from icebear.concepts import CP_LRP, Model, Neuron, attribute
+from icebear import CP_LRP, Model, Neuron, attribute
 from icebear.concepts.attribution import one_model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs

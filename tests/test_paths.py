@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icebear import Concept, attribute
 from icebear.app.cli.output import write_page
-from icebear.concepts import attribute
 from icebear.edits import parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.paths import existing, local, read_text, write_file
 from icebear.recipe import Recipe
-from icebear.steering import Concept
 
 
 @pytest.fixture

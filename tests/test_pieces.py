@@ -5,7 +5,7 @@ import random
 import pytest
 from conftest import LLAMA, random_model
 
-from icebear.concepts import Model
+from icebear import Model
 
 SIGNS = {
     "latin": "abc DEF .,é",

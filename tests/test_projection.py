@@ -8,12 +8,11 @@ from conftest import ICE_BEAR, IDS, Letters, random_model
 from families import dense
 
 from benchmarks.projection import PROMPTS
-from icebear.concepts import Model, Neuron, attribute, project
+from icebear import Model, Neuron, attribute, project, steer
 from icebear.concepts import calibration as texts
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.norms import divisor
 from icebear.concepts.vocabulary import typical, unembedding, w2_row
-from icebear.steering import steer
 
 
 def test_one_unit_changes_the_logits_by_what_project_says(smol):

@@ -9,7 +9,7 @@ import torch
 from conftest import IDS, LLAMA, random_model
 from torch import nn
 
-from icebear.concepts import ATTNLRP, CP_LRP, Neuron, attribute
+from icebear import ATTNLRP, CP_LRP, Neuron, attribute
 from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.concepts.lrp import context
 from icebear.concepts.lrp.context import relevance_rules
@@ -228,7 +228,7 @@ def test_nan_is_named_by_its_layer(llama):
 
 def test_deepcopied_model_has_the_same_fingerprint_in_another_dtype(llama):
     half = copy.deepcopy(llama.net).to(torch.bfloat16)
-    from icebear.concepts import Model
+    from icebear import Model
 
     assert Model(half).fingerprint == llama.fingerprint
     assert random_model(LLAMA, seed=1).fingerprint != llama.fingerprint

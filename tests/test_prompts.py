@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import IDS, LLAMA, Letters, random_model
 
-from icebear.concepts import Model, attribute
+from icebear import Model, attribute
 from icebear.concepts.models.prompts import Prompt
 from icebear.errors import InputError
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from conftest import IDS
 
+from icebear import attribute
 from icebear.app.cli.main import main
-from icebear.concepts import attribute
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import ICE_BEAR
 
+from icebear import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
 from icebear.cache import cached
-from icebear.concepts import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
 from icebear.errors import DownloadError
 
 

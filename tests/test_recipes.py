@@ -7,10 +7,9 @@ from conftest import ICE_BEAR, IDS, LLAMA, Letters, random_model
 from families import dense
 from safetensors import safe_open
 
+from icebear import Edit, Recipe, apply_patch, load_model, steer
 from icebear.app.cli.main import main
-from icebear.concepts import load_model
 from icebear.errors import RecipeError
-from icebear.steering import Edit, Recipe, apply_patch, steer
 from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.weight_patch import difference, patch, patched, save_patch
 

@@ -10,7 +10,7 @@ from conftest import CONFIGS, IDS, Double, random_model
 from families import dense, mixtures, others
 from reference import models as twin_models
 
-from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
+from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 
 MASKED = [*IDS[:4], 49, *IDS[4:]]
 IMAGE = torch.randn(3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference.attnlrp import linear_shares
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
+from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.registry import method_of, name_of
 from icebear.errors import InputError, UnknownName

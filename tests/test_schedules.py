@@ -6,10 +6,9 @@ from conftest import ICE_BEAR, IDS, LLAMA, random_model
 from test_chat import ASKED, MODELS, TALK
 from test_tasks import make
 
-from icebear.concepts import Chat
+from icebear import Chat, Edit, steer
 from icebear.concepts.passes.sites import visiting
 from icebear.errors import InputError
-from icebear.steering import Edit, steer
 
 PROMPTS = [ICE_BEAR, "In winter the lakes of the far north"]
 STRONG = "L29.ffn.860=-20"

@@ -6,11 +6,10 @@ from conftest import ICE_BEAR, IDS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icebear import Edit, Neuron, Recipe, attribute, steer
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.concepts import Neuron, attribute
 from icebear.edits import acts_at
 from icebear.errors import InputError, RecipeError
-from icebear.steering import Edit, Recipe, steer
 
 OTHER = "In the long dark winter of the far north, nobody"
 places = st.sampled_from(["all", "prompt", "last", "generated", "position:0,3-5", "step:0-2"])

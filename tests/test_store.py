@@ -17,12 +17,11 @@ import torch
 from conftest import LLAMA, Letters, printed, random_model
 from transformers import GPT2Config
 
-from icebear.actmax import annotate, build_index, describe, read_corpus
+from icebear import Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.app.cli.terminal import card
-from icebear.concepts import Model
 from icebear.concepts.vocabulary import w1, w2_row
-from icebear.db import Store, open_store, vectors
+from icebear.db import vectors
 from icebear.db.search import DRAWS
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron

@@ -10,19 +10,30 @@ from conftest import IDS, LLAMA, Double, Letters
 from families import others
 from rich.console import Console
 
-from icebear.actmax import annotate, build_index, read_corpus
+from icebear import (
+    ATTNLRP,
+    CP_LRP,
+    PA_LRP,
+    Edit,
+    Model,
+    Neuron,
+    annotate,
+    attribute,
+    build_index,
+    open_store,
+    project,
+    read_corpus,
+    steer,
+)
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.terminal import side_by_side, token_relevance
 from icebear.app.web import charts
-from icebear.concepts import ATTNLRP, CP_LRP, PA_LRP, Model, Neuron, attribute, project
 from icebear.concepts.attribution.random_controls import removing
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.sites import visiting
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary import w1, w2
-from icebear.db import open_store
 from icebear.errors import InputError, ModelError, UnknownName
-from icebear.steering import Edit, steer
 from icebear.steering.comparison import compare
 
 NAMES = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}

@@ -11,8 +11,7 @@ import torch
 from conftest import LLAMA, Letters, random_model
 from transformers import LlamaConfig
 
-from icebear.concepts import Model, attribute
-from icebear.steering import Edit, Recipe, steer
+from icebear import Edit, Model, Recipe, attribute, steer
 from icebear.steering.weight_patch import patch, patched
 
 PROMPT, OTHER = "The ice bear", "A camel lives"

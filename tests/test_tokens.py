@@ -9,11 +9,10 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
+from icebear import Model, attribute, flip, load_model
 from icebear.app.cli.main import main
-from icebear.concepts import Model, attribute, load_model
 from icebear.concepts.evaluation import groundtruth
 from icebear.errors import InputError
-from icebear.steering import flip
 from icebear.steering.evaluations.flips import Pair, flips
 
 PROMPT = "The ice bear lives in the"

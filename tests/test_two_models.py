@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from conftest import IDS, Double, Letters, random_model
 from families import dense
 
+from icebear import ATTNLRP, CP_LRP, Model, Neuron, attribute
 from icebear.app.cli.main import main
-from icebear.concepts import ATTNLRP, CP_LRP, Model, Neuron, attribute
 from icebear.concepts.attribution.controls import ablation
 from icebear.concepts.attribution.two_models import likeness
 from icebear.errors import InputError

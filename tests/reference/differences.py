@@ -6,7 +6,7 @@ from math import log
 
 import torch
 
-from icebear.concepts import ATTNLRP
+from icebear import ATTNLRP
 from reference.attnlrp import Tape, Value, _summed
 
 
