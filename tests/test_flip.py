@@ -509,6 +509,7 @@ def test_the_commands(tmp_path, monkeypatch):
         RUN.invoke(main, ["recipe", "combine", "a.json", "--share", share, "--save", "h.json"])
         checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json"])
         assert (checked.exit_code, json.loads(checked.stdout)["recipes"][0]["holds"]) == (code, code == 0)
+    found = json.loads((tmp_path / "d.json").read_text())
     record = found["provenance"]["flip"]
     for changes in ({"top_k": 0}, {"top_k": True}, {"phrase": []}, {"phrase": [-1]}, {"prompt": 3.5}, {"text": 4}):
         broken = {**found, "provenance": {"flip": {**record, **changes}}}
