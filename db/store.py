@@ -32,7 +32,7 @@ NO_RESULT = ("icebear", "progress", "vectors", "sentences_fts", "sqlite_")
 def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
     """The store at `path`. Raises `StoreError` for something else.
 
-    Where there is none, only `icebear.actmax.build_index` makes it; whatever reads raises, and makes nothing.
+    Where there is none, only `icebear.build_index` makes it; whatever reads raises, and makes nothing.
     create: its first use makes it.
     """
     store = Store(path, create)
@@ -106,7 +106,7 @@ class Store(SqliteFile):
         return self.neuron_search.similar(neuron, k, by, polarity)
 
     def vocabulary(self, neuron: Neuron | str, k: int = 20) -> Projection:
-        """The k tokens that the neuron promotes and suppresses, from the store alone (`icebear.concepts.project` has
+        """The k tokens that the neuron promotes and suppresses, from the store alone (`icebear.project` has
         the model).
 
         The rows are kept in float16, so logits differ from the model's by some 0.1 %.

@@ -19,9 +19,10 @@ ROOMS = {
     "concepts": "Explaining",
     "actmax": "What neurons mean",
     "steering": "Turning neurons",
-    "db": "Stores, and what all share",
+    "db": "Stores",
+    "": "What all share",
 }
-"""The packages that public names come from, as `icebear/__init__.py` has them, with their headings."""
+"""The folders that public names come from, with their headings; the last is `icebear/` itself."""
 HEAD = """# API
 
 Every public name, from its docstring. All of them are in `icebear`:
@@ -32,18 +33,24 @@ H heads, V vocabulary.
 
 def page() -> str:
     with TemporaryDirectory() as folder:  # laid as it is installed
-        for room in ("", *ROOMS):
+        for room in sorted(ROOMS):
             shutil.copytree(ROOT / (room or "icebear"), Path(folder) / "icebear" / room, dirs_exist_ok=True)
         loader = griffe.GriffeLoader(search_paths=[folder])
         public = loader.load("icebear", try_relative_path=False)  # not the one that the working directory has
         loader.resolve_aliases(external=False)
-    names = [name for name, found in public.members.items() if found.is_alias and not name.startswith("_")]
+    names = [name for name, found in public.members.items() if found.is_alias and found.target_path[:8] == "icebear."]
     parts = [HEAD]
     for room, heading in ROOMS.items():
-        here = [name for name in names if public[name].target_path.startswith(f"icebear.{room}.")]
+        here = [name for name in names if _room(public[name].target_path) == room]
         parts.append(f"## {heading}\n")
         parts += [_entry(name, public[name].final_target) for name in sorted(here, key=_order)]
     return "\n".join(parts)
+
+
+def _room(path: str) -> str:
+    """Of a name's full path."""
+    folder = path.split(".")[1]
+    return folder if folder in ROOMS else ""
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -25,10 +25,10 @@ PAGE = Path(__file__).resolve().parent / "families.md"
 HEAD = """# Families
 
 What works for each kind of causal language model that transformers {version} ships, by `python docs/families.py`: a
-model of two layers, 32 wide, with random weights, made from each kind's own configuration, goes through
-`icebear selftest`. **Tokens**: the logits under the rules are the model's own, and under CP-LRP relevance is
-conserved; the number is what no rule accounts for, as a share of the logit explained. **Neurons**: the sites where they
-are found; [Add a family](new-family.md) adds them where tokens work. What is refused is named; it raises
+model of two layers, 32 wide, with random weights, made from each kind's own configuration, goes through the
+self-test of `icebear doctor`. **Tokens**: the logits under the rules are the model's own, and under CP-LRP relevance
+is conserved; the number is what no rule accounts for, as a share of the logit explained. **Neurons**: the sites where
+they are found; [Add a family](new-family.md) adds them where tokens work. What is refused is named; it raises
 `MissingRule`, unless you pass `strict=False`.
 
 Random weights say whether the arithmetic holds, not whether explanations are good. Real weights were seen of `llama`

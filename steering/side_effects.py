@@ -129,7 +129,7 @@ def side_effects(
     neutral: texts that it should leave alone.
     held_out: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
     statistic: as of `steer`, an index's.
-    budget: nats that the KL may cost; the price says when it does not hold.
+    budget: nats that the KL may cost; `SideEffects.warnings` names what costs more.
     """
     recipe.check(model)
     edits = [edit.in_raw_units(statistic) if statistic else edit for edit in recipe]

@@ -84,7 +84,7 @@ def save_patch(model: Model, weights: dict[str, Tensor], path: str | Path) -> No
         "model": model.name,
         "fingerprint": model.fingerprint,
         "new_biases": " ".join(new_biases(model, weights)),
-        "load_with": "icebear.steering.apply_patch(net, file), of icebear; load_state_dict leaves new biases out",
+        "load_with": "icebear.apply_patch(net, file); load_state_dict leaves new biases out",
     }
     try:
         save_file({name: value.contiguous() for name, value in weights.items()}, str(path), said)

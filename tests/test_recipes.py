@@ -80,7 +80,7 @@ def test_a_saved_patch_is_steering_in_plain_transformers(edits, new, tiny_folder
         said = opened.metadata() or {}
     assert (said.get("fingerprint"), said.get("new_biases", "nothing").split()) == (model.fingerprint, new)
     assert (f"The model has no {', '.join(new)}" in made.stderr) == bool(new)
-    assert ("icebear.steering.apply_patch(net, file)" in made.stderr) == bool(new)
+    assert ("icebear.apply_patch(net, file)" in made.stderr) == bool(new)
     ids = torch.tensor([IDS])
     with steer(model, recipe):
         steered = model.net(ids).logits

@@ -142,7 +142,7 @@ def patch(options: Patch) -> None:
     if new:
         click.echo(
             f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
-            "icebear.steering.apply_patch(net, file).",
+            "icebear.apply_patch(net, file).",
             err=True,
         )
     if options.json:
