@@ -76,7 +76,7 @@ def attribute(
     target: what is explained, one token or a label (default: the most probable one).
     contrast: explains logit[target] - logit[contrast] instead of logit[target]. Of a target_text or an answer another
         phrase, of any length, behind the same prompt: explained is then the sum of centered logits less the other's, or
-        of phrases of different lengths the means (DESIGN section 16, phrases).
+        of phrases of different lengths the means.
     target_text: explains a whole continuation instead, summed over its tokens.
     counterfactual: another prompt, or several, that this one is compared with: relevance is then (activation -
         activation there) x multiplier, the mean over several. Without a contrast, that is the other prompt's own

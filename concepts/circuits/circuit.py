@@ -55,7 +55,7 @@ def circuit(
     on_progress: is told how many of the backward passes' targets are done, of how many.
 
     Edges are direct, past no other neuron: `effect` is gradient x difference, `contribution` by difference rules.
-    Source: DESIGN section 16 (effects: Marks et al. 2025; contributions: `icebear.concepts.lrp.differences`). Raises
+    Source: of effects Marks et al. 2025, of contributions `icebear.concepts.lrp.differences`. Raises
     `InputError`.
     """
     whole(nodes, "The number of nodes", 1, choosing.MOST)
