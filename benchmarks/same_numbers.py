@@ -29,14 +29,14 @@ QUESTION = ["--chat", "Anna lives in Oslo. Tom lives in Rome. Where does Tom liv
 STORE, EVALUATE = ["--store", "wiki.db"], ["evaluate"]
 SCORES = "difference,cp-lrp@midpoint,gxi,matched"
 COMMANDS: dict[str, list[str]] = {
-    "attribute": ["explain", BEAR],
-    "attribute-contrast": ["explain", BEAR, "--contrast", " desert", "--method", "cp-lrp"],
-    "attribute-pa": ["explain", BEAR, "--method", "pa-lrp"],
+    "attribute": ["rank", BEAR],
+    "attribute-contrast": ["rank", BEAR, "--contrast", " desert", "--method", "cp-lrp"],
+    "attribute-pa": ["rank", BEAR, "--method", "pa-lrp"],
     "attribute-gxi": ["explain", BEAR, "--method", "gxi"],
-    "attribute-logit": ["explain", BEAR, "--number", "logit"],
-    "attribute-text": ["explain", BEAR, "--target-text", " Arctic Ocean"],
+    "attribute-logit": ["rank", BEAR, "--number", "logit"],
+    "attribute-text": ["rank", BEAR, "--target-text", " Arctic Ocean"],
     "attribute-span": ["explain", *ASKED, "--span", "all", "--max-new-tokens", "8", "--units", "sentence"],
-    "attribute-versus": ["explain", *PAIR, "--contrast", " desert"],
+    "attribute-versus": ["rank", *PAIR, "--contrast", " desert", "--position", "last"],
     "rank": ["rank", BEAR],
     "rank-versus": ["rank", *PAIR, "--site", "ffn", "--ablate", "--top", "10"],
     "rank-midpoint": ["rank", *PAIR, "--site", "attn", "--method", "cp-lrp@midpoint", "--top", "10"],
