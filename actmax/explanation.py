@@ -263,7 +263,7 @@ def explanation_page(explanation: Explanation) -> str:
         explanation=explanation,
         title=title,
         prompt=relevance.prompt.text,
-        nodes_about="Neurons of the FFNs, at a token, that did most for the difference between both prompts."
+        nodes_about="Neurons, at a token, that contribute most to the difference."
         if compared
         else "The neurons that contribute most where it is predicted.",
         columns=[*columns, *(["label"] if labels else [])],

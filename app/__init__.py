@@ -1,1 +1,1 @@
-"""The faces: the command line and the app. No maths, no SQL."""
+"""The faces: the command line, the app and the MCP server. No mathematics and no SQL."""

@@ -1,1 +1,1 @@
-"""Turning neurons while a model runs: edits, recipes, `steer`."""
+"""Steering while a model generates: edits put in, flips, concepts, side effects, weight patches."""

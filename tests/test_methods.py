@@ -417,7 +417,7 @@ class Length(Method):
     """A dummy: each token's score is its position, each neuron's its activation there."""
 
     factor: float = 1.0
-    scores_neurons = False
+    scores_neurons = True
 
     def scores(self, model, plan):
         return [self.factor * torch.arange(n, dtype=torch.float32) for n in plan.batch.lengths]
@@ -433,6 +433,9 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     model = random_model(LLAMA)
     relevance = attribute(model, IDS, 11, method="length")
     assert relevance.tokens.tolist() == list(range(len(IDS)))
+    assert torch.equal(relevance.ffn, relevance.activation("ffn"))
+    (largest,) = attribute(model, IDS, 11, method="length", keep="top", k=1).top(1, "ffn", position="all")
+    assert largest == relevance.top(1, "ffn", position="all")[0]
     relevance.save(tmp_path / "length.json")
     assert Relevance.load(tmp_path / "length.json").method == Length()
     assert method_of("Length(factor=2)") == Length(2)

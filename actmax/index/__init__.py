@@ -1,1 +1,1 @@
-"""The index: corpus, scan, vectors, annotation."""
+"""The index: scan, statistics, vectors, annotation."""

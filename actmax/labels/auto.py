@@ -85,7 +85,7 @@ def activations(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """part -> (P, N) of neurons, or of heads; and what chance gives, measured in the same passes the first time."""
     heads = neurons[0].site == "head"
-    name = f"labels {seed}{' heads' if heads else ''}"
+    name = f"labels {seed} {' '.join(kinds.KINDS)}{' heads' if heads else ''}"
     known = store.facts.control(name)
     others = [] if known else drawn(model, store, seed, heads)
     values = {part: read(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}

@@ -77,8 +77,8 @@ def position_of(text: str | None) -> Any:
 
 
 def recorded(site: str | None, top: int, position: Any) -> dict[str, Any]:
-    """The arguments of `attribute` for the neurons that a ranking of a site needs."""
-    sites = ("attn",) if site == "head" else (site,) if site else ("ffn", "attn")
+    """The arguments of `attribute` for the neurons that a ranking of a site needs; None: what the method scores."""
+    sites = {"sites": ("attn" if site == "head" else site,)} if site else {}
     if position == "all":
-        return {"sites": sites, "keep": "top", "k": top}
-    return {"sites": sites, "record": "last"} if position == "last" else {"sites": sites}
+        return {**sites, "keep": "top", "k": top}
+    return {**sites, "record": "last"} if position == "last" else sites

@@ -1,1 +1,1 @@
-"""One file a screen; each has `show()`."""
+"""The app. A view is a file with `show()`; `VIEWS` lists them."""

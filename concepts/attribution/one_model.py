@@ -22,8 +22,8 @@ from icebear.concepts.models.provenance import provenance
 from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
-from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import Recorder, new_accounting, run
+from icebear.concepts.passes.neurons import AllNeurons, Values
+from icebear.concepts.passes.run import Recorder, look, new_accounting, run
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import NumericalError
@@ -69,7 +69,8 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
     """What a plan explains, compared with nothing."""
     method = request.method
     if not isinstance(method, OnePass):
-        return _of_tokens_only(request, plan.resolved(request.model))
+        results = _by_scores(request.whole(), plan.resolved(request.model))
+        return [request.reduced(relevance) for relevance in results] if request.sites else results
     model, batch, sites = request.model, plan.batch, request.sites
     recorded = [kept_at(plan, row, request.record) for row in range(len(batch.ids))]
     columns = None
@@ -123,8 +124,8 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
     return results
 
 
-def _of_tokens_only(request: AttributionRequest, plan: Plan) -> list[Relevance]:
-    """The same for a method that only scores tokens; what its scores lack to the number explained is `rest`."""
+def _by_scores(request: AttributionRequest, plan: Plan) -> list[Relevance]:
+    """The same by a method's own scores; what those of the tokens lack to the number explained is `rest`."""
     model, method = request.model, request.method
     assert method is not None
     scores = method.scores(model, plan)
@@ -137,9 +138,22 @@ def _of_tokens_only(request: AttributionRequest, plan: Plan) -> list[Relevance]:
             prompt=PromptTokens.of(model, plan, row, model.pieces(plan.batch.row_ids(row)), (0,)),
             prediction=Prediction.of(model, plan, row, targets[row], logits),
             method=method,
-            neurons=NeuronScores({}, {}, (), model.heads),
+            neurons=_scored_neurons(request, plan, row),
             sums=Conservation(numbers[row].item(), tokens.sum().item()),
             made_with=provenance(model),
         )
         for row, tokens in enumerate(scores)
     ]
+
+
+def _scored_neurons(request: AttributionRequest, plan: Plan, row: int) -> NeuronScores:
+    """The method's scores of one prompt's neurons, beside their activations."""
+    model, method, one = request.model, request.method, plan.repeated(row, 1)
+    assert method is not None
+    recorded = kept_at(plan, row, request.record) if request.sites else ()
+    values = Values(model, one.batch, request.sites)
+    if request.sites:
+        look(model, Logits(one), [values])
+    relevance = {site: method.neuron_scores(model, one, site)[:, list(recorded)] for site in request.sites}
+    activation = {site: values.values(0, x)[:, list(recorded)] for site, x in values.activation.items()}
+    return NeuronScores(relevance, activation, recorded, model.heads)

@@ -1,1 +1,1 @@
-"""How good explanations are: faithfulness, ground truth, pruning and cost, with a folder of results each."""
+"""How good explanations are: the protocol of evaluations, their runner and report, and those of explanations."""

@@ -202,7 +202,7 @@ def marks_of(tokenizer: Any) -> Marks | None:
         messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
         try:
             found = re.split("|".join(contents), tokenizer.apply_chat_template(messages, tokenize=False))
-        except Exception:
+        except Exception:  # a template is a program, and may refuse these roles
             return None
         return found if len(found) == len(roles) + 1 else None
 

@@ -1,4 +1,4 @@
-"""Activations and relevances of neurons, as they come: all of them, or the largest with the sums."""
+"""Activations and relevances of neurons, as they come."""
 
 from __future__ import annotations
 

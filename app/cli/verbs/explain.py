@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @record
 class Options:
     explained: Explained
-    site: str = shared(default="ffn")
+    site: str | None = shared(show_default="ffn")
     position: str | None
     top: int = shared(default=10)
     sources: bool = option(
@@ -76,7 +76,7 @@ def explain(options: Options) -> None:
         graph = None
         kept = recorded(options.site, options.top, None if explained.counterfactual else position or "last")
         relevance = attribute(model, **arguments, **kept)
-    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site, position)
+    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position)
     with store_if_any(options.store, model) as store:
         cards = CARDS if options.html or options.json else 0
         explanation = controlled(model, prompt, relevance, ranking, store=store, graph=graph, cards=cards)

@@ -11,6 +11,7 @@ from icebear.app.cli.options import ModelOptions, exactly_one, option, record, s
 from icebear.app.cli.output import print_json, stdout, write_page
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import store_if_any
+from icebear.errors import InputError
 
 SIZES = (100, 1000)
 """Lengths of the lists that --ablate measures beside the one that is shown."""
@@ -78,6 +79,8 @@ def rank(options: Options) -> None:
     kept = recorded(options.site, options.top, None if everything else position)
     model, arguments = explained.arguments(options.model)
     relevance = attribute(model, **arguments, **kept)
+    if not relevance.sites:
+        raise InputError(f"{relevance.method!r} scores the tokens of {model.name}, no neurons; use icebear explain.")
     with store_if_any(options.store, model) as store:
         explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
     if options.html:
@@ -96,8 +99,17 @@ def _rank_file(options: Options) -> None:
     from icebear.concepts.vocabulary import projections
 
     explained = options.explained
-    unsuited = [explained.target_text, explained.prefix, explained.at, explained.span, explained.base_model]
-    flags = (options.position, options.include_sinks, options.include_template, options.ablate, options.html)
+    names = ("target_text", "prefix", "at", "span", "base_model", "number")
+    unsuited = [getattr(explained, name) for name in names]
+    flags = (
+        explained.prompt.chat,
+        explained.prompt.system,
+        options.position,
+        options.include_sinks,
+        options.include_template,
+        options.ablate,
+        options.html,
+    )
     if any(flags) or any(value is not None for value in unsuited) or len(explained.counterfactual) > 1:
         raise click.UsageError(
             "--file goes with --target, --contrast, one --counterfactual, --site, --polarity and --top only."
