@@ -13,6 +13,7 @@ from icebear import Edit, Recipe, load_model, open_store
 from icebear.app.cli import verbs as folder
 from icebear.app.cli.main import add_verbs, main
 from icebear.app.cli.options import OPTIONS, ModelOptions
+from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
@@ -140,6 +141,17 @@ def test_what_is_made_is_told_in_a_document(told, tmp_path):
     assert told("label", "L1.ffn.3", "", model=False)["label"] is None
     assert told("search", "Rome", model=False)["hits"]
     assert told("doctor")["store"] == "icebear.db fits the model"
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.needs_counterfactual])
+def test_every_method_explains_and_ranks_what_it_scores(told, tiny_folder, name):
+    if name == "alti":
+        pytest.skip("of encoders")
+    document = told("explain", "Rome is", "--method", name)
+    assert len(document["tokens"]) > 1
+    assert bool(document["ranking"]) is METHODS[name].scores_neurons
+    ranked = RUN.invoke(main, ["rank", "Rome is", "--method", name, "--model", tiny_folder])
+    assert ranked.exit_code == (not METHODS[name].scores_neurons), ranked.output
 
 
 def test_recipes_told_in_a_document(told, tmp_path, tiny_folder):
