@@ -293,7 +293,7 @@ def test_explanations_are_kept_in_so_many_bytes(model):
         gc.collect()
         return [kept() is not None for kept in found]
 
-    size = sum(part.nbytes for site in attribute(model, "bear").sites.values() for part in site)
+    size = attribute(model, "bear").neurons.nbytes
     kept_for_all = Shared(2 * size)
     assert alive("bear", "lion", "wolf", "hare") == [False, False, True, True]
     assert alive("wolf", "a polar bear") == [False, True]

@@ -153,7 +153,7 @@ def test_ranking_options():
 def test_recipes(tmp_path):
     recipe = json.loads(EXAMPLE_RECIPE.read_text())
     cases = {
-        "other.json": ({**recipe, "model": {"name": "gpt9", "fingerprint": "0" * 16}}, "was made for gpt9"),
+        "other.json": ({**recipe, "model_name": "gpt9", "model_fingerprint": "0" * 16}, "was made for gpt9"),
         "nan.json": ({**recipe, "edits": ["L1.ffn.2=nan"]}, "not nan"),
         "range.json": ({**recipe, "edits": ["L77.ffn.2=1"]}, "its layers are 0 to 29"),
     }

@@ -76,7 +76,7 @@ def test_steering_and_flipping_a_chat(few_contexts, tmp_path):
     assert steered["prompt"] == [{"role": "user", "content": QUESTION}]
     file = tmp_path / "flip.json"
     found = told("flip", "--chat", QUESTION, "--to", "The bear", "--save", str(file))
-    assert found["provenance"]["prompt"] == [{"role": "user", "content": QUESTION}]
+    assert found["provenance"]["flip"]["prompt"] == [{"role": "user", "content": QUESTION}]
     assert "holds" in run("recipe", "check", str(file)).stdout
     run("flip", "--chat", QUESTION, code=2)
 

@@ -106,13 +106,15 @@ def command(words, folder, runs, page):
     if name == "make":
         subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
     elif name != "icebear":
-        assert name == "python3" or name.endswith("/pip"), f"{name} is nothing that pages should run"
+        assert name in ("python", "python3") or name.endswith("/pip"), f"{name} is nothing that pages should run"
     elif not runs or (page == README and runs_on_a_page(rest, PAGES[1:])):
         read(rest)
     elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_mcp.py start them
         if rest[0] == "index":
             for path in (folder / "wiki.db", *folder.glob("wiki.db.*.faiss")):
-                Path(path.name.replace("wiki", "icebear", 1)).symlink_to(path)
+                link = Path(path.name.replace("wiki", "icebear", 1))
+                if not link.is_symlink():
+                    link.symlink_to(path)
         result = CliRunner().invoke(main, rest)
         assert result.exit_code == 0, (words, result.output, result.exception)
         return result.stdout

@@ -14,7 +14,7 @@ from icebear.actmax.index.engines import on_ray
 from icebear.app.cli.terminal import card
 from icebear.concepts.attribution.result import Relevance
 from icebear.errors import InputError, StoreError
-from icebear.steering.flipping.search import _about, _slopes, _start
+from icebear.steering.flipping.search import _neurons, _start
 
 K = 5
 
@@ -182,12 +182,12 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
 
 def test_what_needs_extremes_of_the_activation_takes_no_index_by_relevance(model, corpus, tmp_path):
     state = _start(model, "the ice bear", (7,), None)
-    edit, slopes = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last"), _slopes(state, {})
+    edit = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last")
     told = {}
     for by in ("activation", "relevance"):
         with open_store(tmp_path / f"{by}.db", create=True) as store:
             build_index(model, corpus, store, k=K, by=by)
-            told[by] = len(_about(state, edit, slopes, store)["examples"])
+            told[by] = len(_neurons(state, [edit], store)[0].examples)
     assert told == {"activation": 3, "relevance": 0}
     with (
         open_store(tmp_path / "relevance.db") as store,

@@ -80,7 +80,7 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
 def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
     desert.save(tmp_path / "d.json")
     code = (
-        "import sys; from icebear.concepts import load_model; from icebear.steering import Recipe, steer\n"
+        "import sys; from icebear import Recipe, load_model, steer\n"
         "model = load_model(dtype='float32', device='cpu')\n"
         f"with steer(model, Recipe.load(sys.argv[1])): print(repr(model.predict({ICE_BEAR!r}, 1)[0].text))"
     )

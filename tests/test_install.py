@@ -80,7 +80,6 @@ def said(part):
     ("part", "words"),
     [
         ("index", ["index"]),
-        ("index", ["neuron", "L1.ffn.3"]),
         ("index", ["demo"]),
         ("app", ["app"]),
         ("evaluate", ["evaluate", "faithfulness", "--out", "f"]),
@@ -123,5 +122,5 @@ def test_a_wheel_is_enough(tmp_path, tiny_folder):
     assert all(Path(path).is_relative_to(packages) for path in where)
     assert "neuron" in run(bin / "python", "-m", "icebear", "-h")
     told = json.loads(run(bin / "icebear", "neuron", "L1.ffn.3", "--json", "--model", tiny_folder))
-    assert len(told["promoted"]) == 20
+    assert len(told["vocabulary"]["promoted"]) == 20
     assert "neuron" in run(bin / "icebear", "-h")

@@ -75,7 +75,7 @@ def hub(path):
 
 def test_the_hubs_refusals_keep_their_reason(tmp_path):
     code = (
-        "import sys\nfrom concepts import load_model\nfrom icebear.errors import IcebearError\n"
+        "import sys\nfrom icebear import load_model\nfrom icebear.errors import IcebearError\n"
         "for name in sys.argv[1:]:\n    try: load_model(name)\n    except IcebearError as error: print(error)"
     )
     names = ["gated/model", "no/safetensors", "odd/architecture", "none/such", "not a/name"]

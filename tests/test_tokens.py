@@ -13,7 +13,7 @@ from icebear import Model, attribute, flip, load_model
 from icebear.app.cli.main import main
 from icebear.concepts.evaluation import groundtruth
 from icebear.errors import InputError
-from icebear.steering.evaluations.flips import Pair, flips
+from icebear.steering.evaluations.flips import FlipPair, flips
 
 PROMPT = "The ice bear lives in the"
 TEXTS = [
@@ -110,5 +110,5 @@ def test_flips_count(mistral):
     wanted = mistral.predict(PROMPT, 3)[2].text
     recipe = flip(mistral, PROMPT, to=wanted)
     assert len(recipe)
-    assert flips(mistral, Pair(PROMPT, wanted), list(recipe))
-    assert not flips(mistral, Pair(PROMPT, wanted), [])
+    assert flips(mistral, FlipPair(PROMPT, wanted), list(recipe))
+    assert not flips(mistral, FlipPair(PROMPT, wanted), [])
