@@ -26,17 +26,17 @@ PAIR = [BEAR, "--counterfactual", CAMEL]
 FRANCE = [("France", "Paris"), ("Spain", "Madrid"), ("Germany", "Berlin")]
 ASKED = ["--chat", "Where do ice bears live?"]
 QUESTION = ["--chat", "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?"]
-STORE, EVALUATE = ["--store", "wiki.db"], ["evaluate"]
+MANY, STORE, EVALUATE = ["--top", "400"], ["--store", "wiki.db"], ["evaluate"]
 SCORES = "difference,cp-lrp@midpoint,gxi,matched"
 COMMANDS: dict[str, list[str]] = {
-    "attribute": ["rank", BEAR],
-    "attribute-contrast": ["rank", BEAR, "--contrast", " desert", "--method", "cp-lrp"],
-    "attribute-pa": ["rank", BEAR, "--method", "pa-lrp"],
+    "attribute": ["rank", BEAR, *MANY],
+    "attribute-contrast": ["rank", BEAR, "--contrast", " desert", "--method", "cp-lrp", *MANY],
+    "attribute-pa": ["rank", BEAR, "--method", "pa-lrp", *MANY],
     "attribute-gxi": ["explain", BEAR, "--method", "gxi"],
-    "attribute-logit": ["rank", BEAR, "--number", "logit"],
-    "attribute-text": ["rank", BEAR, "--target-text", " Arctic Ocean"],
-    "attribute-span": ["explain", *ASKED, "--span", "all", "--max-new-tokens", "8", "--units", "sentence"],
-    "attribute-versus": ["rank", *PAIR, "--contrast", " desert", "--position", "last"],
+    "attribute-logit": ["rank", BEAR, "--number", "logit", *MANY],
+    "attribute-text": ["rank", BEAR, "--target-text", " Arctic Ocean", *MANY],
+    "attribute-span": ["rank", *ASKED, "--span", "all", "--max-new-tokens", "8", *MANY],
+    "attribute-versus": ["rank", *PAIR, "--contrast", " desert", "--position", "last", *MANY],
     "rank": ["rank", BEAR],
     "rank-versus": ["rank", *PAIR, "--site", "ffn", "--ablate", "--top", "10"],
     "rank-midpoint": ["rank", *PAIR, "--site", "attn", "--method", "cp-lrp@midpoint", "--top", "10"],
