@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_chat import MODELS
 
 from icebear import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, origins, units
-from icebear.concepts.attribution.one_model import explained
+from icebear.concepts.attribution.attribute import of_prompts
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
 from icebear.concepts.attribution.units import units_of
 from icebear.concepts.models.answer import Answer, read_span
@@ -74,7 +74,7 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
         rows = [
             PromptRequest(Prompt.of(before), phrase=ids, objective="centered-logit") for ids in (WRITTEN[1:3], other)
         ]
-        runs = explained(AttributionRequest(model, tuple(rows), ATTNLRP, ("ffn", "attn"), "all", None, None, True))
+        runs = of_prompts(AttributionRequest(model, tuple(rows), ATTNLRP, ("ffn", "attn"), "all", None, None, True))
     weights = [1, 1] if len(other) == 2 else [1 / 2, 1 / len(other)]
     here, there = (run.tokens * weight for run, weight in zip(runs, weights, strict=True))
     wanted = here.clone()

@@ -7,7 +7,7 @@ from conftest import IDS, LLAMA, Letters, random_model
 from families import mixtures, others
 
 from icebear import CP_LRP, Model, Neuron, attribute
-from icebear.concepts.attribution import one_model
+from icebear.concepts.attribution import attribute as attribution
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
@@ -186,7 +186,7 @@ def test_many_prompts_go_through_in_parts(llama, monkeypatch):
     """And each keeps its own target and contrast."""
     many, targets, contrasts = prompts(4) * 2, [1, 2, 3, 4] * 2, [None, 5, 6, None] * 2
     whole = attribute(llama, many, targets, contrasts)
-    monkeypatch.setattr(one_model, "BATCH_SIZE", 3)
+    monkeypatch.setattr(attribution, "BATCH_SIZE", 3)
     for one, part in zip(whole, attribute(llama, many, targets, contrasts), strict=True):
         assert (one.target_text, one.prompt.ids) == (part.target_text, part.prompt.ids)
         assert (one.contrast and one.contrast.id) == (part.contrast and part.contrast.id)

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any, Unpack, overload
 
-from icebear.concepts.attribution.one_model import explained
-from icebear.concepts.attribution.request import AttributionRequest, Options, options_of, row_of_answer, rows_of
+from icebear.concepts.attribution.alone import alone
+from icebear.concepts.attribution.paired import compared
+from icebear.concepts.attribution.request import (
+    AttributionRequest,
+    Options,
+    PromptRequest,
+    options_of,
+    plan_of,
+    row_of_answer,
+    rows_of,
+)
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.attribution.two_models import between_models
+from icebear.concepts.attribution.two_models import as_answered, check_same_shape, difference
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Phrase, Token, per_prompt
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.errors import InputError
+
+BATCH_SIZE = 16
+"""Prompts that go through the model at once, however many there are."""
 
 
 @overload
@@ -116,5 +130,49 @@ def attribute(
     else:
         rows, single = rows_of(prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)
-    results = between_models(request) if request.base_model else explained(request)
+    results = _between_models(request, request.base_model) if request.base_model else of_prompts(request)
     return results[0] if single else results
+
+
+def _between_models(request: AttributionRequest, base: Model) -> list[Relevance]:
+    """Relevance in the model less that in its base model, of the model's own answer where the target is open."""
+    check_same_shape(request.model, base)
+    whole = request.whole()
+    here = of_prompts(whole)
+    rows = tuple(as_answered(*pair) for pair in zip(request.prompts, here, strict=True))
+    there = of_prompts(replace(whole, model=base, prompts=rows))
+    pairs = zip(rows, here, there, strict=True)
+    return [request.reduced(difference(request.model, base, *pair)) for pair in pairs]
+
+
+def of_prompts(request: AttributionRequest) -> list[Relevance]:
+    """Of each prompt, in the order of the request; its base model is not looked at."""
+    results: list[Relevance] = []
+    for key, group in groupby(request.prompts, lambda row: (row.batched, row.objective)):
+        rows, size = list(group), BATCH_SIZE if key[0] else 1
+        for start in range(0, len(rows), size):
+            results += _of_batch(request, rows[start : start + size])
+    return [_with_answer_start(*pair) for pair in zip(results, request.prompts, strict=True)]
+
+
+def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:
+    if rows[0].rather is not None:
+        return [_against_a_phrase(request, rows[0])]
+    if rows[0].counterfactuals:
+        return [compared(request, rows[0])]
+    return alone(request, plan_of(request.model, rows))
+
+
+def _with_answer_start(relevance: Relevance, row: PromptRequest) -> Relevance:
+    start = row.answer_start
+    if start is None and row.phrase is not None:
+        start = relevance.predicted_at + 1
+    return replace(relevance, prompt=replace(relevance.prompt, answer_start=start))
+
+
+def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:
+    """A pass for each of both phrases."""
+    phrases = [replace(row, phrase=phrase, rather=None) for phrase in (row.phrase, row.rather)]
+    whole = request.whole()
+    (here,), (there,) = (_of_batch(whole, [phrase]) for phrase in phrases)
+    return request.reduced(here.less(there))

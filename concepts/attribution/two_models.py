@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from icebear.concepts.attribution.one_model import explained
-from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
+from icebear.concepts.attribution.request import PromptRequest
 from icebear.concepts.attribution.result import Counterfactual, Relevance
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import w1, w2
@@ -15,23 +14,7 @@ from icebear.errors import InputError
 from icebear.records import Neuron
 
 
-def between_models(request: AttributionRequest) -> list[Relevance]:
-    """Relevance in the model less that in its base model, of the model's own answer where the target is open.
-
-    Raises `InputError` where shapes or tokens differ.
-    """
-    model, base = request.model, request.base_model
-    assert base is not None
-    _same_shape(model, base)
-    whole = request.whole()
-    here = explained(whole)
-    rows = tuple(_as_answered(*pair) for pair in zip(request.prompts, here, strict=True))
-    there = explained(replace(whole, model=base, prompts=rows))
-    results = [_less(model, base, row, *pair) for row, *pair in zip(rows, here, there, strict=True)]
-    return [request.reduced(result) for result in results]
-
-
-def _as_answered(row: PromptRequest, relevance: Relevance) -> PromptRequest:
+def as_answered(row: PromptRequest, relevance: Relevance) -> PromptRequest:
     """With the target that was explained."""
     target, contrast = relevance.target, relevance.contrast
     if row.phrase is not None:
@@ -39,7 +22,8 @@ def _as_answered(row: PromptRequest, relevance: Relevance) -> PromptRequest:
     return replace(row, target=target.id if target else None, contrast=contrast.id if contrast else None)
 
 
-def _same_shape(model: Model, other: Model) -> None:
+def check_same_shape(model: Model, other: Model) -> None:
+    """Raises `InputError` where layers, neurons or answers differ."""
     shapes = [
         (
             one.net.config.model_type,
@@ -56,7 +40,8 @@ def _same_shape(model: Model, other: Model) -> None:
         )
 
 
-def _less(model: Model, base: Model, row: PromptRequest, here: Relevance, there: Relevance) -> Relevance:
+def difference(model: Model, base: Model, row: PromptRequest, here: Relevance, there: Relevance) -> Relevance:
+    """Relevance in a model less that in its base model, on one prompt. Raises `InputError` where tokens differ."""
     if here.prompt.ids != there.prompt.ids:
         raise InputError(f"{base.name} splits the prompt into other tokens than {model.name}; give token ids.")
     if here.positions is not None:
@@ -83,7 +68,7 @@ def _less(model: Model, base: Model, row: PromptRequest, here: Relevance, there:
 
 def likeness(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:
     """Cosines of what a neuron ``reads`` and ``writes`` in two models, of those that it does."""
-    _same_shape(model, other)
+    check_same_shape(model, other)
     cosines = {}
     for name, rows in (("reads", w1), ("writes", w2)):
         both = [rows(one, neuron.site, neuron.layer) for one in (model, other)]

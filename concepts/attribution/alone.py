@@ -1,18 +1,13 @@
-"""One forward and one backward pass under the relevance rules, for prompts of one model."""
+"""One forward and one backward pass, for prompts that are compared with nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import groupby
-
 import torch
 
-from icebear.concepts.attribution.paired import compared
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
 from icebear.concepts.attribution.ranking import NeuronScores
 from icebear.concepts.attribution.recorded import kept_at, token_relevance, unranked
-from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, plan_of
+from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.lrp.positions import Sinks
 from icebear.concepts.methods.method import OnePass
@@ -27,42 +22,6 @@ from icebear.concepts.passes.run import Recorder, look, new_accounting, run
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import NumericalError
-
-BATCH_SIZE = 16
-"""Prompts that go through the model at once, however many there are."""
-
-
-def explained(request: AttributionRequest) -> list[Relevance]:
-    """Of each prompt, in the order of the request; its base model is not looked at."""
-    results: list[Relevance] = []
-    for key, group in groupby(request.prompts, lambda row: (row.batched, row.objective)):
-        rows, size = list(group), BATCH_SIZE if key[0] else 1
-        for start in range(0, len(rows), size):
-            results += _explained(request, rows[start : start + size])
-    return [_with_answer_start(*pair) for pair in zip(results, request.prompts, strict=True)]
-
-
-def _explained(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:
-    if rows[0].rather is not None:
-        return [_against_a_phrase(request, rows[0])]
-    if rows[0].counterfactuals:
-        return [compared(request, rows[0])]
-    return alone(request, plan_of(request.model, rows))
-
-
-def _with_answer_start(relevance: Relevance, row: PromptRequest) -> Relevance:
-    start = row.answer_start
-    if start is None and row.phrase is not None:
-        start = relevance.predicted_at + 1
-    return replace(relevance, prompt=replace(relevance.prompt, answer_start=start))
-
-
-def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:
-    """A pass for each of both phrases."""
-    phrases = [replace(row, phrase=phrase, rather=None) for phrase in (row.phrase, row.rather)]
-    whole = request.whole()
-    (here,), (there,) = (_explained(whole, [phrase]) for phrase in phrases)
-    return request.reduced(here.less(there))
 
 
 def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
