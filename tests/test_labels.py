@@ -24,7 +24,7 @@ from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
 from icebear.actmax.labels.activations import read
-from icebear.actmax.labels.auto import label_neurons, prepared, score_label
+from icebear.actmax.labels.auto import control_name, label_neurons, prepared, score_label
 from icebear.actmax.labels.choice import choose, judged
 from icebear.actmax.labels.evidence import evidence
 from icebear.actmax.labels.label import Label
@@ -154,7 +154,7 @@ def test_a_head_is_labelled_by_what_it_attends_to(indexed):
         head = store.labels.meanings([HEAD])[HEAD, "+"]
         assert (head.kind, head.text, head.clear) == ("tokens", "' zebra'", True)
         assert head.score > 0.97
-        assert store.facts.control("labels 0 heads")["labels"]
+        assert store.facts.control(control_name(0, heads=True))["labels"]
         x = prepared(model, store)["test"]
         ids = x.ids[0]
         found = read(model, x, [HEAD])[0][: len(ids)]
@@ -169,7 +169,7 @@ def test_chance_is_seldom_called_clear(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD])
-        known = store.facts.control("labels 0")
+        known = store.facts.control(control_name(0))
         parts = prepared(model, store, 1)
         neurons = [Neuron(0, "ffn", number) for number in range(10, 60)]
         read_of = {part: read(model, x, neurons) for part, x in parts.items()}

@@ -85,7 +85,7 @@ def activations(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """part -> (P, N) of neurons, or of heads; and what chance gives, measured in the same passes the first time."""
     heads = neurons[0].site == "head"
-    name = f"labels {seed} {' '.join(kinds.KINDS)}{' heads' if heads else ''}"
+    name = control_name(seed, heads)
     known = store.facts.control(name)
     others = [] if known else drawn(model, store, seed, heads)
     values = {part: read(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
@@ -94,6 +94,11 @@ def activations(
         store.facts.set_control(name, controls(list(sides(store, parts, others, of_others)), seed))
         known = store.facts.control(name)
     return values, known
+
+
+def control_name(seed: int, heads: bool = False) -> str:
+    """Where a store keeps what chance gives; of the kinds of labels that there are."""
+    return f"labels {seed}{' heads' if heads else ''}: {', '.join(kinds.KINDS)}"
 
 
 def prepared(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
