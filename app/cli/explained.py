@@ -76,6 +76,11 @@ def position_of(text: str | None) -> Any:
         raise InputError(f"--position {text!r} is not last, all or a number.") from None
 
 
+def usual_site(model: Model, method: Any) -> str | None:
+    """The site that is recorded unless another one is named; None where a model or a method may have no neurons."""
+    return "ffn" if model.has_family and (method is None or method.scores_neurons) else None
+
+
 def recorded(site: str | None, top: int, position: Any) -> dict[str, Any]:
     """The arguments of `attribute` for the neurons that a ranking of a site needs; None: what the method scores."""
     sites = {"sites": ("attn" if site == "head" else site,)} if site else {}

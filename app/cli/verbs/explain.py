@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from icebear.app.cli.explained import Explained, position_of, recorded
+from icebear.app.cli.explained import Explained, position_of, recorded, usual_site
 from icebear.app.cli.options import ModelOptions, exactly_one, option, record, shared, verb
 from icebear.app.cli.output import print_json, stdout, write_page
 from icebear.app.cli.progress import bar
@@ -74,7 +74,8 @@ def explain(options: Options) -> None:
         relevance = graph.relevances[0]
     else:
         graph = None
-        kept = recorded(options.site, options.top, None if explained.counterfactual else position or "last")
+        site = options.site or usual_site(model, arguments["method"])
+        kept = recorded(site, options.top, None if explained.counterfactual else position or "last")
         relevance = attribute(model, **arguments, **kept)
     prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position)
     with store_if_any(options.store, model) as store:
