@@ -21,7 +21,7 @@ from icebear.concepts.models.loading import load_model
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
 
 
@@ -42,7 +42,7 @@ def errors(model: Model, pair: Pair) -> tuple[float, float]:
         for number, layer in enumerate(model.net.model.layers):
             hook = layer.register_forward_hook(lambda module, args, x, number=number: read(number, x))
             undo.callback(hook.remove)
-        numbers, _ = run(model, Logits(asked), [inputs], DIFFERENCE)
+        numbers, _ = forward_backward(model, Logits(asked), [inputs], DIFFERENCE)
     real = (numbers[0] - numbers[1]).item()
     tokens = ((inputs.values[0] - partner(inputs.values[0])) * inputs.gradients[0])[0].sum().item()
     return abs(tokens / real - 1), max(abs(cut / real - 1) for cut in cuts.values())

@@ -16,9 +16,8 @@ from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import Conservation, forward_backward
 from icebear.concepts.passes.targets import Logits
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -103,5 +102,5 @@ def _wait(device: torch.device) -> None:
 def gradient_times_input(model: Model, prompt: PromptLike) -> torch.Tensor:
     """Gradient x input of the top answer's logit, (T,), as `Relevance.tokens`."""
     inputs = Inputs()
-    run(model, Logits(plan(model, [prompt])), [inputs])
+    forward_backward(model, Logits(plan(model, [prompt])), [inputs])
     return torch.cat([relevance[0].sum(-1) for relevance in inputs.relevance()])

@@ -15,7 +15,7 @@ from icebear.concepts.models import images
 from icebear.concepts.models.chat import Turn
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.replaced import replaced
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.edits import Edit, acts_at, parse_edits
 from icebear.errors import InputError
 from icebear.recipe import Recipe
@@ -84,7 +84,7 @@ def steer(
 
     @contextmanager
     def edited() -> Iterator[None]:
-        with where.following(), visiting(model, by_place, visit):
+        with where.following(), hooks(model, by_place, visit):
             yield
 
     with model.lock.yielding(edited):

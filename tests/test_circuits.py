@@ -31,7 +31,7 @@ from icebear.concepts.circuits import checks, drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.circuits.records import Group, Node, Rest, Token
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 
 KNOWN = {**dense(layers=4), "mixtral": mixtures()["mixtral"], "qwen3_moe": mixtures()["qwen3_moe"], "llama": LLAMA}
@@ -68,7 +68,7 @@ class Layers:
                 hook = lambda module, args, kwargs: self.calls.append((args, kwargs))  # noqa: E731
                 undo.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
             seen = lambda site, layer, x: self.neurons.update({layer: x.detach()})  # noqa: E731
-            undo.enter_context(visiting(model, [("ffn", m) for m in range(model.layers)], seen))
+            undo.enter_context(hooks(model, [("ffn", m) for m in range(model.layers)], seen))
             with torch.no_grad():
                 model.net(torch.tensor([IDS]), use_cache=False)
         self.streams = [args[0].detach() for args, _ in self.calls]
@@ -76,7 +76,7 @@ class Layers:
     def out(self, number, stream, neurons):
         """(1, T, D) behind a layer, of the stream before it and its neurons."""
         (_, *rest), kwargs = self.calls[number]
-        with visiting(self.model, [("ffn", number)], lambda *_: neurons):
+        with hooks(self.model, [("ffn", number)], lambda *_: neurons):
             found = self.model.layer_modules[number](stream, *rest, **kwargs)
         return found[0] if isinstance(found, tuple) else found
 
@@ -84,7 +84,7 @@ class Layers:
         """(1, T, N) of a layer's neurons, of the stream before it."""
         seen = []
         (_, *rest), kwargs = self.calls[number]
-        with visiting(self.model, [("ffn", number)], lambda site, layer, x: seen.append(x)):
+        with hooks(self.model, [("ffn", number)], lambda site, layer, x: seen.append(x)):
             self.model.layer_modules[number](stream, *rest, **kwargs)
         return seen[0]
 
@@ -283,7 +283,7 @@ def test_interventions_are_what_hooks_say(graph):
                 seen[layer] = x[0].clone()
                 return values[layer][None]
 
-            with visiting(graph.model, [("ffn", m) for m in range(graph.model.layers)], hook), torch.no_grad():
+            with hooks(graph.model, [("ffn", m) for m in range(graph.model.layers)], hook), torch.no_grad():
                 logits = graph.model.net(torch.tensor([IDS])).logits[0, -1]
             nodes = [seen[n.neuron.layer][n.position, n.neuron.index].item() for n in graph.nodes]
             return [*nodes, (logits[11] - logits[12]).item()]

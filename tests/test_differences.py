@@ -21,7 +21,7 @@ from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import MissingRule
 
@@ -95,7 +95,7 @@ def test_every_layers_cut_adds_up(name):
             )
             neurons.places = [(site, layer)]
             with Double():
-                numbers, _ = run(model, Logits(asked), [inputs, neurons], DIFFERENCE)
+                numbers, _ = forward_backward(model, Logits(asked), [inputs, neurons], DIFFERENCE)
             read = sum(
                 ((x - differences.partner(x)) * g)[0].sum()
                 for x, g in zip(inputs.values, inputs.gradients, strict=True)

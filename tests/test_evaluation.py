@@ -368,13 +368,13 @@ def test_latent_rankings(model):
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
         asked = plan(model, [IDS]).resolved(model)
         from icebear.concepts.methods.common import value
-        from icebear.concepts.passes.sites import visiting
+        from icebear.concepts.passes.sites import hooks
 
         def scaled(factor):
             def visit(site, layer, x):
                 return torch.cat((x[..., : neuron[1]], factor * x[..., neuron[1], None], x[..., neuron[1] + 1 :]), -1)
 
-            with torch.no_grad(), visiting(model, [("ffn", neuron[0])], visit):
+            with torch.no_grad(), hooks(model, [("ffn", neuron[0])], visit):
                 return value(model, asked)[0].item()
 
         slope = (scaled(1.01) - scaled(0.99)) / 0.02

@@ -23,7 +23,7 @@ from icebear import (
 )
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.concepts.models.families import FAMILIES
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary import unembedding, w1, w2
 from icebear.errors import InputError, MissingRule, ModelError
@@ -141,7 +141,7 @@ def test_q_k_and_v_are_what_attention_is_made_of(name):
     with (
         Double(),
         torch.no_grad(),
-        visiting(model, [(s, 1) for s in ("q", "k", "v", "attn")], lambda site, layer, x: seen.update({site: x[0]})),
+        hooks(model, [(s, 1) for s in ("q", "k", "v", "attn")], lambda site, layer, x: seen.update({site: x[0]})),
     ):
         model.net(torch.tensor([IDS]), use_cache=False)
     q, k, v = (seen[site].unflatten(-1, (4, -1)).transpose(0, 1) for site in "qkv")  # (H, T, d)
@@ -341,7 +341,7 @@ def test_experts_neurons_are_those_of_transformers_own_loop(name):
                 calls.append((expert, x))
         return linear(x, weight, bias)
 
-    with torch.no_grad(), visiting(model, [("ffn", 1)], lambda site, layer, x: seen.update(x=x[0])):
+    with torch.no_grad(), hooks(model, [("ffn", 1)], lambda site, layer, x: seen.update(x=x[0])):
         through = model.net(torch.tensor([IDS]), use_cache=False).logits
     model.net.set_experts_implementation("eager")
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
@@ -366,7 +366,7 @@ def test_an_experts_w2_row_is_what_its_neuron_writes(name):
     hook = model.layer_modules[1].register_forward_hook(
         lambda module, args, out: streams.append((out[0] if isinstance(out, tuple) else out)[0])
     )
-    with torch.no_grad(), visiting(model, [("ffn", 1)], lambda site, layer, x: seen.update(x=x[0])):
+    with torch.no_grad(), hooks(model, [("ffn", 1)], lambda site, layer, x: seen.update(x=x[0])):
         model.net(torch.tensor([IDS]), use_cache=False)
     neuron = int((seen["x"] != 0).float().sum(0).argmax())
     with torch.no_grad(), steer(model, [f"L1.ffn.{neuron}+1"]):

@@ -30,7 +30,7 @@ from icebear.concepts.methods.registry import METHODS, method_of, methods_of, na
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
-from icebear.concepts.passes.run import look, new_accounting
+from icebear.concepts.passes.run import forward, new_accounting
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, UnknownName
 
@@ -424,7 +424,7 @@ class Length(Method):
 
     def neuron_scores(self, model, plan, site):
         values = Values(model, plan.batch, (site,))
-        look(model, Logits(plan), [values])
+        forward(model, Logits(plan), [values])
         return self.factor * values.values(0, values.activation[site])
 
 

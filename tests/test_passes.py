@@ -12,7 +12,7 @@ from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import new_accounting, run
+from icebear.concepts.passes.run import forward_backward, new_accounting
 from icebear.concepts.passes.targets import Activations, Logits
 from icebear.errors import InputError
 
@@ -39,7 +39,7 @@ def test_what_is_stopped_and_what_passes_is_all_there_is(llama):
         inputs = Inputs()
         neurons = AllNeurons(llama, asked.batch, SITES, stop=stop)
         accounting = new_accounting(llama, 3)
-        numbers, _ = run(llama, Logits(asked), [inputs, neurons], CP_LRP, accounting=accounting)
+        numbers, _ = forward_backward(llama, Logits(asked), [inputs, neurons], CP_LRP, accounting=accounting)
         for row in range(3):
             found = inputs.relevance()[0][row].sum()
             if stop:
@@ -53,7 +53,7 @@ def test_a_pass_may_start_at_neurons_and_stop_at_those_below(llama):
     nodes = [(Neuron(1, "ffn", 3), 2), (Neuron(1, "ffn", 5), 4)]
     batch = llama.read([IDS, IDS])
     inputs, neurons = Inputs(), AllNeurons(llama, batch, ("ffn",), stop=True)
-    numbers, _ = run(llama, Activations(batch, [[node] for node in nodes]), [inputs, neurons], CP_LRP)
+    numbers, _ = forward_backward(llama, Activations(batch, [[node] for node in nodes]), [inputs, neurons], CP_LRP)
     for row, (neuron, position) in enumerate(nodes):
         found = neurons.relevance["ffn"][row]
         torch.testing.assert_close(inputs.relevance()[0][row].sum() + found.sum(), numbers[row], rtol=1e-4, atol=1e-6)
@@ -67,7 +67,7 @@ def test_a_sum_of_neurons_is_the_sum_of_their_passes(llama):
     parts = []
     for chosen in ([nodes[0]], [nodes[1]], nodes):
         batch, inputs = llama.read([IDS]), Inputs()
-        run(llama, Activations(batch, [chosen]), [inputs])
+        forward_backward(llama, Activations(batch, [chosen]), [inputs])
         parts.append(inputs.relevance()[0])
     torch.testing.assert_close(parts[0] + parts[1], parts[2])
 
@@ -110,7 +110,7 @@ def test_the_largest_and_the_sums_are_those_of_all(name, stop):
     every = AllNeurons(model, asked.batch, SITES, stop=stop)
     largest = LargestNeurons(model, asked.batch, SITES, 7, apart.__getitem__, stop=stop)
     for recorder in (every, largest):
-        run(model, Logits(asked), [Inputs(), recorder], CP_LRP)
+        forward_backward(model, Logits(asked), [Inputs(), recorder], CP_LRP)
     for row in range(2):
         found = largest.row(row)
         for site in SITES:

@@ -7,7 +7,7 @@ from test_chat import ASKED, MODELS, TALK
 from test_tasks import make
 
 from icebear import Chat, Edit, steer
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 
 PROMPTS = [ICE_BEAR, "In winter the lakes of the far north"]
@@ -167,7 +167,7 @@ def test_every_act_is_in_the_trace(smol, options):
             )
         )
 
-    with steer(smol, edits, trace=True) as trace, visiting(smol, [("ffn", 5), ("ffn", 7)], visit):
+    with steer(smol, edits, trace=True) as trace, hooks(smol, [("ffn", 5), ("ffn", 7)], visit):
         texts = smol.generate(PROMPTS, max_new_tokens=4, **options)
     by_edit = {text: [act for act in trace if str(act.edit) == text] for text in edits}
     assert len(by_edit[edits[0]]) == sum(count for layer, count, _ in seen if layer == 5)

@@ -30,7 +30,7 @@ from icebear.app.cli.terminal import side_by_side, token_relevance
 from icebear.app.web import charts
 from icebear.concepts.attribution.random_controls import removing
 from icebear.concepts.models.plan import plan
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary import w1, w2
 from icebear.errors import InputError, ModelError, UnknownName
@@ -263,7 +263,7 @@ def test_which_ffns_are_gated():
 def read(model, text, neuron):
     seen = []
     batch = model.read([model.token_ids(text)])
-    with torch.no_grad(), visiting(model, [(neuron.site, neuron.layer)], lambda site, layer, x: seen.append(x[0])):
+    with torch.no_grad(), hooks(model, [(neuron.site, neuron.layer)], lambda site, layer, x: seen.append(x[0])):
         model.net(**model.inputs(batch))
     return seen[-1][:, neuron.index]
 
@@ -289,7 +289,7 @@ def test_edits_reach_the_encoder_and_the_decoder_where_they_say():
 
     edits = ["L0.ffn.3=7@last", "L3.ffn.3=5@prompt", "L3.attn.3=4@generated", "L2.cross.3=3@step:1"]
     places = [("ffn", 0), ("ffn", 3), ("attn", 3), ("cross", 2)]
-    with steer(model, edits), visiting(model, places, visit):
+    with steer(model, edits), hooks(model, places, visit):
         model.generate("the ice bear", max_new_tokens=4, use_cache=True)
     encoder = seen["ffn", 0]
     assert len(encoder) == 1  # the encoder reads once

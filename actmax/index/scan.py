@@ -16,8 +16,8 @@ from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import run
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 from icebear.hashing import stable_hash
 from icebear.records import SITES, Sentence
@@ -140,7 +140,7 @@ class _Reader:
         def enter_relevance(columns: slice, relevance: Tensor) -> None:
             self._enter(columns, relevance, _largest(relevance, batch), batch, span)
 
-        with self.model.lock, visiting(self.model, self.places, visit):
+        with self.model.lock, hooks(self.model, self.places, visit):
             stream = self._pass(read).detach().float()  # (B, T, D)
         weights = batch.mask[:, 1:, None].float()
         return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
@@ -151,7 +151,7 @@ class _Reader:
             with torch.no_grad():
                 return self.model.final_stream(batch)
         target = _Predictions(batch)
-        run(self.model, target, [Inputs()], ATTNLRP)
+        forward_backward(self.model, target, [Inputs()], ATTNLRP)
         return target.stream
 
     def _summarise(self, columns: slice, seen: LayerActivations) -> None:

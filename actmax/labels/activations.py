@@ -12,7 +12,7 @@ from torch import Tensor
 from icebear.actmax.labels.sample import Sample
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.models.model import Model
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.passes.targets import first_layers
 from icebear.records import Neuron
 
@@ -58,7 +58,7 @@ def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[i
             span = slice(sample.starts[number], sample.ends[number])
             found[rows, span] = values[row, : span.stop - span.start].T
 
-    with visiting(model, by_place, visit):
+    with hooks(model, by_place, visit):
         model.final_stream(model.read([sample.ids[number] for number in part]))
 
 

@@ -14,11 +14,10 @@ from icebear.concepts.methods.method import OnePass
 from icebear.concepts.models import images
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.models.provenance import provenance
-from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.run import Recorder, look, new_accounting, run
+from icebear.concepts.passes.run import Conservation, Recorder, forward, forward_backward, new_accounting
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import NumericalError
@@ -43,7 +42,7 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
     if request.k is not None:
         largest = LargestNeurons(model, batch, sites, request.k, lambda row: unranked(model, batch, stream, row))
         recorders.append(largest)
-    numbers, missing = run(
+    numbers, missing = forward_backward(
         model,
         target,
         recorders,
@@ -55,7 +54,7 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):
         stream = Stream(model, batch, gradients=True)
-        run(model, Logits(plan), [Inputs(), stream], method.rules, strict=request.strict)  # says where
+        forward_backward(model, Logits(plan), [Inputs(), stream], method.rules, strict=request.strict)  # says where
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     results = []
     for row in range(len(batch.ids)):
@@ -112,7 +111,7 @@ def _scored_neurons(request: AttributionRequest, plan: Plan, row: int) -> Neuron
     recorded = kept_at(plan, row, request.record) if request.sites else ()
     values = Values(model, one.batch, request.sites)
     if request.sites:
-        look(model, Logits(one), [values])
+        forward(model, Logits(one), [values])
     relevance = {site: method.neuron_scores(model, one, site)[:, list(recorded)] for site in request.sites}
     activation = {site: values.values(0, x)[:, list(recorded)] for site, x in values.activation.items()}
     return NeuronScores(relevance, activation, recorded, model.heads)

@@ -18,8 +18,8 @@ from torch import Tensor
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
-from icebear.concepts.passes.run import look
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.run import forward
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError
 from icebear.records import TokenScore
@@ -78,14 +78,14 @@ class Nodes:
         for start in range(0, len(chosen), ROWS):
             kept = torch.stack(list(chosen[start : start + ROWS]))
             with self._exchanged(kept, self.there):
-                numbers += look(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
+                numbers += forward(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
         return numbers
 
     def predictions(self, kept: Tensor, k: int = 5) -> list[TokenScore]:
         """The most probable answers with a choice (L, T, W) of nodes kept."""
         target = Logits(self.one)
         with self._exchanged(kept, self.there):
-            look(self.model, target, [])
+            forward(self.model, target, [])
         return self.model.top_tokens(target.logits[0, -1].float(), k)
 
     def ends(self) -> tuple[float, float]:
@@ -138,7 +138,7 @@ class Nodes:
             return torch.where(own[..., layer, :, :], x, other[layer])
 
         places = [(name, layer) for name in stays for layer in self.model.layers_with(name)]
-        with self.model.lock, visiting(self.model, places, exchanged):
+        with self.model.lock, hooks(self.model, places, exchanged):
             yield
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import new_accounting, run
+from icebear.concepts.passes.run import Conservation, forward_backward, new_accounting
 from icebear.concepts.passes.targets import Activations
 from icebear.records import Neuron
 
@@ -50,7 +49,7 @@ def attribute_neurons(
     batch = model.read(rows)
     accounting, inputs = new_accounting(model, len(prompts)), Inputs()
     target = Activations(batch, [[node] for node in zip(neurons, positions, strict=True)])
-    activations, _ = run(model, target, [inputs], method, accounting=accounting)
+    activations, _ = forward_backward(model, target, [inputs], method, accounting=accounting)
     tokens = torch.zeros(encoded.ids.shape, dtype=accounting["softmax"].dtype)  # (B, T)
     for relevance in inputs.relevance():  # encoder and decoder read the same
         tokens[:, : batch.ids.shape[1]] += relevance.sum(-1).cpu()

@@ -24,11 +24,10 @@ from icebear.concepts.models import images
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.models.provenance import provenance
-from icebear.concepts.passes.conservation import Conservation
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import Largest, LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.run import Recorder, look, run
+from icebear.concepts.passes.run import Conservation, Recorder, forward, forward_backward
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, MissingRule, NumericalError
@@ -222,7 +221,9 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Plan]) -> 
         if request.k is not None:
             largest = LargestNeurons(model, batch, sites, request.k, partial(unranked, model, batch, stream), partner)
             recorders.append(largest)
-        numbers, _ = run(model, target, recorders, method, strict=request.strict, checkpoint=request.checkpoint)
+        numbers, _ = forward_backward(
+            model, target, recorders, method, strict=request.strict, checkpoint=request.checkpoint
+        )
         sums.largest = largest.row(0) if largest else None
         parts = [_product(x - partner(x), g)[0] for x, g in zip(inputs.values, inputs.gradients, strict=True)]
         here, there = ({site: values.values(row, x) for site, x in values.activation.items()} for row in (0, 1))
@@ -272,7 +273,7 @@ def _read(request: AttributionRequest, one: Plan) -> _Here:
     model = request.model
     target, inputs, stream = Logits(one), Inputs(), Stream(model, one.batch)
     values = Values(model, one.batch, request.sites)
-    look(model, target, [inputs, stream, values])
+    forward(model, target, [inputs, stream, values])
     activation = {site: values.values(0, x) for site, x in values.activation.items()}
     return _Here([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
 
@@ -323,6 +324,8 @@ def _between(
 
     neurons = AllNeurons(model, many.batch, difference, columns, compared=compared)
     rules = method.rules if isinstance(method, OnePass) else None
-    run(model, Logits(many), [inputs, neurons], rules, strict=request.strict, checkpoint=request.checkpoint)
+    forward_backward(
+        model, Logits(many), [inputs, neurons], rules, strict=request.strict, checkpoint=request.checkpoint
+    )
     parts = [_product(x - y, g.mean(0)) for (x, y), g in zip(reads, inputs.gradients, strict=True)]
     return parts, {site: x.mean(0).cpu() for site, x in neurons.relevance.items()}

@@ -12,7 +12,7 @@ from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Objective, explained
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import Recorder, run
+from icebear.concepts.passes.run import Recorder, forward_backward
 from icebear.concepts.passes.stream import Stream
 
 Part = Sequence[int]
@@ -63,5 +63,5 @@ def several(
     read = list(ids)
     each = _Each()
     recorders: list[Recorder] = [each, Stream(model, model.read_ids([read]))]
-    run(model, Parts(read, parts, objective), recorders, method, checkpoint=checkpoint)
+    forward_backward(model, Parts(read, parts, objective), recorders, method, checkpoint=checkpoint)
     return torch.stack(each.passes)

@@ -19,7 +19,7 @@ from icebear.concepts.lrp.positions import Reading, over_layers
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.images import ImageMap
 from icebear.concepts.models.plan import Objective, Plan
-from icebear.concepts.passes.conservation import Conservation
+from icebear.concepts.passes.run import Conservation
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
 from icebear.tables import Tabled

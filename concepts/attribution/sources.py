@@ -22,7 +22,7 @@ from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
 
 
@@ -95,7 +95,7 @@ def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], che
     """The tokens' relevance by CP-LRP that goes through no FFN neuron."""
     target, inputs = plan(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
     ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
-    run(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
+    forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
     return inputs.relevance()[0].sum().item()
 
 

@@ -25,8 +25,8 @@ from icebear.concepts.circuits.records import AnswerNode, Edge, EdgeFaithfulness
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import changing
-from icebear.concepts.passes.run import look
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.run import forward
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.passes.targets import Logits, first_layers
 from icebear.errors import InputError
 from icebear.values import seed_of, whole
@@ -126,8 +126,8 @@ class HeldNeurons:
             return found.to(x)
 
         places = [(site, layer) for site in self.sites for layer in self.model.layers_with(site)]
-        with changing(self.model, reading), visiting(self.model, places, held):
-            answers = look(self.model, Logits(plan), [])
+        with changing(self.model, reading), hooks(self.model, places, held):
+            answers = forward(self.model, Logits(plan), [])
         return seen, answers.float().cpu()
 
 

@@ -23,8 +23,8 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Recorder
-from icebear.concepts.passes.run import look, run
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.run import forward, forward_backward
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.passes.targets import Logits
 
 TOKENS = 128
@@ -56,7 +56,7 @@ class Targets:
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
         places = {(probe.site, probe.layer) for row in self.chosen for probe in row if probe}
-        with visiting(model, places, lambda site, layer, x: self.seen.update({(site, layer): x})):
+        with hooks(model, places, lambda site, layer, x: self.seen.update({(site, layer): x})):
             yield
 
     def numbers(self, model: Model) -> list[Tensor]:
@@ -157,7 +157,7 @@ def direct(
     sources = Sources(model, many, rows, inputs, read, difference, nodes, told)
     with model.lock, constant_attention(model) if held else nullcontext():
         chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
-        run(model, Targets(many, chosen), [inputs, sources], method)
+        forward_backward(model, Targets(many, chosen), [inputs, sources], method)
     found = ([getattr(part, name) for part in sources.found] for name in ("tokens", "nodes", "sums"))
     return EdgeSums(*(torch.cat(part)[: len(targets)] for part in found))
 
@@ -165,7 +165,9 @@ def direct(
 def inputs_of(model: Model, pair: Plan) -> list[Tensor]:
     """What each stack reads, of both rows."""
     inputs = Inputs()
-    look(model, Logits(pair), [inputs, Recorder(model, pair.batch, ("ffn",))])  # past a mixture's kernels, as in `run`
+    forward(
+        model, Logits(pair), [inputs, Recorder(model, pair.batch, ("ffn",))]
+    )  # past a mixture's kernels, as in `forward_backward`
     return [leaf.detach() for leaf in inputs.leaves]
 
 
@@ -173,5 +175,5 @@ def inputs_of(model: Model, pair: Plan) -> list[Tensor]:
 def constant_attention(model: Model) -> Iterator[None]:
     """No gradient goes through attention weights, as none goes to queries and keys."""
     places = [(site, layer) for site in ("q", "k") for layer in model.layers_with(site)]
-    with visiting(model, places, lambda site, layer, x: x.detach()):
+    with hooks(model, places, lambda site, layer, x: x.detach()):
         yield

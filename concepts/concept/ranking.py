@@ -18,7 +18,7 @@ from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.vocabulary import BLOCK, unembedding, vocabulary, written
 from icebear.errors import InputError
 
@@ -178,7 +178,7 @@ def _relevances(
 
     sites = dict.fromkeys(site for site, _ in places)
     neurons = AllNeurons(model, batch, sites, compared=compared)
-    run(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
+    forward_backward(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
     for row, length in enumerate(batch.lengths):
         for site, relevance in neurons.row(row)[0].items():
             yield site, relevance[:, 1:length].sum(1).double().numpy()

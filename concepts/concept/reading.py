@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.models.model import Model
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 from icebear.records import Neuron
 
@@ -72,7 +72,7 @@ def read(
     with model.lock, torch.no_grad():
         for start in range(0, len(order), BATCH):
             part = order[start : start + BATCH]
-            with visiting(model, columns, partial(visit, part)):
+            with hooks(model, columns, partial(visit, part)):
                 model.final_stream(model.read([rows[number] for number in part]))
             on_progress(start + len(part), len(order))
     return Read(tuple(neurons), means, last, low, high)

@@ -23,7 +23,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.concepts.passes.neurons import Values
-from icebear.concepts.passes.run import look
+from icebear.concepts.passes.run import forward
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError
 
@@ -178,7 +178,7 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.other)]:
         one = plan(model, [prompt])
         values = Values(model, one.batch, (name,))
-        look(model, Logits(one), [values])
+        forward(model, Logits(one), [values])
         by_length.setdefault(one.batch.lengths[0], []).append(values.values(0, values.activation[name]))
     return {length: torch.stack(some).mean(0) for length, some in by_length.items()}
 

@@ -18,8 +18,8 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan, plan
 from icebear.concepts.passes.neurons import Values
-from icebear.concepts.passes.run import look
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.run import forward
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.passes.targets import Logits
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -93,7 +93,7 @@ def _latent(model: Model, plan: Plan, site: str, method: Method | str) -> Tensor
     if isinstance(method, Method):
         return method.neuron_scores(model, plan, site)
     values = Values(model, plan.batch, (site,))
-    look(model, Logits(plan), [values])
+    forward(model, Logits(plan), [values])
     return values.values(0, values.activation[site]).abs()
 
 
@@ -118,7 +118,7 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
             gone = gone.repeat_interleave(model.head_dim, 1)
         places = [(tap, layer) for layer in range(model.layers) if gone[layer].any()]
         prune = lambda site, layer, x: x.masked_fill(gone[layer].to(x.device), 0)  # noqa: B023, E731
-        with model.lock, torch.no_grad(), visiting(model, places, prune):
+        with model.lock, torch.no_grad(), hooks(model, places, prune):
             for row, objective in enumerate(plans):
                 curves[row].append(log_probability(model, objective)[0].item())
     return curves

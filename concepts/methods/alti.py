@@ -20,7 +20,7 @@ from icebear.concepts.models import norms
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.vocabulary import unembedding
 from icebear.errors import InputError
 
@@ -121,7 +121,7 @@ def _read(model: Model, plan: Plan, row: int) -> tuple[list[_Layer], Tensor]:
         stack.enter_context(eager(model))
         stack.enter_context(_streams(model, streams))
         keep = lambda site, layer, x: values.__setitem__(layer, x[0].float())  # noqa: E731
-        stack.enter_context(visiting(model, [("v", layer) for layer in range(model.layers)], keep))
+        stack.enter_context(hooks(model, [("v", layer) for layer in range(model.layers)], keep))
         output = model.net(input_ids=ids, attention_mask=mask, output_attentions=True)
     heads, dim = model.heads, model.head_dim
     layers = []

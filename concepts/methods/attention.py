@@ -13,7 +13,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model, at
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import forward_backward
 from icebear.errors import InputError
 
 
@@ -85,7 +85,7 @@ def _attention(model: Model, plan: Plan) -> tuple[list[Tensor], list[Tensor]]:
         raise InputError(f"The attention maps of {model.name}, an encoder-decoder, are not one chain of layers.")
     maps = _Maps(plan)
     with eager(model):
-        run(model, maps, [Inputs(), maps])
+        forward_backward(model, maps, [Inputs(), maps])
     return [x.detach().float() for x in maps.leaves], [g.float() for g in maps.gradients]
 
 

@@ -14,7 +14,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Inputs, changing
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError
 
@@ -28,14 +28,14 @@ ROWS = 32
 def token_relevance(model: Model, plan: Plan, rules: AttnLRP | None = None) -> list[Tensor]:
     """(T,) input x gradient of each prompt's tokens, by relevance rules or by the plain gradient."""
     inputs = Inputs()
-    run(model, Logits(plan), [inputs], rules)
+    forward_backward(model, Logits(plan), [inputs], rules)
     return by_row(plan, [relevance.sum(-1) for relevance in inputs.relevance()])
 
 
 def with_positions(model: Model, plan: Plan, rules: AttnLRP, reading: Reading, tokens: bool = True) -> list[Tensor]:
     """(T,) relevance of each prompt's tokens and of their positions in all layers together, or of positions alone."""
     inputs, sinks = Inputs(), Sinks(model, plan.batch)
-    run(model, Logits(plan), [inputs, sinks], rules)
+    forward_backward(model, Logits(plan), [inputs, sinks], rules)
     own = by_row(plan, [relevance.sum(-1) for relevance in inputs.relevance()])
     rows = [sinks.relevance[row][:, plan.batch.columns(row)].cpu() for row in range(len(own))]
     positions = [over_layers(row, reading) for row in rows]
@@ -45,7 +45,7 @@ def with_positions(model: Model, plan: Plan, rules: AttnLRP, reading: Reading, t
 def neuron_relevance(model: Model, plan: Plan, site: str, rules: AttnLRP | None = None) -> Tensor:
     """(L, T, N) activation x gradient of a site's neurons, for a plan of one prompt."""
     neurons = AllNeurons(model, plan.batch, (site,))
-    run(model, Logits(plan), [Inputs(), neurons], rules)
+    forward_backward(model, Logits(plan), [Inputs(), neurons], rules)
     return neurons.row(0)[0][site]
 
 

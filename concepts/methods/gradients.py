@@ -18,7 +18,7 @@ from icebear.concepts.methods.method import Method, Multiplying, OnePass, Place
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
 from icebear.concepts.passes.inputs import Change, Inputs
-from icebear.concepts.passes.run import run
+from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
 
 
@@ -134,7 +134,7 @@ class Positions(Method):
 def _pass(model: Model, plan: Plan, change: Change = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
     """(embeddings, gradients), each (B, T, D), of each stack, at changed embeddings."""
     inputs = Inputs(change)
-    run(model, Logits(plan), [inputs])
+    forward_backward(model, Logits(plan), [inputs])
     return [(x.float(), g.float()) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
 
 

@@ -12,7 +12,7 @@ from icebear.concepts.methods.common import ROWS, log_probability, value, withou
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 
 
@@ -66,7 +66,7 @@ def _scaled_down(model: Model, plan: Plan, row: int, p: float) -> Tensor:
         def scale(site: str, layer: int, x: Tensor, factor: Tensor = factor) -> Tensor:
             return x * factor
 
-        with model.lock, torch.no_grad(), visiting(model, keys, scale):
+        with model.lock, torch.no_grad(), hooks(model, keys, scale):
             measured.append(log_probability(model, plan.repeated(row, len(part))))
     scores = torch.cat(measured).cpu()
     return scores[0] - scores[1:]

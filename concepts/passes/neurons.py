@@ -13,7 +13,7 @@ from torch import Tensor
 from icebear.concepts.lrp import rules
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 
 
 class Recorder:
@@ -55,7 +55,7 @@ class Recorder:
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
-        with visiting(model, self.places, self._visit):
+        with hooks(model, self.places, self._visit):
             yield
 
     @property
@@ -185,7 +185,7 @@ class BlockedNeurons:
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
-        with visiting(model, self.columns, self._stop):
+        with hooks(model, self.columns, self._stop):
             yield
 
     def _stop(self, site: str, layer: int, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.models.model import Model
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 
 if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP, Difference
@@ -42,6 +43,40 @@ class Recorder(Protocol):
         """The gradients of its leaves, None where the number does not depend on one; S times."""
 
 
+@dataclass(frozen=True)
+class Conservation:
+    """Where the relevance of the target went; the parts add up to `target`.
+
+    `softmax` is what the bias term of the Taylor rule keeps (AttnLRP Eq. 13; 0 in CP-LRP), `rest` what no
+    rule accounts for: rounding, and functions with f(0) != 0.
+    """
+
+    target: float
+    tokens: float
+    positions: float = 0.0
+    biases: float = 0.0
+    softmax: float = 0.0
+
+    @property
+    def rest(self) -> float:
+        return self.target - self.tokens - self.positions - self.biases - self.softmax
+
+    def less(self, other: Conservation) -> Conservation:
+        return Conservation(*(getattr(self, part.name) - getattr(other, part.name) for part in fields(self)))
+
+    def to_dict(self) -> dict[str, float]:
+        return {**vars(self), "rest": self.rest}
+
+    def __str__(self) -> str:
+        others = {
+            "positions": self.positions,
+            "biases": self.biases,
+            "softmax bias (not attributable to a token)": self.softmax,
+        }
+        parts = [f"{name} {value:z.3f}" for name, value in others.items() if abs(value) >= 5e-4]
+        return f"{self.target:z.3f}: {', '.join([f'tokens {self.tokens:z.3f}', *parts, f'rest {self.rest:.1e}'])}"
+
+
 LONG = 2048
 """Tokens from which on memory matters more than the third of a pass that it takes to compute twice."""
 
@@ -52,7 +87,7 @@ def new_accounting(model: Model, count: int) -> dict[str, Tensor]:
     return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
 
 
-def look(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:
+def forward(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:
     """The numbers (B,) of a forward pass alone, seen by recorders; those that ask for gradients get none."""
     with ExitStack() as stack:
         stack.enter_context(model.lock)
@@ -63,7 +98,7 @@ def look(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:
         return _together(target.numbers(model))
 
 
-def run(
+def forward_backward(
     model: Model,
     target: Target,
     recorders: Sequence[Recorder],
@@ -100,7 +135,7 @@ def run(
             # Ours take both partners' experts for both, and know whose tokens an expert's bias was added to.
             if model.has_family and model.family.experts:
                 routers = [("router", layer) for layer in model.layers_with("router")]
-                stack.enter_context(visiting(model, routers, lambda site, layer, x: None))
+                stack.enter_context(hooks(model, routers, lambda site, layer, x: None))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
         stack.enter_context(target.reading(model))
         for recorder in recorders:

@@ -18,7 +18,7 @@ Visit = Callable[[str, int, Tensor], Tensor | None]
 
 
 @contextmanager
-def visiting(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> Iterator[None]:
+def hooks(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> Iterator[None]:
     """Call `visit(site, layer, activations (B, T, N))` whenever the model passes one of `places`.
 
     What `visit` returns, unless it is None, replaces the activations.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import Plan
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.records import Neuron
 
 
@@ -52,7 +52,7 @@ class Activations:
         with ExitStack() as undo:
             if model.task.stacks == 1:  # the layers above have no part in it
                 undo.enter_context(first_layers(model, 1 + max(layer for _, layer in places)))
-            undo.enter_context(visiting(model, places, self._see))
+            undo.enter_context(hooks(model, places, self._see))
             yield
 
     def _see(self, site: str, layer: int, x: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from icebear.concepts.concept.reading import BATCH, columns_of, counts
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.sites import hooks
 from icebear.concepts.render import page, render
 from icebear.errors import InputError
 
@@ -78,7 +78,7 @@ def _values(model: Model, concept: Concept, rows: Sequence[list[int]]) -> list[n
         for row, number in enumerate(batch):
             found[number] += (values[row, : len(rows[number])] - centre[own]) @ weights[own]
 
-    with model.lock, visiting(model, columns, visit):
+    with model.lock, hooks(model, columns, visit):
         for start in range(0, len(order) if columns else 0, BATCH):
             batch[:] = order[start : start + BATCH]
             model.final_stream(model.read([rows[number] for number in batch]))

@@ -11,7 +11,7 @@ from icebear.concepts.models.plan import plan
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
-from icebear.concepts.passes.run import look, run
+from icebear.concepts.passes.run import forward, forward_backward
 from icebear.concepts.passes.targets import Logits
 from icebear.edits import Edit
 from icebear.steering.apply import steer
@@ -44,12 +44,12 @@ def through(model: Model, concept: Concept, prompt: PromptLike) -> Through:
     for part in concept.parts:
         columns.setdefault((part.neuron.site, part.neuron.layer), []).append(part.neuron.index)
     target = Logits(asked)
-    logit = run(model, target, [whole], CP_LRP)[0][0].item()
-    run(model, Logits(asked), [past, BlockedNeurons(columns)], CP_LRP)
+    logit = forward_backward(model, target, [whole], CP_LRP)[0][0].item()
+    forward_backward(model, Logits(asked), [past, BlockedNeurons(columns)], CP_LRP)
     passing = whole.relevance()[0].sum().item() - past.relevance()[0].sum().item()
     (token,) = target.targets[0]
     length = len(model.ids(prompt))
     edits = [Edit(part.neuron, "set", part.mean, where=f"position:1-{length}") for part in concept.parts]
     with steer(model, edits):
-        left = look(model, Logits(plan(model, [Prompt.of(prompt)], [token])), [])[0].item()
+        left = forward(model, Logits(plan(model, [Prompt.of(prompt)], [token])), [])[0].item()
     return Through(model.answer_text(token), logit, passing / logit, (logit - left) / logit)

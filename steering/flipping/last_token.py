@@ -13,8 +13,8 @@ from torch import Tensor
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import run
-from icebear.concepts.passes.sites import visiting
+from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.sites import hooks
 
 Place = tuple[int, int, int]
 """Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase behind it."""
@@ -62,7 +62,7 @@ class LastToken:
             values[layer] = x[0].float().cpu().T
 
         places = [("ffn", layer) for layer in self.model.layers_with("ffn")]
-        with self.model.lock, torch.no_grad(), visiting(self.model, places, visit):
+        with self.model.lock, torch.no_grad(), hooks(self.model, places, visit):
             self.model.net(**self._inputs(1))
         return values
 
@@ -80,7 +80,7 @@ class LastToken:
             def visit(site: str, layer: int, x: Tensor, edits: dict = by_layer) -> Tensor:
                 return _set(x, edits[layer])
 
-            with self.model.lock, visiting(self.model, [("ffn", layer) for layer in by_layer], visit):
+            with self.model.lock, hooks(self.model, [("ffn", layer) for layer in by_layer], visit):
                 logits.append(self.model.net(**self._inputs(len(part))).logits.float().cpu())
         return torch.cat(logits)
 
@@ -88,7 +88,7 @@ class LastToken:
         """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
         rules of a method; None is the plain gradient. Times the activation it is the relevance."""
         model, slopes = self.model, _Slopes(edits)
-        run(model, _Margin(self._inputs(1), explained), [Inputs(), slopes], method)
+        forward_backward(model, _Margin(self._inputs(1), explained), [Inputs(), slopes], method)
         gradients = torch.zeros(model.layers, model.width("ffn"), self.steps)
         for layer, gradient in zip(model.layers_with("ffn"), slopes.gradients, strict=True):
             if gradient is not None:
@@ -121,7 +121,7 @@ class _Slopes:
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
-        with visiting(model, [("ffn", layer) for layer in model.layers_with("ffn")], self._visit):
+        with hooks(model, [("ffn", layer) for layer in model.layers_with("ffn")], self._visit):
             yield
 
     def _visit(self, site: str, layer: int, x: Tensor) -> Tensor:
