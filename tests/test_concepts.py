@@ -226,7 +226,7 @@ def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, found):
             assert model.generate(prompt, max_new_tokens=8) == plain
 
 
-def test_a_price_is_met(smol):
+def test_a_price_is_met(smol, few_contexts):
     concept = Concept.of(smol, "north", {(Neuron(29, "ffn", 860), "+"): 1.0, (Neuron(24, "ffn", 299), "+"): 0.5})
     places = HeldOutContexts(smol, NEUTRAL[:3])
     for kl in (0.02, 0.25):
@@ -386,7 +386,7 @@ def test_topics_split_words_and_documents():
 
 
 @pytest.mark.real
-def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol):
+def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol, few_contexts):
     """Each measured by the plain model, over what begins as texts with the concept do."""
     music = Concept.load(EXAMPLES / "music.json")
     openings = [" ".join(text.split()[:6]) for text in (EXAMPLES / "music.txt").read_text().splitlines()[:8]]
@@ -456,11 +456,11 @@ def test_the_verbs(smol, few_contexts, tmp_path):
 
 @pytest.mark.real
 @pytest.mark.long
-def test_evaluate_steering(smol, tmp_path, monkeypatch):
+def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     """A small one: tables for detection and each price, a figure, prices as they were asked for."""
-    small = {"find": 12, "choose": 8, "report": 8}
+    small = {"find": 6, "choose": 4, "report": 4}
     monkeypatch.setattr(latent_topics, "ENOUGH", small)
-    monkeypatch.setattr(latent_topics, "FEWEST", 8)
+    monkeypatch.setattr(latent_topics, "FEWEST", 4)
     monkeypatch.setattr(evaluation, "PRICES", (0.1,))
     monkeypatch.setattr(evaluation, "WAYS", ("means", "w2"))
     monkeypatch.setattr(evaluation, "TURNED", (5,))
