@@ -26,6 +26,7 @@ pictures: install
 
 docs: install
 	$(BIN)/python docs/api.py
+	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/notebooks.py
 	$(BIN)/zensical build --clean --strict
 

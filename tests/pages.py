@@ -16,9 +16,9 @@ from icebear.app.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-GENERATED = ROOT / "docs" / "api.md"
+GENERATED = {ROOT / "docs" / "api.md", ROOT / "docs" / "tables.md"}
 README = ROOT / "README.md"
-PAGES = [README, *sorted({*(ROOT / "docs").glob("*.md")} - {GENERATED})]
+PAGES = [README, *sorted({*(ROOT / "docs").glob("*.md")} - GENERATED)]
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[\w ]+) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -86,7 +86,8 @@ def build_site(folder, notebook_page):
     shutil.copytree(ROOT / "docs", folder / "docs")
     for name in ("README.md", "zensical.toml"):
         shutil.copy(ROOT / name, folder)
-    (folder / "docs" / "api.md").write_text(script("api").page())
+    for name in ("api", "tables"):
+        (folder / "docs" / f"{name}.md").write_text(script(name).page())
     for path in NOTEBOOKS:
         (folder / "docs" / "notebooks" / f"{path.stem}.md").write_text(notebook_page(path))
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
