@@ -53,11 +53,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     asked = parser.parse_args()
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
-    everything = [pair for task in pairs.TASKS.values() for pair in task()]
+    everything = [pair for task in pairs.TASKS.values() for pair in task]
     random.Random(0).shuffle(everything)
     found = []
     for pair in everything:
-        if len(found) < asked.pairs and pairs.clear(model, pair):
+        if len(found) < asked.pairs and pairs.is_usable(model, pair):
             found.append(errors(model, pair))
     tokens, cuts = zip(*found, strict=True)
     rows = {"tokens": tokens, "worst layer": cuts}

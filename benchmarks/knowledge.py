@@ -107,7 +107,7 @@ class KnowledgeNeurons(Evaluation):
     data: Annotated[str, Option("A file of facts.", is_file=True)]
     top: Annotated[int, Option()] = 20
     quorum: Annotated[
-        float, Option("The share of a fact's prompts whose top a neuron must be in to be the fact's.", least=0, most=1)
+        float, Option("The share of a fact's prompts whose top a neuron must be in to be the fact's.", least=0)
     ] = 0.7
     seed: Seed = 0
 

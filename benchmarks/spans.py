@@ -19,8 +19,8 @@ from torch import Tensor
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.calibration import TEXTS
-from icebear.concepts.evaluation import metrics
 from icebear.concepts.evaluation.groundtruth import tokens_between
+from icebear.concepts.evaluation.metrics import localization_metrics
 from icebear.concepts.evaluation.protocol import Evaluation, Methods, Option, Part, Samples, Seed
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
@@ -343,7 +343,11 @@ def numbers(
     for name in list(found):
         found[f"{name}_random"] = fmean(one[name] for one in by_chance)
     sums = [sum(scores[token] for token in part) for part in parts]
-    return {**found, "part": metrics.pointing(sums, evidence), "part_random": len(evidence) / len(parts)}
+    return {
+        **found,
+        "part": localization_metrics(sums, evidence)["pointing"],
+        "part_random": len(evidence) / len(parts),
+    }
 
 
 def _own(scores: Tensor, one: Asked) -> float:
@@ -356,12 +360,8 @@ def _own(scores: Tensor, one: Asked) -> float:
 
 def _by_token(scores: Sequence[float], spans: Sequence[Sequence[int]]) -> dict[str, float]:
     tokens = sorted({token for span in spans for token in span})
-    return {
-        "pointing": metrics.pointing(scores, tokens),
-        "mass": metrics.mass_accuracy(scores, tokens),
-        "recall": metrics.token_accuracy(scores, tokens),
-        "first": metrics.mass_accuracy(scores, spans[0]),
-    }
+    found, first = localization_metrics(scores, tokens), localization_metrics(scores, spans[0])
+    return {"pointing": found["pointing"], "mass": found["mass"], "recall": found["accuracy"], "first": first["mass"]}
 
 
 @dataclass(frozen=True)

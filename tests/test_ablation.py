@@ -156,8 +156,7 @@ def test_every_score_ranks(given):
 
 
 def test_templates_are_pairs_that_differ_in_the_answer():
-    for name, task in pairs.TASKS.items():
-        found = task()
+    for name, found in pairs.TASKS.items():
         assert len(found) >= 40, name
         assert all(pair.prompt != pair.other and pair.answer != pair.other_answer for pair in found)
         assert len({(pair.prompt, pair.other) for pair in found}) == len(found)
@@ -180,9 +179,9 @@ def test_a_file_of_pairs(tmp_path):
 
 def test_only_clear_pairs_of_equal_length_count(smol):
     good = pairs.Pair("The keys near the house", "The key near the house", " are", " is")
-    assert pairs.clear(smol, good)
-    assert not pairs.clear(smol, pairs.Pair(good.prompt, good.other, " is", " are"))
-    assert not pairs.clear(smol, pairs.Pair("The old keys near the house", good.other, " are", " is"))
+    assert pairs.is_usable(smol, good)
+    assert not pairs.is_usable(smol, pairs.Pair(good.prompt, good.other, " is", " are"))
+    assert not pairs.is_usable(smol, pairs.Pair("The old keys near the house", good.other, " are", " is"))
     plain = plan(smol, [good.prompt], " are", " is")
     assert plain.targets[0] != plain.contrasts[0]
 

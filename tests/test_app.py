@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -250,14 +251,15 @@ def test_report(environment, tmp_path, monkeypatch):
     assert "Name a folder" in text(fine(visit(view="report")))
     settings = {"evaluation": "faithfulness", "model": {"name": "a <b>model</b>"}, "methods": {"gxi": "", "alti": None}}
     samples = [{"methods": {"gxi": {"x": value}}} for value in (1.0, 2.0)]
-    report.write(tmp_path, samples, {"x": "higher is better"}, settings, {"alti": "it cannot"})
+    written = report.Results(settings, {"x": "higher is better"}, [], {"alti": "it cannot"}, samples)
+    report.write(tmp_path, written)
     page = fine(visit(view="report", folder=str(tmp_path)))
     assert "1.500 ± 0.500 *" in str(page.dataframe[0].value)
     assert "it cannot" in text(page)
     assert "<b>model" not in text(page)
     assert visit(view="report", folder=str(tmp_path / "none")).error[0].value.count("check the path")
     (tmp_path / "ablation" / "capitals").mkdir(parents=True)
-    report.write(tmp_path / "ablation" / "capitals", samples, {"x": "median of x"}, settings, {"alti": "it cannot"})
+    report.write(tmp_path / "ablation" / "capitals", replace(written, columns={"x": "median of x"}))
     monkeypatch.chdir(tmp_path)
     page = visit(view="report")
     assert "ablation\\/capitals" in text(page)
@@ -271,7 +273,7 @@ def test_a_report_is_computed_when_it_was_written_not_at_every_click(environment
 
     def write(value):
         samples = [{"methods": {"gxi": {"x": value}, "alti": {"x": value / 2}}}] * 2
-        report.write(tmp_path, samples, {"x": "higher is better"}, settings, {})
+        report.write(tmp_path, report.Results(settings, {"x": "higher is better"}, [], {}, samples))
 
     monkeypatch.setattr(statistics, "paired_p", lambda *args: made.append(1) or paired(*args))
     write(1.0)

@@ -201,7 +201,7 @@ def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
         expected[name] = before = max(before, min(1, alone[name] * (len(able) - rank)))
     assert p(able) == pytest.approx(expected)
     assert len(able) > 2
-    said = " ".join(report.legend(samples, {"x": ""}, [], {}))
+    said = " ".join(report.Results({}, {"x": ""}, [], {}, samples).legend())
     assert "Holm" in said
     assert "chosen on the same samples" in said
 

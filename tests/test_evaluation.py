@@ -35,20 +35,25 @@ def model():
 def test_metrics_by_hand():
     assert metrics.area([1, 0]) == 0.5
     assert metrics.area([4, 2, 0]) == 2
-    assert metrics.area_over((0, 0.5, 1), [4, 2, 0]) == 2
-    assert metrics.area_over((0, 0.1, 1), [1, 0, 0]) == pytest.approx(0.05)
-    assert metrics.faithfulness([4, 1, 0], [4, 3, 0]) == pytest.approx(1)  # areas 1.5 and 2.5
-    assert metrics.auac([1, 0.8, 0]) == pytest.approx(0.65)
-    assert metrics.au_mse([2, 1, 0]) == pytest.approx((0.5 + 2.5) / 2)
-    assert metrics.comprehensiveness([0.9, 0.5, 0.1, 0]) == pytest.approx(0.6)
-    assert metrics.sufficiency([0.9, 0.8, 0.7, 0]) == pytest.approx(0.15)
-    assert metrics.reciprocal_rank([3, 1, 2], [1]) == pytest.approx(1 / 3)
-    assert metrics.reciprocal_rank([2, 2, 1], [1], "best") == 1
-    assert metrics.reciprocal_rank([2, 2, 1], [1], "worst") == 0.5
-    assert metrics.pointing([2, 2, 1], [1]) == 0.5
-    assert metrics.mass_accuracy([3, -5, 1], [0]) == 0.75
-    assert metrics.token_accuracy([3, 2, 1], [0, 2]) == 0.5
-    assert metrics.iou([3, 2, 1], [0, 2]) == pytest.approx(1 / 3)
+    assert metrics.area([4, 2, 0], (0, 0.5, 1)) == 2
+    assert metrics.area([1, 0, 0], (0, 0.1, 1)) == pytest.approx(0.05)
+    most, least = [(4, 0.9), (1, 0.5), (0, 0.1), (0, 0)], [(4, 0.9), (3, 0.8), (3, 0.7), (0, 0)]
+    assert metrics.removal_metrics(most, least) == pytest.approx(
+        {
+            "delta_a": 8 / 3 - 1,
+            "delta_p": (1.95 - 1.05) / 3,
+            "auac": 1.95 / 3,
+            "au_mse": (0.5 + 1 + 8.5) / 3,
+            "compr": 0.6,
+            "suff": 0.15,
+        }
+    )
+    assert metrics.localization_metrics([3, 1, 2], [1])["mrr"] == pytest.approx(1 / 3)
+    tied = metrics.localization_metrics([2, 2, 1], [1])
+    assert (tied["mrr"], tied["mrr_worst"], tied["pointing"]) == (1, 0.5, 0.5)
+    assert metrics.localization_metrics([3, -5, 1], [0])["mass"] == 0.75
+    two = metrics.localization_metrics([3, 2, 1], [0, 2])
+    assert (two["accuracy"], two["iou"]) == (0.5, pytest.approx(1 / 3))
 
 
 scores = st.lists(st.floats(-5, 5, allow_subnormal=False), min_size=3, max_size=12, unique=True)
@@ -58,30 +63,28 @@ scores = st.lists(st.floats(-5, 5, allow_subnormal=False), min_size=3, max_size=
 def test_a_perfect_explainer_gets_1_and_ties_only_cost(values, generator):
     evidence = generator.sample(range(len(values)), 2)
     perfect = [1.0 if place in evidence else 0.0 for place in range(len(values))]
-    for metric in (metrics.pointing, metrics.mass_accuracy, metrics.token_accuracy, metrics.iou):
-        assert metric(perfect, evidence) == 1
-        assert 0 <= metric(values, evidence) <= 1
-    assert metrics.reciprocal_rank(perfect, evidence, "worst") == 1
-    rounded = [round(value) for value in values]
-    assert metrics.reciprocal_rank(rounded, evidence, "worst") <= metrics.reciprocal_rank(rounded, evidence, "best")
+    assert set(metrics.localization_metrics(perfect, evidence).values()) == {1}
+    assert all(0 <= number <= 1 for number in metrics.localization_metrics(values, evidence).values())
+    rounded = metrics.localization_metrics([round(value) for value in values], evidence)
+    assert rounded["mrr_worst"] <= rounded["mrr"]
 
 
 def test_random_scores_get_their_expectation():
     generator = np.random.default_rng(0)
     rows = generator.random((20_000, 5))
-    found = [
-        (metrics.pointing(row, [0, 1]), metrics.token_accuracy(row, [0, 1]), metrics.reciprocal_rank(row, [0]))
-        for row in rows
-    ]
+    two = [metrics.localization_metrics(row, [0, 1]) for row in rows]
+    one = [metrics.localization_metrics(row, [0])["mrr"] for row in rows]
+    found = [np.mean([row["pointing"] for row in two]), np.mean([row["accuracy"] for row in two]), np.mean(one)]
     expected = (2 / 5, 2 / 5, sum(1 / rank for rank in range(1, 6)) / 5)
-    assert np.mean(found, 0) == pytest.approx(expected, abs=0.01)
+    assert found == pytest.approx(expected, abs=0.01)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=11), st.lists(st.floats(-5, 5), min_size=3, max_size=11))
 def test_insertion_is_flipping_read_backwards(most, least):
     """Delta A^I = area(insert most first) - area(insert least first) = Delta A^F, as the paper says."""
     insertion = metrics.area(least[::-1]) - metrics.area(most[::-1])
-    assert insertion == pytest.approx(metrics.faithfulness(most, least))
+    curves = ([(value, value) for value in curve] for curve in (most, least))
+    assert insertion == pytest.approx(metrics.removal_metrics(*curves)["delta_a"])
 
 
 def test_removals_are_in_order_of_relevance():
@@ -103,8 +106,8 @@ def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
             logits = model.net(inputs_embeds=embedded).logits[0, -1]
             assert found[f"curve_{key}"][step] == pytest.approx(logits[target].item(), abs=1e-4)
             probabilities[key].append(logits.softmax(-1)[target].item())
-    assert found["auac"] == pytest.approx(metrics.auac(probabilities["least"]), abs=1e-5)
-    assert found["compr"] == pytest.approx(metrics.comprehensiveness(probabilities["most"]), abs=1e-5)
+    assert found["auac"] == pytest.approx(metrics.area(probabilities["least"]), abs=1e-5)
+    assert found["compr"] == pytest.approx(probabilities["most"][0] - np.mean(probabilities["most"][1:-1]), abs=1e-5)
 
 
 # --- reports ---
@@ -124,7 +127,8 @@ def test_the_best_of_a_column():
     assert found["good"]["x"].error == pytest.approx(
         np.std([s["methods"]["good"]["x"] for s in samples], ddof=1) / 50**0.5
     )
-    assert "—" in report.markdown(found, {"x": ""})
+    settings = {"methods": {"good": "", "unable": ""}}
+    assert "—" in report.Results(settings, {"x": ""}, [], {}, samples).markdown()
     # A difference that is noise is no difference.
     noise, nothing = paired_p(np.stack((generator.normal(size=200), np.zeros(200))))
     assert noise > 0.05
@@ -167,7 +171,9 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     assert measured == prompts[2:]
     tables = []
     for folder, lines in (("a", whole), ("b", again)):
-        report.write(tmp_path / folder, lines, faithfulness.COLUMNS, facts, {"alti": "it <b>cannot</b>"})
+        report.write(
+            tmp_path / folder, report.Results(facts, faithfulness.COLUMNS, [], {"alti": "it <b>cannot</b>"}, lines)
+        )
         tables.append((tmp_path / folder / "table.csv").read_text())
     assert tables[0] == tables[1]
     names = {path.name for path in (tmp_path / "b").iterdir()}
@@ -191,7 +197,7 @@ def test_groups_go_on_where_they_stopped(tmp_path):
             raise KeyboardInterrupt
         return [{"x": item} for item in group]
 
-    part = Part({}, range(5), measure, together=2)
+    part = Part({}, range(5), measure, batch_size=2)
     with pytest.raises(KeyboardInterrupt):
         runner.resume(tmp_path, {}, part)
     assert [line["x"] for line in runner.resume(tmp_path, {}, part)] == [0, 1, 2, 3, 4]
@@ -275,7 +281,7 @@ def test_the_evidence_is_where_the_templates_put_it(smol, task):
             assert f"lives in {word}." in item.prompt
         else:
             plural = item.target in (" are", " themselves")
-            assert plural == (word not in {**groundtruth._THINGS, **groundtruth._PEOPLE})
+            assert plural == (word not in {**groundtruth.WORDS["things"], **groundtruth.WORDS["persons"]})
             assert item.contrast != item.target
     assert len({item.evidence for item in items}) > 5  # no place wins
 

@@ -371,8 +371,7 @@ def test_nodes_of_a_circuit_as_a_table(model):
 def test_an_evaluation_as_a_table(tmp_path):
     samples = [{"methods": {"attnlrp": {"a": 1.0, "curve": [1]}, "random": {"a": 0.5, "curve": [2]}}}] * 2
     settings = {"evaluation": "made", "model": {"name": "letters"}, "methods": {"attnlrp": "", "random": ""}}
-    report.write(tmp_path, samples, {"a": "more is better"}, settings, {})
-    assert json.loads((tmp_path / "results.json").read_text())["icebear_evaluation"] == report.FORMAT
+    report.write(tmp_path, report.Results(settings, {"a": "more is better"}, [], {}, samples))
     frame = report.load(tmp_path).to_frame()
     assert frame.to_dict("list") == {
         "sample": [0, 0, 1, 1],
@@ -382,8 +381,8 @@ def test_an_evaluation_as_a_table(tmp_path):
     (tmp_path / "results.json").write_text('{"settings": 1, "columns": 2, "notes": 3, "unable": 4, "samples": 5}')
     with pytest.raises(InputError):
         report.load(tmp_path)
-    (tmp_path / "results.json").write_text('{"icebear_evaluation": 2}')
-    with pytest.raises(InputError, match="version 1"):
+    (tmp_path / "results.json").write_text('{"icebear_results": 2}')
+    with pytest.raises(InputError, match="'icebear_results': 1"):
         report.load(tmp_path)
 
 

@@ -93,7 +93,14 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
     assert templates
     assert {
-        f"icebear/{name}" for name in (*data.split(), "concepts/attribution/common.txt", "py.typed", *templates)
+        f"icebear/{name}"
+        for name in (
+            *data.split(),
+            "concepts/attribution/common.txt",
+            "concepts/evaluation/words.json",
+            "py.typed",
+            *templates,
+        )
     } <= set(names)
     ours = {str(path.relative_to(ROOT)).removeprefix("icebear/") for room in ROOMS for path in room_files(room)}
     assert {f"icebear/{name}" for name in ours} == {name for name in names if name.endswith(".py")}

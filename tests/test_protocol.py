@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from pkgutil import resolve_name
 
 import dummy_evaluation
 import pytest
 from click.testing import CliRunner
 
-from icebear.actmax.evaluations import EVALUATIONS, Registered
+from icebear.actmax.evaluations import EVALUATIONS
 from icebear.app.cli.main import main
 from icebear.concepts.evaluation import report
 
@@ -16,7 +17,7 @@ from icebear.concepts.evaluation import report
 @pytest.fixture
 def lengths(tiny_folder, tmp_path, monkeypatch):
     """`icebear evaluate lengths ...` on the tiny model."""
-    monkeypatch.setitem(EVALUATIONS, "lengths", Registered("dummy_evaluation", "WordLengths", "Lengths of words."))
+    monkeypatch.setitem(EVALUATIONS, "lengths", ("dummy_evaluation:WordLengths", "Lengths of words."))
     monkeypatch.chdir(tmp_path)
     dummy_evaluation.MEASURED.clear()
     return lambda *words: CliRunner().invoke(
@@ -53,8 +54,8 @@ def test_options_are_checked_and_decide_whether_a_folder_fits(lengths):
 
 
 def test_every_registered_evaluation_has_its_name_and_needs_no_torch_to_be_listed():
-    for name, one in EVALUATIONS.items():
-        assert one.load().name == name
+    for name, (place, _) in EVALUATIONS.items():
+        assert resolve_name(place).name == name
     code = "import runpy, sys\nsys.argv = ['icebear', 'evaluate', '-h']\n"
     code += "try: runpy.run_module('icebear', run_name='__main__')\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

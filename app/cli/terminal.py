@@ -431,7 +431,7 @@ def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
 
 
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
-    """Methods by metric, as `report.texts` has them."""
+    """Methods by metric, as `Results.texts` has them."""
     table = grid("method", *(f">{name}" for name in columns), title=title)
     for name, cells in texts.items():
         table.add_row(name, *(Text(cell) for cell in cells))

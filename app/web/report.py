@@ -38,8 +38,5 @@ def show() -> None:
 def _read(folder: str, modified: int) -> tuple[dict[str, Any], list[dict[str, str]], list[str]]:
     """The settings, table and legend of what was written at `modified`; the table's bootstraps take a second."""
     results = report.load(folder)
-    settings, columns = results.settings, results.columns
-    table = report.table(results.samples, columns, list(settings["methods"]))
-    cells = report.texts(table, columns)
-    rows = [{"method": name, **dict(zip(columns, said, strict=True))} for name, said in cells.items()]
-    return settings, rows, report.legend(results.samples, columns, results.notes, results.unable)
+    rows = [{"method": name, **dict(zip(results.columns, row, strict=True))} for name, row in results.texts().items()]
+    return results.settings, rows, results.legend()

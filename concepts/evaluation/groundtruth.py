@@ -1,4 +1,4 @@
-"""Does the relevance lie where the evidence is? Prompts whose evidence is known by construction or from a file."""
+"""Test whether relevance lies on the evidence, with prompts whose evidence is known by construction or from a file."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.evaluation import metrics
-from icebear.concepts.evaluation.protocol import DataFile, Lines, MethodEvaluation, Option, Part, Table, accuracy
+from icebear.concepts.evaluation.metrics import localization_metrics
+from icebear.concepts.evaluation.protocol import DataFile, MethodEvaluation, Option, Part, Table, accuracy
 from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.plan import plan
 from icebear.errors import InputError
 from icebear.paths import read_text
 
-TOGETHER = 16
-"""Prompts in one pass, which takes about half the time of one by one."""
-
+BATCH_SIZE = 16
+"""Prompts in one pass take about half the time of one by one."""
+WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+"""The openings vary because otherwise the subject would always be the second token."""
 COLUMNS = {
     "pointing": "pointing game: the largest score is evidence, higher is better",
     "mrr": "mean reciprocal rank of the evidence, it first in ties, higher is better",
@@ -32,13 +34,9 @@ COLUMNS = {
 }
 
 
-PARTS = ("all", "inner", "context")
-"""Which tokens of a prompt count: all; without special tokens and the first; those of a question's text only."""
-
-
 @dataclass(frozen=True)
 class Item:
-    """A prompt, what follows and what does not, the characters that decide it, and where a question's text ends."""
+    """A prompt, its target and contrast, the characters of the evidence, and where a question's text ends."""
 
     prompt: str
     target: str
@@ -48,22 +46,42 @@ class Item:
 
 
 def subject_verb(count: int, seed: int = 0) -> list[Item]:
-    """Agreement of a verb with its subject, past another noun of the other number (attractor)."""
-    return [_sentence(*parts, (" is", " are")) for parts in _subjects(count, seed, _THINGS)]
+    """Return sentences whose verb agrees with a subject before a noun of the other number (an attractor)."""
+    return [
+        _sentence(opening, noun, middle, (" are", " is") if noun != singular else (" is", " are"))
+        for opening, singular, noun, middle in _subjects(count, seed, WORDS["things"])
+    ]
 
 
 def reflexive(count: int, seed: int = 0) -> list[Item]:
-    """Agreement of a reflexive pronoun with its subject, past an attractor."""
-    items = []
-    for opening, noun, plural, middle in _subjects(count, seed, _PEOPLE):
-        verb = random.Random(f"{seed} {noun} {middle}").choice(("hurt", "saw", "blamed", "described", "taught"))
-        pronouns = (f" {_PEOPLE[noun if not plural else _singular(noun)][1]}", " themselves")
-        items.append(_sentence(opening, noun, plural, f"{middle} {verb}", pronouns))
+    """Return sentences whose reflexive pronoun agrees with a subject before an attractor."""
+    items, persons = [], WORDS["persons"]
+    for opening, singular, noun, middle in _subjects(count, seed, {one: many for one, (many, _) in persons.items()}):
+        verb = random.Random(f"{seed} {noun} {middle}").choice(WORDS["reflexive_verbs"])
+        own, plural = f" {persons[singular][1]}", " themselves"
+        answers = (plural, own) if noun != singular else (own, plural)
+        items.append(_sentence(opening, noun, f"{middle} {verb}", answers))
     return items
 
 
+def _subjects(count: int, seed: int, plurals: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the words before the subject, its singular, the subject itself, and the words between it and the verb."""
+    generator = random.Random(seed)
+    for _ in range(count):
+        singular, attractor = generator.sample(list(plurals), 2)
+        is_plural = generator.random() < 0.5
+        verbs = {"like": "likes", "see": "sees"} if is_plural else {"like": "like", "see": "see"}
+        middle = generator.choice(WORDS["attractors"]).format(attractor if is_plural else plurals[attractor], **verbs)
+        yield generator.choice(WORDS["openings"]), singular, plurals[singular] if is_plural else singular, middle
+
+
+def _sentence(opening: str, noun: str, middle: str, answers: tuple[str, str]) -> Item:
+    start = len(opening) + 1
+    return Item(f"{opening} {noun} {middle}", *answers, (start, start + len(noun)))
+
+
 def facts(count: int, seed: int = 0) -> list[Item]:
-    """A question about one of four facts in the context."""
+    """Return questions about one of four facts in the context."""
     items = []
     for context, person, city, cities in homes(count, seed):
         start = context.index(f"in {city}.") + 3
@@ -74,10 +92,10 @@ def facts(count: int, seed: int = 0) -> list[Item]:
 
 
 def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Where four people live; one of them, where he or she lives, and the four cities."""
+    """Yield a text about where four people live, one of the people, the person's city and the four cities."""
     generator = random.Random(seed)
     for _ in range(count):
-        people, cities = generator.sample(_NAMES, 4), generator.sample(_CITIES, 4)
+        people, cities = generator.sample(WORDS["residents"], 4), generator.sample(WORDS["cities"], 4)
         place = generator.randrange(4)
         context = " ".join(f"{person} lives in {city}." for person, city in zip(people, cities, strict=True))
         yield context, people[place], cities[place], cities
@@ -87,46 +105,44 @@ TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}
 
 
 def read(path: str, count: int, seed: int = 0) -> list[Item]:
-    """Of a BLiMP file (JSON lines with a common prefix) or a SQuAD file (JSON). Raises `InputError`."""
+    """Read a BLiMP file (JSON lines with a common prefix) or a SQuAD file (JSON). Raises `InputError`."""
     try:
         text = read_text(path)
-        rows = json.loads(text)["data"] if text.lstrip().startswith('{"data"') or path.endswith(".json") else None
-        items = _squad(rows) if rows is not None else [_blimp(json.loads(line)) for line in text.splitlines() if line]
+        if text.lstrip().startswith('{"data"') or path.endswith(".json"):
+            items = _squad(json.loads(text)["data"])
+        else:
+            items = [_blimp(json.loads(line)) for line in text.splitlines() if line]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         raise InputError(f"{path} is neither BLiMP (JSON lines with one_prefix_prefix) nor SQuAD (JSON).") from None
     return random.Random(seed).sample(items, min(count, len(items)))
 
 
 def _blimp(row: dict[str, Any]) -> Item:
-    """The subject is the first word of the prefix that is no determiner."""
-    prefix = row["one_prefix_prefix"]
-    place = 0
+    """Return an item whose evidence is the first word of the prefix that is no determiner."""
+    prefix, end = row["one_prefix_prefix"], 0
     for word in prefix.split():
-        start = prefix.index(word, place)
-        place = start + len(word)
-        if word.lower() not in _DETERMINERS:
+        start = prefix.index(word, end)
+        end = start + len(word)
+        if word.lower() not in WORDS["determiners"]:
             break
-    return Item(prefix, f" {row['one_prefix_word_good']}", f" {row['one_prefix_word_bad']}", (start, place))
+    return Item(prefix, f" {row['one_prefix_word_good']}", f" {row['one_prefix_word_bad']}", (start, end))
 
 
 def _squad(articles: list[dict[str, Any]]) -> list[Item]:
     items = []
-    for article in articles:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                if not question["answers"]:
-                    continue
-                answer = question["answers"][0]
-                start = answer["answer_start"]
-                prompt = f"{paragraph['context']}\nQuestion: {question['question']}\nAnswer:"
-                end = start + len(answer["text"])
-                items.append(Item(prompt, f" {answer['text']}", "", (start, end), len(paragraph["context"])))
+    for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
+        context = paragraph["context"]
+        for question in paragraph["qas"]:
+            for answer in question["answers"][:1]:
+                prompt = f"{context}\nQuestion: {question['question']}\nAnswer:"
+                start, end = answer["answer_start"], answer["answer_start"] + len(answer["text"])
+                items.append(Item(prompt, f" {answer['text']}", "", (start, end), len(context)))
     return items
 
 
 @dataclass(frozen=True)
 class GroundTruth(MethodEvaluation):
-    """Whether relevance lies where the evidence is: the subject of a verb, the answer in a text.
+    """Test whether relevance lies on the evidence: the subject of a verb, or the answer in a text.
 
     Instead of a task, --data takes a BLiMP file (JSON lines) or a SQuAD file (JSON).
 
@@ -135,14 +151,14 @@ class GroundTruth(MethodEvaluation):
     """
 
     name: ClassVar = "groundtruth"
-    task: Annotated[Literal["agreement", "anaphora", "qa"], Option("What is asked of the model.")] = "agreement"
+    task: Annotated[Literal["agreement", "anaphora", "qa"], Option("The kind of prompts.")] = "agreement"
     data: DataFile = None
-    no_contrast: Annotated[bool, Option("Explain the right answer, not the right against the wrong one.")] = False
+    no_contrast: Annotated[bool, Option("Explain the right answer alone, without the wrong one as contrast.")] = False
     tokens: Annotated[
         Literal["all", "inner", "context"],
         Option(
-            "Which tokens count: all, none special nor the first, or a question's text only. You can change it for a "
-            "folder that is measured.",
+            "Which tokens count: all, inner (without special tokens and the first) or context (the text of a question)."
+            " You can change this for a folder whose samples are complete.",
             decides=False,
         ),
     ] = "all"
@@ -155,15 +171,12 @@ class GroundTruth(MethodEvaluation):
             COLUMNS,
             items,
             lambda group: samples(model, group, methods, not self.no_contrast),
-            together=TOGETHER,
+            batch_size=BATCH_SIZE,
             methods=methods,
             unable=unable,
             tables=lambda lines: {"": Table(COLUMNS, [x for x in counted(lines, self.tokens) if x["counts"]])},
-            notes=self._notes,
+            notes=lambda lines: [*accuracy(counted(lines, self.tokens)), f"tokens that count: {self.tokens}"],
         )
-
-    def _notes(self, lines: Lines) -> list[str]:
-        return [*accuracy(counted(lines, self.tokens)), f"tokens that count: {self.tokens}"]
 
 
 # --- measured -------------------------------------------------------------------------------------------
@@ -172,9 +185,9 @@ class GroundTruth(MethodEvaluation):
 def samples(
     model: Model, items: Sequence[Item], methods: Mapping[str, Any], contrastive: bool = True
 ) -> list[dict[str, Any]]:
-    """Each method's scores on each item that the model predicts, all in the same passes; JSON-ready.
+    """Return each method's scores on each item that the model predicts; JSON-ready.
 
-    contrastive: explain the target against the contrast.
+    All items share their passes. contrastive: explain the target against the contrast.
     """
     answers = [(_first(model, item.prompt, item.target), _first(model, item.prompt, item.contrast)) for item in items]
     lines = [_judged(model, *row) for row in zip(items, answers, _logits(model, items), strict=True)]
@@ -190,7 +203,10 @@ def samples(
 
 
 def counted(lines: Sequence[dict[str, Any]], part: str = "all") -> list[dict[str, Any]]:
-    """Of `samples`, each method's `COLUMNS` where one of `PARTS` counts. Raises `InputError` where there is none."""
+    """Return each method's `COLUMNS` for the lines of `samples`, over the tokens of a part: all, inner or context.
+
+    Raises `InputError` where the prompts have no such part.
+    """
     results = []
     for line in lines:
         places = line["parts"].get(part, []) if line["correct"] else []
@@ -200,129 +216,46 @@ def counted(lines: Sequence[dict[str, Any]], part: str = "all") -> list[dict[str
         if not evidence:
             results.append({**line, "counts": False})
             continue
-        methods = {name: [one["scores"][place] for place in places] for name, one in line["methods"].items()}
-        measured = {name: {**numbers(scores, evidence), "scores": scores} for name, scores in methods.items()}
-        results.append({**line, "counts": True, "evidence": evidence, "methods": measured})
+        methods = {}
+        for name, one in line["methods"].items():
+            scores = [one["scores"][place] for place in places]
+            methods[name] = {**localization_metrics(scores, evidence), "scores": scores}
+        results.append({**line, "counts": True, "evidence": evidence, "methods": methods})
     return results
 
 
 def _judged(model: Model, item: Item, answers: tuple[int | None, int | None], logits: Tensor) -> dict[str, Any]:
-    """Whether the model predicts an item, and what is known of it before any method; logits (V,)."""
+    """Return whether the model predicts an item, with its evidence and the tokens of each part; logits (V,)."""
     target, contrast = answers
     if target is None or target == contrast:
         return {"correct": None, "why": "target and contrast begin with the same token"}
     if not (logits[target] > logits[contrast] if contrast is not None else logits.argmax() == target):
         return {"correct": False}
-    evidence = tokens_between(model, item.prompt, *item.evidence)
-    return {"correct": True, "prompt": item.prompt, "evidence": evidence, "parts": _parts(model, item), "methods": {}}
-
-
-def _parts(model: Model, item: Item) -> dict[str, list[int]]:
-    """The tokens of each of `PARTS`."""
     ids = plan(model, [item.prompt]).batch.row_ids(0)
-    inner = [place for place, token in enumerate(ids) if place > 0 and token not in model.special_ids()]
-    context = [] if item.context is None else tokens_between(model, item.prompt, 0, item.context)
-    return {"all": list(range(len(ids))), "inner": inner, "context": context}
+    parts = {
+        "all": list(range(len(ids))),
+        "inner": [place for place, token in enumerate(ids) if place > 0 and token not in model.special_ids()],
+        "context": [] if item.context is None else tokens_between(model, item.prompt, 0, item.context),
+    }
+    evidence = tokens_between(model, item.prompt, *item.evidence)
+    return {"correct": True, "prompt": item.prompt, "evidence": evidence, "parts": parts, "methods": {}}
 
 
 def _logits(model: Model, items: Sequence[Item]) -> Tensor:
-    """(B, V) where each item's answer is predicted."""
+    """Return the logits (B, V) where each item's answer is predicted."""
     objective = plan(model, [item.prompt for item in items])
     with model.lock, torch.no_grad():
         logits = model.logits(objective.batch, objective.needed)
-    return torch.stack(
-        [row[objective.needed.index(at)] for row, (at,) in zip(logits, objective.positions, strict=True)]
-    )
-
-
-def numbers(values: list[float], evidence: list[int]) -> dict[str, float]:
-    return {
-        "pointing": metrics.pointing(values, evidence),
-        "mrr": metrics.reciprocal_rank(values, evidence, "best"),
-        "mrr_worst": metrics.reciprocal_rank(values, evidence, "worst"),
-        "mass": metrics.mass_accuracy(values, evidence),
-        "accuracy": metrics.token_accuracy(values, evidence),
-        "iou": metrics.iou(values, evidence),
-    }
+    columns = [objective.needed.index(at) for (at,) in objective.positions]
+    return logits[range(len(items)), columns]
 
 
 def tokens_between(model: Model, text: str, start: int, end: int) -> list[int]:
-    """The tokens that have characters of text[start:end]."""
+    """Return the tokens that have characters of text[start:end]."""
     offsets = model.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
     return [place for place, (a, b) in enumerate(offsets) if a < end and b > start and text[a:b].strip()]
 
 
 def _first(model: Model, prompt: str, text: str) -> int | None:
-    """The first token of what follows a prompt."""
+    """Return the first token of a text after a prompt."""
     return model.continuation(text, prompt)[0] if text else None
-
-
-# --- templates ------------------------------------------------------------------------------------------
-
-_THINGS = {
-    "key": "keys",
-    "book": "books",
-    "letter": "letters",
-    "window": "windows",
-    "painting": "paintings",
-    "car": "cars",
-    "house": "houses",
-    "river": "rivers",
-    "bridge": "bridges",
-    "song": "songs",
-    "road": "roads",
-    "picture": "pictures",
-}
-_PEOPLE = {
-    "boy": ("boys", "himself"),
-    "man": ("men", "himself"),
-    "king": ("kings", "himself"),
-    "girl": ("girls", "herself"),
-    "woman": ("women", "herself"),
-    "queen": ("queens", "herself"),
-    "actress": ("actresses", "herself"),
-    "waitress": ("waitresses", "herself"),
-    "uncle": ("uncles", "himself"),
-    "mother": ("mothers", "herself"),
-}
-# Else the subject would always be the second token, and whoever looks at early tokens would find it.
-_OPENINGS = (
-    "The",
-    "Today the",
-    "As you can see, the",
-    "In the end, the",
-    "It is often said that the",
-    "Because of the rain last night, the",
-)
-_MIDDLES = ("near the {}", "behind the {}", "next to the {}", "that the {} {like}", "which the {} {see}")
-_NAMES = "Anna Tom Maria Peter Julia David Laura James Sarah Michael Emma Daniel".split()
-_CITIES = "Paris London Rome Berlin Madrid Tokyo Boston Chicago Dublin Vienna Moscow Athens".split()
-_DETERMINERS = set(
-    "a an the this that these those some many most all every each no few several lot of both any".split()
-)
-
-
-def _subjects(count: int, seed: int, nouns: Mapping[str, Any]) -> list[tuple[str, str, bool, str]]:
-    """(what stands before the noun, the noun, whether it is plural, what stands between it and the verb)."""
-    generator = random.Random(seed)
-    plurals = {noun: forms if isinstance(forms, str) else forms[0] for noun, forms in nouns.items()}
-    subjects = []
-    for _ in range(count):
-        subject, attractor = generator.sample(list(plurals), 2)
-        plural = generator.random() < 0.5
-        other = attractor if plural else plurals[attractor]
-        like, see = ("likes", "sees") if plural else ("like", "see")
-        middle = generator.choice(_MIDDLES).format(other, like=like, see=see)
-        subjects.append((generator.choice(_OPENINGS), plurals[subject] if plural else subject, plural, middle))
-    return subjects
-
-
-def _singular(plural: str) -> str:
-    return next(noun for noun, forms in _PEOPLE.items() if forms[0] == plural)
-
-
-def _sentence(opening: str, noun: str, plural: bool, middle: str, answers: tuple[str, str]) -> Item:
-    singular, many = answers
-    good, bad = (many, singular) if plural else (singular, many)
-    start = len(opening) + 1
-    return Item(f"{opening} {noun} {middle}", good, bad, (start, start + len(noun)))

@@ -1,7 +1,7 @@
-"""What an evaluation is: its options, and parts with samples, a measure and the columns of a table.
+"""The protocol of evaluations: options, and parts with samples, a measure and the columns of a table.
 
-`icebear.concepts.evaluation.runner` resumes it, computes the statistics and writes the reports; `icebear evaluate NAME`
-is made from the options.
+`icebear.concepts.evaluation.runner` resumes an evaluation, computes the statistics and writes the reports;
+`icebear evaluate NAME` is generated from its options.
 """
 
 from __future__ import annotations
@@ -9,39 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from icebear.concepts.methods.registry import methods_of
-
-if TYPE_CHECKING:
-    from icebear.concepts.models.model import Model
+from icebear.concepts.models.model import Model
 
 Line = dict[str, Any]
-"""What was measured of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
+"""The measurements of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
 false ``counts`` stays out of the tables."""
 Lines = Sequence[Line]
 
 
 @dataclass(frozen=True)
 class Option:
-    """How the command line shows a field of an evaluation; `Annotated` puts it beside the field's type.
+    """How the command line shows a field of an evaluation; `Annotated` adds it to the field's type.
 
-    A `Literal` type gives the choices, a field without a default is required.
+    A `Literal` type gives the choices; a field without a default is required.
     """
 
     help: str = ""
-    """Empty for an option that other commands have, which says the same everywhere (`icebear.app.cli.options`)."""
+    """Empty for an option with the same help in all commands (`icebear.app.cli.options`)."""
     least: int | None = None
-    most: int | None = None
     is_file: bool = False
     decides: bool = True
-    """Whether a folder's samples depend on it: a folder of other settings is refused."""
+    """Whether the samples of a folder depend on it: a folder with another value is refused."""
 
 
 Seed = Annotated[int, Option()]
 Samples = Annotated[int, Option("How many prompts are measured.", least=1)]
 Methods = Annotated[str, Option("Names, with commas (docs/evaluate.md). LRP can be written out.", decides=False)]
-"""Their settings are in `Part.methods`."""
+"""`Part.methods` has the settings of the methods."""
 Tasks = Annotated[str, Option("simple, phrase, across-clause, capitals, ...; commas.", decides=False)]
 DataFile = Annotated[str | None, Option("A file of your own to evaluate on.", is_file=True)]
 CorpusName = Annotated[str | None, Option(decides=False)]
@@ -50,37 +47,36 @@ FfnOrHead = Annotated[Literal["ffn", "head"], Option()]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and lines that have their numbers."""
+    """The columns of a table, and lines that have their numbers."""
 
     columns: Mapping[str, str]
-    """Name -> what it is. "... lower is better" decides which method is the best; "median ..." shows medians."""
+    """Name -> meaning. "... lower is better" decides which method is the best; "median ..." shows medians."""
     lines: Lines
 
 
 @dataclass(frozen=True)
 class Part:
-    """A folder of an evaluation: samples that are measured in the same way, and what comes of their lines."""
+    """A folder of an evaluation: samples that are measured in the same way, and the reports on their lines."""
 
     columns: Mapping[str, str]
-    """Of the table."""
     samples: Sequence[Any]
     measure: Callable[[Any], Any]
-    """Sample -> line; with `together`, a list of at most so many samples -> a line for each."""
+    """Sample -> line; with `batch_size`, a list of at most so many samples -> a line for each."""
     name: str = ""
-    """The folder, in --out; empty where an evaluation has one part."""
-    together: int | None = None
+    """The folder in --out; empty where an evaluation has one part."""
+    batch_size: int | None = None
     methods: Mapping[str, Any] = field(default_factory=dict)
     unable: Mapping[str, str] = field(default_factory=dict)
     """Methods that cannot run on the model, and why."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What decides the numbers, beside the options, the model and the methods."""
+    """Settings that decide the numbers, besides the options, the model and the methods."""
     tables: Callable[[Lines], Mapping[str, Table]] | None = None
-    """Where there are several, each in a folder of its own."""
+    """Tables by name, each in a folder of its name; None for one table of all lines that count."""
     notes: Callable[[Lines], Sequence[str]] = lambda lines: ()
     listings: Callable[[Lines], Mapping[str, list[dict[str, Any]]]] = lambda lines: {}
-    """Name -> rows of what has no methods and columns; JSON-ready."""
+    """Name -> rows of a table without methods; JSON-ready."""
     write: Callable[[Path, Lines], None] = lambda folder, lines: None
-    """Files beside those of the tables."""
+    """Writes further files."""
 
     def of(self, lines: Lines) -> Mapping[str, Table]:
         if self.tables:
@@ -96,10 +92,10 @@ class Evaluation:
     needs: ClassVar[tuple[str, ...]] = ("evaluate",)
     """Optional parts of icebear (`icebear.extras`)."""
     steps: ClassVar[Sequence[float]] = ()
-    """Over which the samples' curves are drawn."""
+    """The x values of the samples' curves."""
 
     def parts(self, model: Model) -> Iterator[Part]:
-        """The parts, one after the other; each is measured and reported before the next is asked for.
+        """Yield the parts; each is measured and reported before the next is asked for.
 
         Raises
         ------
@@ -109,8 +105,10 @@ class Evaluation:
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """The options that decide the numbers."""
-        return {name: getattr(self, name) for name, option in options_of(type(self)).items() if option.decides}
+        """Return the options that decide the numbers."""
+        hints = get_type_hints(type(self), include_extras=True)
+        options = {one.name: next(iter(hints[one.name].__metadata__)) for one in fields(self)}
+        return {name: getattr(self, name) for name, option in options.items() if option.decides}
 
 
 @dataclass(frozen=True)
@@ -118,9 +116,9 @@ class MethodEvaluation(Evaluation):
     """An evaluation that compares methods on samples."""
 
     usual: ClassVar[Sequence[str]] = ()
-    """What ``all`` stands for; empty for every method that explains a prompt alone."""
+    """The meaning of ``all``; empty for every method that explains a prompt alone."""
     controls: ClassVar[Sequence[str]] = ()
-    """Names that are not methods, for the evaluation itself."""
+    """Names that are no methods: the evaluation scores them itself."""
     methods: Methods = "all"
     samples: Samples = 20
     seed: Seed = 0
@@ -129,18 +127,12 @@ class MethodEvaluation(Evaluation):
         self.chosen()
 
     def chosen(self) -> dict[str, Any]:
-        """Name -> method, or the name of a control. Raises `UnknownName`."""
+        """Return the methods by name; a control is its name. Raises `UnknownName`."""
         return methods_of(self.methods, self.usual, self.controls)
 
 
-def options_of(kind: type[Evaluation]) -> dict[str, Option]:
-    """Field -> its option."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {one.name: next(iter(hints[one.name].__metadata__)) for one in fields(kind)}
-
-
 def accuracy(lines: Lines) -> list[str]:
-    """A note: how many samples the model is right on (``correct`` of a line), and how many stay out of the tables."""
+    """Return a note on how many samples the model is right on (``correct`` of a line), and how many are left out."""
     judged = [line["correct"] for line in lines if line.get("correct") is not None]
     left = len(lines) - sum(line.get("counts", True) for line in lines)
     rest = f"; left out, as not predicted or unusable: {left}" if left else ""

@@ -1,4 +1,4 @@
-"""Runs an evaluation part by part, sample by sample, into its folder; interrupted, it resumes there."""
+"""Runs an evaluation part by part, sample by sample, into its folder; an interrupted run resumes there."""
 
 from __future__ import annotations
 
@@ -8,53 +8,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from icebear.concepts.evaluation import report
+from icebear.concepts.evaluation.protocol import Evaluation, Line, Part
+from icebear.concepts.evaluation.report import Results
+from icebear.concepts.models.model import Model
 from icebear.concepts.models.provenance import provenance
-from icebear.concepts.statistics import Cells
 from icebear.errors import InputError, NumericalError
 from icebear.paths import read_text, write_file
 
-if TYPE_CHECKING:
-    from icebear.concepts.evaluation.protocol import Evaluation, Line, Lines, Part
-    from icebear.concepts.models.model import Model
-
 OnProgress = Callable[[int, int], None]
 Progress = Callable[[str, int], AbstractContextManager[OnProgress | None]]
-"""Of a part's name and its number of samples."""
-
-
-@dataclass(frozen=True)
-class TableResult:
-    """A table that was written."""
-
-    name: str
-    """Empty for a part's only one."""
-    folder: Path
-    columns: Mapping[str, str]
-    cells: Cells
+"""(name of a part, number of its samples) -> context."""
 
 
 @dataclass(frozen=True)
 class PartResult:
-    """What came of a part."""
+    """The results of a part."""
 
     name: str
+    folder: Path
     settings: dict[str, Any]
-    tables: list[TableResult]
+    tables: dict[str, Results]
+    """By name, each in a folder of its name; the name of a part's only table is empty."""
     listings: Mapping[str, list[dict[str, Any]]]
     notes: Sequence[str]
     unable: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the results as JSON-ready data."""
         return {
             "part": self.name,
             "settings": self.settings,
             "notes": list(self.notes),
             "unable": dict(self.unable),
-            "tables": [{"table": one.name, "rows": report.rows(one.cells)} for one in self.tables],
+            "tables": [{"table": name, "rows": table.rows()} for name, table in self.tables.items()],
             "listings": dict(self.listings),
         }
 
@@ -62,7 +51,7 @@ class PartResult:
 def run(
     evaluation: Evaluation, model: Model, out: str | Path, progress: Progress = lambda *_: nullcontext()
 ) -> Iterator[PartResult]:
-    """Measure and report each part; a folder that has all of a part's samples is only reported again.
+    """Measure and report each part; a folder that has all samples of a part is only reported again.
 
     Raises
     ------
@@ -73,62 +62,58 @@ def run(
     """
     for part in evaluation.parts(model):
         folder = Path(out) / part.name
-        settings = settings_of(evaluation, model, part)
+        methods = {name: repr(part.methods.get(name)) for name in (*part.methods, *part.unable)}
+        settings = {
+            "evaluation": evaluation.name,
+            **provenance(model),
+            "methods": methods,
+            **({"part": part.name} if part.name else {}),
+            **evaluation.settings(),
+            **part.settings,
+            "steps": list(evaluation.steps),
+        }
         with progress(part.name or evaluation.name, len(part.samples)) as advance:
             lines = resume(folder, settings, part, advance)
-        yield _reported(part, folder, settings, lines)
-
-
-def settings_of(evaluation: Evaluation, model: Model, part: Part) -> dict[str, Any]:
-    """What decides a part's numbers."""
-    return {
-        "evaluation": evaluation.name,
-        **provenance(model),
-        "methods": {name: repr(part.methods.get(name)) for name in (*part.methods, *part.unable)},
-        **({"part": part.name} if part.name else {}),
-        **evaluation.settings(),
-        **part.settings,
-        "steps": list(evaluation.steps),
-    }
-
-
-def _reported(part: Part, folder: Path, settings: dict[str, Any], lines: Lines) -> PartResult:
-    notes, tables = list(part.notes(lines)), []
-    for name, table in part.of(lines).items():
-        measured = [method for line in table.lines[:1] for method in line["methods"]]
-        methods = {method: settings["methods"].get(method, "") for method in (measured or settings["methods"])}
-        methods |= {method: settings["methods"][method] for method in part.unable}
-        place = folder / name
-        place.mkdir(exist_ok=True)
-        cells = report.write(place, table.lines, table.columns, {**settings, "methods": methods}, part.unable, notes)
-        tables.append(TableResult(name, place, table.columns, cells))
-    part.write(folder, lines)
-    return PartResult(part.name, settings, tables, part.listings(lines), notes, part.unable)
+        notes, tables = list(part.notes(lines)), {}
+        for name, table in part.of(lines).items():
+            measured = list(table.lines[0]["methods"]) if table.lines else []
+            shown = {method: methods.get(method, "") for method in (*(measured or methods), *part.unable)}
+            tables[name] = Results(
+                {**settings, "methods": shown}, dict(table.columns), notes, dict(part.unable), list(table.lines)
+            )
+            (folder / name).mkdir(exist_ok=True)
+            report.write(folder / name, tables[name])
+        part.write(folder, lines)
+        yield PartResult(part.name, folder, settings, tables, part.listings(lines), notes, part.unable)
 
 
 def resume(
     folder: str | Path, settings: dict[str, Any], part: Part, on_progress: OnProgress | None = None
 ) -> list[Line]:
-    """A line for each sample of a part, kept in `samples.jsonl`; samples that are there are not measured again.
+    """Return a line for each sample of a part, kept in `samples.jsonl`; finished samples are not measured again.
 
-    Killed at any moment, it keeps every finished sample, or group of samples that are measured together.
+    Killed at any moment, it keeps every finished sample, or batch of samples that are measured together.
     """
     path = prepare(folder, settings) / "samples.jsonl"
     lines = finished(path)
     while True:
         if on_progress and lines:
             on_progress(len(lines), len(part.samples))
-        group = part.samples[len(lines) : len(lines) + (part.together or 1)]
-        if not group:
+        batch = part.samples[len(lines) : len(lines) + (part.batch_size or 1)]
+        if not batch:
             return lines
-        measured = part.measure(group) if part.together else [part.measure(group[0])]
+        measured = part.measure(batch) if part.batch_size else [part.measure(batch[0])]
+        try:
+            texts = [json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in measured]
+        except ValueError:
+            raise NumericalError("A sample's result is NaN or infinite; try --dtype float32.") from None
         with path.open("ab") as file:
-            file.write(b"".join(map(_line, measured)))
+            file.write("".join(texts).encode())
         lines += measured
 
 
 def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
-    """The folder, made if need be, with its settings. Raises `InputError` where it holds others."""
+    """Return the folder, made if need be, with its settings. Raises `InputError` where it holds others."""
     place, text = Path(folder), json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -142,23 +127,13 @@ def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
     return place
 
 
-def finished(lines: Path) -> list[dict[str, Any]]:
-    """What a file of JSON lines holds; a last line that was cut off while it was written is cut from the file."""
-    if not lines.exists():
-        return []
-    text = lines.read_bytes()
+def finished(path: Path) -> list[Line]:
+    """Return the lines of a JSON lines file, and cut a last line off that was only partly written."""
+    text = path.read_bytes() if path.exists() else b""
     whole = text.rfind(b"\n") + 1
     if whole < len(text):
-        os.truncate(lines, whole)
+        os.truncate(path, whole)
     try:
         return [json.loads(line) for line in text[:whole].splitlines()]
     except ValueError:
-        raise InputError(f"{lines} is damaged; choose another --out, or remove all from its broken line on.") from None
-
-
-def _line(measured: dict[str, Any]) -> bytes:
-    try:
-        text = json.dumps(measured, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise NumericalError("A sample's result is NaN or infinite; try --dtype float32.") from None
-    return text.encode() + b"\n"
+        raise InputError(f"{path} is damaged; choose another --out, or remove all from its broken line on.") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields
 from inspect import cleandoc
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -33,11 +34,11 @@ class Evaluations(click.Group):
         return list(EVALUATIONS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return command(EVALUATIONS[name].load()) if name in EVALUATIONS else None
+        return command(resolve_name(EVALUATIONS[name][0])) if name in EVALUATIONS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.summary) for name, one in EVALUATIONS.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in EVALUATIONS.items()])
 
 
 @click.command(cls=Evaluations)
@@ -87,8 +88,8 @@ def _click_type(kind: Any, option: protocol.Option) -> Any:
     if option.is_file:
         return FILE
     if kind is int:
-        return click.IntRange(option.least, option.most)
-    return click.FloatRange(option.least, option.most) if kind is float else str
+        return click.IntRange(option.least)
+    return click.FloatRange(option.least) if kind is float else str
 
 
 def _run(evaluation: protocol.Evaluation, output: Output) -> None:
@@ -99,9 +100,9 @@ def _run(evaluation: protocol.Evaluation, output: Output) -> None:
     columns: dict[str, str] = {}
     for part in runner.run(evaluation, output.model.load(), output.out, bar):
         parts.append(part.to_dict())
-        columns |= {name: about for table in part.tables for name, about in table.columns.items()}
-        for table in part.tables:
-            click.echo(f"Wrote {table.folder}/index.html", err=True)
+        columns |= {name: about for table in part.tables.values() for name, about in table.columns.items()}
+        for name in part.tables:
+            click.echo(f"Wrote {part.folder / name}/index.html", err=True)
         if not output.json:
             _show(part)
     if output.json:
@@ -113,12 +114,11 @@ def _run(evaluation: protocol.Evaluation, output: Output) -> None:
 
 def _show(part: PartResult) -> None:
     from icebear.app.cli.terminal import evaluation_table, listing_table
-    from icebear.concepts.evaluation import report
 
     console = stdout()
-    for table in part.tables:
-        title = ": ".join(name for name in (part.name, table.name) if name)
-        console.print(evaluation_table(report.texts(table.cells, table.columns), table.columns, title))
+    for name, table in part.tables.items():
+        title = ": ".join(filter(None, (part.name, name)))
+        console.print(evaluation_table(table.texts(), table.columns, title))
     for name, rows in part.listings.items():
         if rows:
             console.print(listing_table(rows, name))
