@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from icebear.concepts.methods.method import Method
     from icebear.concepts.models.answer import Span
     from icebear.concepts.models.model import Model
-    from icebear.concepts.models.plan import Token
+    from icebear.concepts.models.objective import Token
     from icebear.concepts.models.prompts import PromptLike, Prompts
     from icebear.db.store import Store
 
@@ -384,7 +384,7 @@ def silencing(
 def _exchangeable(model: Model, relevance: Relevance, site: str) -> bool:
     """Whether a site's nodes can be set to the other prompt's activations."""
     compared = relevance.counterfactual
-    if compared is None or not compared.pairs or relevance.rather or not model.task.looks_back:
+    if compared is None or not compared.pairs or relevance.rather or not model.task.is_causal:
         return False
     known = site in ("ffn", "head") and recorded(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)

@@ -20,7 +20,7 @@ from icebear.concepts.evaluation.protocol import Evaluation, Methods, Option, Pa
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable, methods_of
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan, plan
+from icebear.concepts.models.objective import Objective, objective_of
 from icebear.concepts.selftest import seconds
 
 COLUMNS = {
@@ -49,13 +49,13 @@ class Cost(Evaluation):
             yield Part(
                 COLUMNS,
                 range(self.rounds),
-                partial(self.round, model, plan(model, [ids]).resolved(model), methods),
+                partial(self.round, model, objective_of(model, [ids]).resolved(model), methods),
                 name=f"{length} tokens",
                 methods=methods,
                 unable=unable,
             )
 
-    def round(self, model: Model, objective: Plan, methods: Mapping[str, Method], _: int) -> dict[str, Any]:
+    def round(self, model: Model, objective: Objective, methods: Mapping[str, Method], _: int) -> dict[str, Any]:
         forward = min(_timed(model, partial(_forward, model, objective))[0] for _ in range(2))
         rows = {}
         for name, method in methods.items():
@@ -66,7 +66,7 @@ class Cost(Evaluation):
 
 
 @torch.no_grad()
-def _forward(model: Model, plan: Plan) -> None:
+def _forward(model: Model, plan: Objective) -> None:
     model.logits(plan.batch, list(plan.positions[0]))
 
 

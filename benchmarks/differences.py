@@ -19,7 +19,7 @@ from icebear.concepts.lrp.differences import partner
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.models.loading import load_model
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
@@ -32,7 +32,7 @@ def errors(model: Model, pair: Pair) -> tuple[float, float]:
     A layer's cut is the residual stream behind it: its neurons, through W2, and what goes past them.
     """
     target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
-    asked, inputs, cuts = plan(model, [pair.prompt, pair.other], target, contrast), Inputs(), {}
+    asked, inputs, cuts = objective_of(model, [pair.prompt, pair.other], target, contrast), Inputs(), {}
 
     def read(layer: int, x: torch.Tensor) -> None:
         difference = (x - partner(x)).detach()

@@ -19,7 +19,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
 from icebear.concepts.methods.common import ROWS, log_probability
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.paths import read_text
@@ -66,7 +66,7 @@ def effects(
 ) -> list[Effect]:
     """For each relation, a list of (prompt, answer): neurons that know one relation move its answers and few others."""
     parts = _parts([fact for facts in relations.values() for fact in facts])
-    asked = [plan(model, *zip(*part, strict=True)) for part in parts]  # type: ignore[arg-type]
+    asked = [objective_of(model, *zip(*part, strict=True)) for part in parts]  # type: ignore[arg-type]
     means = []
     for factor in (1.0, 0.0, 2.0):
         with torch.no_grad(), steer(model, [Edit(neuron, "scale", factor) for neuron in neurons]):

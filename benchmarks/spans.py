@@ -27,7 +27,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import methods_of, why_not
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 
@@ -274,7 +274,7 @@ def able(model: Model, one: Asked, methods: Mapping[str, Method]) -> tuple[dict[
     for name, method in methods.items():
         if len(ids) > LONG and method.cost(len(ids)) > COST:
             unable[name] = f"beyond {LONG} tokens it is left out, as it takes a pass a token or much memory"
-        elif why := why_not(model, plan(model, [list(ids[-TRIED_ON:])]), method):
+        elif why := why_not(model, objective_of(model, [list(ids[-TRIED_ON:])]), method):
             unable[name] = why
     return {name: method for name, method in methods.items() if name not in unable}, unable
 

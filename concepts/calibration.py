@@ -122,7 +122,7 @@ def _batches(model: Model) -> Iterator[Batch]:
         return
     if model.tokenizer is None:
         shape = (4 * BATCH, min(LONGEST, model.context_length))
-        rows = torch.randint(model.answers, shape, generator=generator).tolist()
+        rows = torch.randint(model.output_size, shape, generator=generator).tolist()
     else:
         rows = [ids for ids in (model.token_ids(text, LONGEST) for text in TEXTS) if len(ids) > 1]
     rows.sort(key=len)

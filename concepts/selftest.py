@@ -14,7 +14,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Conservation, forward_backward
@@ -50,12 +50,12 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
     """Forward parity, conservation, missing operations, sites, sinks and cost on one prompt; takes some seconds."""
     if isinstance(prompt, str):
         prompt = model.task.completed(model, prompt)
-    asked = plan(model, [prompt])
+    asked = objective_of(model, [prompt])
     with model.lock, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing operations are reported below
-        plain = model.logits(asked.batch, asked.needed)
+        plain = model.logits(asked.batch, asked.all_positions)
         with relevance_rules(model.net, ATTNLRP, strict=False):
-            ruled = model.logits(asked.batch, asked.needed)
+            ruled = model.logits(asked.batch, asked.all_positions)
         parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -102,5 +102,5 @@ def _wait(device: torch.device) -> None:
 def gradient_times_input(model: Model, prompt: PromptLike) -> torch.Tensor:
     """Gradient x input of the top answer's logit, (T,), as `Relevance.tokens`."""
     inputs = Inputs()
-    forward_backward(model, Logits(plan(model, [prompt])), [inputs])
+    forward_backward(model, Logits(objective_of(model, [prompt])), [inputs])
     return torch.cat([relevance[0].sum(-1) for relevance in inputs.relevance()])

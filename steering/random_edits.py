@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, explained
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Token
+from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit, parse_edits
 from icebear.records import Neuron

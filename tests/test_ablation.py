@@ -15,7 +15,7 @@ from icebear.concepts.attribution.controls import Nodes, ablation, largest, matc
 from icebear.concepts.evaluation import ablation as evaluation
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.methods.registry import methods_of
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.errors import InputError, UnknownName
 
 
@@ -182,7 +182,7 @@ def test_only_clear_pairs_of_equal_length_count(smol):
     assert pairs.is_usable(smol, good)
     assert not pairs.is_usable(smol, pairs.Pair(good.prompt, good.other, " is", " are"))
     assert not pairs.is_usable(smol, pairs.Pair("The old keys near the house", good.other, " are", " is"))
-    plain = plan(smol, [good.prompt], " are", " is")
+    plain = objective_of(smol, [good.prompt], " are", " is")
     assert plain.targets[0] != plain.contrasts[0]
 
 

@@ -18,7 +18,7 @@ from icebear.concepts.evaluation import pairs
 from icebear.concepts.lrp import differences, operations
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.gradients import GradientTimesInput
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import forward_backward
@@ -88,7 +88,7 @@ def test_every_layers_cut_adds_up(name):
     one, other = (IDS, OTHER) if name in known else pair_of(name)
     for site in model.sites:
         for layer in model.layers_with(site):
-            asked = plan(model, [one, other], 11, 12)
+            asked = objective_of(model, [one, other], 11, 12)
             inputs = Inputs()
             neurons = AllNeurons(
                 model, asked.batch, (site,), stop=True, compared=lambda site, layer, x: x - differences.partner(x)

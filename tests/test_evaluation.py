@@ -17,7 +17,7 @@ from icebear.concepts.evaluation import faithfulness, groundtruth, metrics, prun
 from icebear.concepts.evaluation.protocol import Part
 from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews
 from icebear.concepts.methods.registry import METHODS, methods_of
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.statistics import paired_p, table
 from icebear.errors import InputError, NumericalError, UnknownName
 
@@ -351,7 +351,7 @@ def test_pruning_is_zeroing_weights(model, site):
     """Against the model with columns of W2 (or of the attention projection) set to zero."""
     order = torch.rand(model.layers, model.width(site), generator=torch.Generator().manual_seed(0))
     curve = pruning.measure(model, [IDS], site, order)[0]
-    asked = plan(model, [IDS]).resolved(model)
+    asked = objective_of(model, [IDS]).resolved(model)
     for share, found in zip(pruning.SHARES, curve, strict=True):
         plain = random_model(LLAMA, dtype=torch.float32)
         count = round(share * order.numel())
@@ -372,7 +372,7 @@ def test_latent_rankings(model):
     assert (activation >= 0).all()
     neuron = (1, 7)
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
-        asked = plan(model, [IDS]).resolved(model)
+        asked = objective_of(model, [IDS]).resolved(model)
         from icebear.concepts.methods.common import value
         from icebear.concepts.passes.sites import hooks
 

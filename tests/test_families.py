@@ -221,7 +221,7 @@ def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text
     both = random_model(config, "eager")
     both.net.model.language_model.load_state_dict(text.net.model.state_dict())
     both.net.lm_head.load_state_dict(text.net.lm_head.state_dict())
-    assert (both.answers, both.heads, both.context_length) == (text.answers, text.heads, text.context_length)
+    assert (both.output_size, both.heads, both.context_length) == (text.output_size, text.heads, text.context_length)
     assert both.fingerprint != text.fingerprint
     with Double():
         one, other = (attribute(model, [IDS, IDS[:3]], method=PA_LRP, sites=SITES)[1] for model in (text, both))

@@ -27,7 +27,7 @@ from icebear.concepts.methods.lrp import CP_LRP, PA_LRP, AttnLRP, Difference
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.perturbation import AtMan, Occlusion
 from icebear.concepts.methods.registry import METHODS, method_of, methods_of, name_of
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import forward, new_accounting
@@ -195,7 +195,7 @@ def test_readings_of_pa_lrp_s_sum(model, name):
         for place, entries in enumerate(layer.tolist()):
             whole = sum(entries)
             expected[place] += {"pa-lrp": max(whole, 0), "pa-lrp-signed": whole}[name]
-    (scores,) = method_of(name).scores(model, plan(model, [prompt(model)], 11))
+    (scores,) = method_of(name).scores(model, objective_of(model, [prompt(model)], 11))
     assert close(scores, expected)
     if name == "pa-lrp":
         assert close(found(model, Positions()), expected - tokens)
@@ -354,11 +354,11 @@ def test_a_method_scores_the_neurons_that_attribute_shows(name):
     model = random_model(LLAMA)
     relevance = attribute(model, IDS, 11, method=name, sites=("ffn", "attn"), number="logit")
     for site in ("ffn", "attn"):
-        scores = METHODS[name].neuron_scores(model, plan(model, [IDS], 11), site)
+        scores = METHODS[name].neuron_scores(model, objective_of(model, [IDS], 11), site)
         assert close(scores, relevance.of(site))
         assert scores.abs().sum() > 0
     with pytest.raises(InputError, match="Occlusion"):
-        METHODS["occlusion"].neuron_scores(model, plan(model, [IDS], 11), "ffn")
+        METHODS["occlusion"].neuron_scores(model, objective_of(model, [IDS], 11), "ffn")
 
 
 # --- names ---

@@ -8,7 +8,7 @@ from families import mixtures, others
 
 from icebear import CP_LRP, Model, Neuron, attribute
 from icebear.concepts.attribution import attribute as attribution
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons
@@ -34,7 +34,7 @@ def prompts(count):
 def test_what_is_stopped_and_what_passes_is_all_there_is(llama):
     """Tokens and stopped neurons together have the target's relevance (CP-LRP keeps everything); without stops the
     tokens alone have it."""
-    asked = plan(llama, prompts(3))
+    asked = objective_of(llama, prompts(3))
     for stop in (False, True):
         inputs = Inputs()
         neurons = AllNeurons(llama, asked.batch, SITES, stop=stop)
@@ -106,7 +106,7 @@ def test_one_result_of_a_batch_does_not_keep_the_others_alive(llama):
 def test_the_largest_and_the_sums_are_those_of_all(name, stop):
     """Of rows of different lengths; positions that are set apart are not ranked, but count in sums."""
     model = made(name)
-    asked, apart = plan(model, prompts(2)), [(0,), (1, 2)]
+    asked, apart = objective_of(model, prompts(2)), [(0,), (1, 2)]
     every = AllNeurons(model, asked.batch, SITES, stop=stop)
     largest = LargestNeurons(model, asked.batch, SITES, 7, apart.__getitem__, stop=stop)
     for recorder in (every, largest):

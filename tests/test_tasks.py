@@ -29,7 +29,7 @@ from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.terminal import side_by_side, token_relevance
 from icebear.app.web import charts
 from icebear.concepts.attribution.random_controls import removing
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary import w1, w2
@@ -90,7 +90,7 @@ def logits(model, *prompts):
     with Double(), torch.no_grad():
         batch = model.read([*prompts]) if model.task.name == "seq2seq" else model.encode([*prompts])
         if model.task.name == "seq2seq":
-            batch = plan(model, [*prompts]).batch
+            batch = objective_of(model, [*prompts]).batch
         return model.net(**model.inputs(batch)).logits
 
 

@@ -12,7 +12,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.lrp.positions import Sinks
 from icebear.concepts.methods.method import OnePass
 from icebear.concepts.models import images
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.models.provenance import provenance
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
@@ -23,7 +23,7 @@ from icebear.concepts.passes.targets import Logits
 from icebear.errors import NumericalError
 
 
-def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
+def alone(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     """What a plan explains, compared with nothing."""
     method = request.method
     if not isinstance(method, OnePass):
@@ -82,14 +82,14 @@ def alone(request: AttributionRequest, plan: Plan) -> list[Relevance]:
     return results
 
 
-def _by_scores(request: AttributionRequest, plan: Plan) -> list[Relevance]:
+def _by_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     """The same by a method's own scores; what those of the tokens lack to the number explained is `rest`."""
     model, method = request.model, request.method
     assert method is not None
     scores = method.scores(model, plan)
     with model.lock, torch.no_grad():
-        logits = model.logits(plan.batch, plan.needed)  # (B, P, V)
-    targets, numbers = plan.explained(logits)
+        logits = model.logits(plan.batch, plan.all_positions)  # (B, P, V)
+    targets, numbers = plan.evaluate(logits)
     return [
         Relevance(
             tokens=tokens.float().cpu(),
@@ -104,7 +104,7 @@ def _by_scores(request: AttributionRequest, plan: Plan) -> list[Relevance]:
     ]
 
 
-def _scored_neurons(request: AttributionRequest, plan: Plan, row: int) -> NeuronScores:
+def _scored_neurons(request: AttributionRequest, plan: Objective, row: int) -> NeuronScores:
     """The method's scores of one prompt's neurons, beside their activations."""
     model, method, one = request.model, request.method, plan.repeated(row, 1)
     assert method is not None

@@ -23,7 +23,7 @@ from icebear.concepts.attribution.two_models import as_answered, check_same_shap
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Phrase, Token, per_prompt
+from icebear.concepts.models.objective import Phrase, Token, per_prompt
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.errors import InputError
 

@@ -17,7 +17,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.lrp import AttnLRP, Difference
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Token
+from icebear.concepts.models.objective import Token
 from icebear.errors import InputError
 from icebear.paths import read_text
 from icebear.records import Neuron

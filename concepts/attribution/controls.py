@@ -17,7 +17,7 @@ from torch import Tensor
 
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.run import forward
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.passes.targets import Logits
@@ -39,7 +39,7 @@ class Nodes:
     """
 
     model: Model
-    one: Plan
+    one: Objective
     sites: tuple[str, ...]
     own: dict[str, Tensor]
     there: dict[str, Tensor]
@@ -50,7 +50,7 @@ class Nodes:
         Raises `InputError` for others."""
         if relevance.counterfactual is None:
             raise InputError("Only a list that is compared with another prompt can be ablated; give counterfactual.")
-        if len(relevance.neurons.recorded) != len(relevance.tokens) or not model.task.looks_back:
+        if len(relevance.neurons.recorded) != len(relevance.tokens) or not model.task.is_causal:
             raise InputError("Ablation is for causal models, and for what recorded all positions.")
         if relevance.rather:
             raise InputError("A phrase against another one is not ablated; leave the contrast out.")
@@ -104,8 +104,8 @@ class Nodes:
             for site, x in self.there.items()
         }
         with self._exchanged(kept, leaves):
-            logits = self.model.logits(self.one.batch, self.one.needed)
-            gradients = torch.autograd.grad(self.one.explained(logits)[1].sum(), list(leaves.values()))
+            logits = self.model.logits(self.one.batch, self.one.all_positions)
+            gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
         parts = [
             self._by_head(site, ((self.own[site] - self.there[site]) * g.cpu()).float(), lambda x: x.sum(-1))
             for site, g in zip(self.sites, gradients, strict=True)

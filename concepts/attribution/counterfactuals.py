@@ -63,7 +63,7 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     InputError: the model does not predict the next token.
     """
     count = whole(count, "The number of counterfactuals")
-    if not model.task.looks_back:
+    if not model.task.is_causal:
         raise InputError(f"Counterfactuals are suggested for causal language models; {model.name} is none.")
     ids = list(model.encode([prompt]).row_ids(0))
     texts = [model.answer_text(token) for token in ids]

@@ -44,7 +44,7 @@ def attribute_neurons(
         model.check(neuron)
     encoded = model.encode(prompts)
     rows = [list(encoded.row_ids(row)) for row in range(len(prompts))]
-    if model.task.looks_back:  # what comes after the neuron, in text and in layers, has no part in it
+    if model.task.is_causal:  # what comes after the neuron, in text and in layers, has no part in it
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
     batch = model.read(rows)
     accounting, inputs = new_accounting(model, len(prompts)), Inputs()

@@ -22,7 +22,7 @@ from icebear.concepts.methods.lrp import DIFFERENCE, Difference
 from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.concepts.models import images
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.models.provenance import provenance
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import Largest, LargestNeurons
@@ -58,7 +58,7 @@ def compared(request: AttributionRequest, row: PromptRequest) -> Relevance:
     return relevance if exact_largest else request.reduced(relevance)
 
 
-def _with_default(method: Method | None, pairs: Sequence[Plan]) -> tuple[Method, str]:
+def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Method, str]:
     """The method, and why it is not the default one."""
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     if method is None and not equal:
@@ -73,16 +73,16 @@ def _with_default(method: Method | None, pairs: Sequence[Plan]) -> tuple[Method,
     return method, ""
 
 
-def _pairs(model: Model, row: PromptRequest) -> list[Plan]:
+def _pairs(model: Model, row: PromptRequest) -> list[Objective]:
     """Two rows, the prompt and its counterfactual, for each of them."""
     prompt, others = row.prompt, row.counterfactuals
     if any((one.image is None) is not (prompt.image is None) for one in others):
         raise InputError("Compare a text with texts, and an image with images.")
     if model.task.labels_tokens and row.position is None:  # of both prompts the same token
-        row = replace(row, position=row.plan(model).positions[0][0])
+        row = replace(row, position=row.objective_for(model).positions[0][0])
     pairs = []
     for other in others:
-        pair = row.plan(model, other)
+        pair = row.objective_for(model, other)
         if pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None:
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; give another.")
         is_open = row.phrase is None and (row.target is None or row.contrast is None)
@@ -90,11 +90,11 @@ def _pairs(model: Model, row: PromptRequest) -> list[Plan]:
     return pairs
 
 
-def _with_answers(model: Model, pair: Plan) -> Plan:
+def _with_answers(model: Model, pair: Objective) -> Objective:
     """With the prompt's own answer as the target and the other prompt's as the contrast, where they are open."""
     with model.lock, torch.no_grad():
-        logits = model.logits(pair.batch, pair.needed)
-    (here, there), _ = replace(pair, targets=(None, None), contrasts=(None, None)).explained(logits)
+        logits = model.logits(pair.batch, pair.all_positions)
+    (here, there), _ = replace(pair, targets=(None, None), contrasts=(None, None)).evaluate(logits)
     target, contrast = pair.targets[0] or here, pair.contrasts[0]
     contrast = there[0] if contrast is None else contrast
     if contrast in target:
@@ -121,7 +121,7 @@ class _Here:
 class _Sums:
     """Means over the counterfactuals, in the order given."""
 
-    def __init__(self, model: Model, pairs: Sequence[Plan], recorded: tuple[int, ...]) -> None:
+    def __init__(self, model: Model, pairs: Sequence[Objective], recorded: tuple[int, ...]) -> None:
         self.model, self.pairs, self.recorded = model, pairs, recorded
         self.here: _Here
         self.parts: list[Tensor] = []
@@ -204,7 +204,7 @@ def _overlap(tops: Sequence[set[int]]) -> float | None:
 # --- difference rules -----------------------------------------------------------------------------------
 
 
-def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Plan]) -> _Sums:
+def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]) -> _Sums:
     """Both prompts of a pair go through the model as partners: one pass of two rows."""
     model, sites, method = request.model, request.sites, request.method
     assert isinstance(method, Difference)
@@ -228,7 +228,7 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Plan]) -> 
         parts = [_product(x - partner(x), g)[0] for x, g in zip(inputs.values, inputs.gradients, strict=True)]
         here, there = ({site: values.values(row, x) for site, x in values.activation.items()} for row in (0, 1))
         if not sums.numbers:
-            places = [pair.needed.index(place) for place in pair.positions[0]]
+            places = [pair.all_positions.index(place) for place in pair.positions[0]]
             sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places])
         shares = torch.eye(len(batch.columns(0)))
         sums.add(parts, neurons.row(0)[0], there, (numbers[0].item(), numbers[1].item()), shares)
@@ -243,7 +243,7 @@ def _product(difference: Tensor, gradient: Tensor) -> Tensor:
 # --- multipliers at points between ----------------------------------------------------------------------
 
 
-def _by_multipliers(request: AttributionRequest, pairs: Sequence[Plan]) -> _Sums:
+def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> _Sums:
     """A forward pass of each prompt, and a pass at one or several points between them."""
     model = request.model
     sums = _Sums(model, pairs, kept_at(pairs[0], 0, request.record))
@@ -264,12 +264,12 @@ def _by_multipliers(request: AttributionRequest, pairs: Sequence[Plan]) -> _Sums
         inputs = list(zip(here.inputs, reads, strict=True))
         difference = {site: sums.here.activation[site] - x for site, x in stands.items()}
         parts, relevance = _between(request, one, inputs, difference)
-        numbers = (one.explained(here.logits)[1].item(), other.explained(there.logits)[1].item())
+        numbers = (one.evaluate(here.logits)[1].item(), other.evaluate(there.logits)[1].item())
         sums.add(parts, relevance, stands, numbers, shares)
     return sums
 
 
-def _read(request: AttributionRequest, one: Plan) -> _Here:
+def _read(request: AttributionRequest, one: Objective) -> _Here:
     model = request.model
     target, inputs, stream = Logits(one), Inputs(), Stream(model, one.batch)
     values = Values(model, one.batch, request.sites)
@@ -278,7 +278,7 @@ def _read(request: AttributionRequest, one: Plan) -> _Here:
     return _Here([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
 
 
-def _aligned(one: Plan, other: Plan, sinks: Sequence[int], other_sinks: Sequence[int]) -> Tensor:
+def _aligned(one: Objective, other: Objective, sinks: Sequence[int], other_sinks: Sequence[int]) -> Tensor:
     """(T, T') what stands for each token, the encoder's for the encoder's and the decoder's for the decoder's."""
     if one.batch.pixels is not None:
         return torch.eye(len(one.batch.columns(0)))
@@ -290,13 +290,13 @@ def _aligned(one: Plan, other: Plan, sinks: Sequence[int], other_sinks: Sequence
     return torch.block_diag(*blocks)
 
 
-def _stacks(one: Plan) -> list[tuple[int, int]]:
+def _stacks(one: Objective) -> list[tuple[int, int]]:
     """Where the tokens of each stack begin and end."""
     read, count = one.batch.lengths[0], len(one.batch.columns(0))
     return [(0, read), (read, count)] if one.batch.decoder else [(0, count)]
 
 
-def _by_stack(one: Plan, other: Plan, shares: Tensor) -> list[Tensor]:
+def _by_stack(one: Objective, other: Objective, shares: Tensor) -> list[Tensor]:
     return [
         shares[start:end, there:until]
         for (start, end), (there, until) in zip(_stacks(one), _stacks(other), strict=True)
@@ -304,7 +304,7 @@ def _by_stack(one: Plan, other: Plan, shares: Tensor) -> list[Tensor]:
 
 
 def _between(
-    request: AttributionRequest, one: Plan, reads: Sequence[tuple[Tensor, Tensor]], difference: dict[str, Tensor]
+    request: AttributionRequest, one: Objective, reads: Sequence[tuple[Tensor, Tensor]], difference: dict[str, Tensor]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Relevance of what each stack reads and of the sites (L, P, N), with the mean multiplier of the method's points.
 

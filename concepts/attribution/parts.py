@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Objective, explained
+from icebear.concepts.models.objective import ObjectiveKind, answer_scores
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Recorder, forward_backward
 from icebear.concepts.passes.stream import Stream
@@ -22,7 +22,7 @@ Part = Sequence[int]
 class Parts:
     """For each part the sum of its tokens' logits where each was predicted."""
 
-    def __init__(self, ids: Sequence[int], parts: Sequence[Part], objective: Objective) -> None:
+    def __init__(self, ids: Sequence[int], parts: Sequence[Part], objective: ObjectiveKind) -> None:
         self.ids, self.parts, self.objective = ids, parts, objective
 
     def reading(self, model: Model) -> nullcontext[None]:
@@ -31,7 +31,7 @@ class Parts:
     def numbers(self, model: Model) -> list[Tensor]:
         needed = sorted({place - 1 for part in self.parts for place in part})
         logits = model.logits(model.read_ids([list(self.ids)]), needed)[0]  # (P, V)
-        own = explained(logits, [self.ids[place + 1] for place in needed], self.objective)
+        own = answer_scores(logits, [self.ids[place + 1] for place in needed], self.objective)
         row = {place: at for at, place in enumerate(needed)}
         return [torch.stack([own[row[place - 1]] for place in part]).sum()[None] for part in self.parts]
 
@@ -53,7 +53,7 @@ def several(
     ids: Sequence[int],
     parts: Sequence[Part],
     method: AttnLRP = ATTNLRP,
-    objective: Objective = "logit",
+    objective: ObjectiveKind = "logit",
     checkpoint: bool | None = None,
 ) -> Tensor:
     """(S, T) the relevance of a text's tokens for each of its parts: one forward, S backward passes.

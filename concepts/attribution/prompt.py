@@ -8,7 +8,7 @@ from torch import Tensor
 
 from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Objective, Plan
+from icebear.concepts.models.objective import Objective, ObjectiveKind
 from icebear.records import TokenScore
 
 
@@ -32,10 +32,12 @@ class PromptTokens:
     """The position of an answer's first token; None where only what comes next is explained."""
 
     @classmethod
-    def of(cls, model: Model, plan: Plan, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]) -> PromptTokens:
+    def of(
+        cls, model: Model, plan: Objective, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]
+    ) -> PromptTokens:
         ids = plan.batch.row_ids(row)
-        turns = model.turns(ids, strings) if model.task.looks_back else ()
-        return cls(ids, strings, plan.explained_at(row), sinks, plan.batch.lengths[row], turns)
+        turns = model.turns(ids, strings) if model.task.is_causal else ()
+        return cls(ids, strings, plan.target_positions(row), sinks, plan.batch.lengths[row], turns)
 
     @property
     def text(self) -> str:
@@ -57,17 +59,17 @@ class Prediction:
     contrast: TokenScore | None
     top: tuple[TokenScore, ...]
     """The most probable next tokens."""
-    objective: Objective
+    objective: ObjectiveKind
 
     @classmethod
-    def of(cls, model: Model, plan: Plan, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
-        """targets: the tokens explained; logits (B, P, V) at the plan's `needed` positions."""
-        here = logits[row, plan.needed.index(plan.positions[row][0])].float()  # (V,)
+    def of(cls, model: Model, plan: Objective, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
+        """targets: the tokens explained; logits (B, P, V) at the objective's positions."""
+        here = logits[row, plan.all_positions.index(plan.positions[row][0])].float()  # (V,)
         contrast = plan.contrasts[row]
         return cls(
             model.token_score(here, targets[0]) if len(targets) == 1 else None,
             "".join(model.answer_text(token) for token in targets),
             None if contrast is None else model.token_score(here, contrast),
             tuple(model.top_tokens(here, 10)),
-            plan.objective,
+            plan.kind,
         )

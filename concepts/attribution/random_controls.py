@@ -15,7 +15,7 @@ from torch import Tensor
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.common import value, without
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import PromptLike
 from icebear.errors import InputError
 from icebear.records import TokenScore
@@ -108,7 +108,7 @@ def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2,
     if relevance.target is None or relevance.image:
         raise InputError("Tokens of a text are removed where one answer is explained; explain one.")
     contrast = relevance.contrast and relevance.contrast.id
-    found = plan(model, [prompt], relevance.target.id, contrast, objective=relevance.prediction.objective)
+    found = objective_of(model, [prompt], relevance.target.id, contrast, kind=relevance.prediction.objective)
     masks = torch.zeros(2, len(relevance.tokens), dtype=torch.bool)
     masks[1, first] = True
     masks = torch.cat((masks, _drawn(rest, len(first), len(relevance.tokens), seed)))

@@ -12,14 +12,16 @@ from icebear.concepts.models import images
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import outside
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.stream import Stream
 from icebear.values import several, whole
 
 Recorded = Literal["all", "last"] | Sequence[int]
 
 
-def token_relevance(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> tuple[Tensor, images.ImageMap | None]:
+def token_relevance(
+    model: Model, plan: Objective, row: int, parts: list[Tensor]
+) -> tuple[Tensor, images.ImageMap | None]:
     """(T,) of the relevance of what each stack reads (T, D), or of an image's pixels (C, H, W)."""
     columns, image = plan.batch.columns(row), None
     if plan.batch.pixels is not None:
@@ -31,9 +33,9 @@ def token_relevance(model: Model, plan: Plan, row: int, parts: list[Tensor]) -> 
     return tokens, image
 
 
-def kept_at(plan: Plan, row: int, record: Recorded) -> tuple[int, ...]:
+def kept_at(plan: Objective, row: int, record: Recorded) -> tuple[int, ...]:
     """The positions whose neurons are kept."""
-    return recorded_positions(record, plan.explained_at(row), len(plan.batch.columns(row)))
+    return recorded_positions(record, plan.target_positions(row), len(plan.batch.columns(row)))
 
 
 def recorded_positions(record: Recorded, target_positions: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -47,5 +49,5 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
 def unranked(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int, ...]:
     """Positions that a ranking sets apart: sinks, and what a chat's template wrote."""
     ids = batch.row_ids(row)
-    turns = model.turns(ids, model.pieces(ids)) if model.task.looks_back else ()
+    turns = model.turns(ids, model.pieces(ids)) if model.task.is_causal else ()
     return (*stream.sinks(row), *outside(turns, len(ids)))

@@ -13,7 +13,15 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Objective, Phrase, Plan, Token, per_prompt, phrase_ids, plan
+from icebear.concepts.models.objective import (
+    Objective,
+    ObjectiveKind,
+    Phrase,
+    Token,
+    objective_of,
+    per_prompt,
+    phrase_ids,
+)
 from icebear.concepts.models.prompts import Prompt, prompts_of
 from icebear.errors import InputError
 from icebear.values import one_of, several, shown, whole
@@ -65,7 +73,7 @@ class PromptRequest:
     prefix: str | None = None
     position: int | None = None
     counterfactuals: tuple[Prompt, ...] = ()
-    objective: Objective = "logit"
+    objective: ObjectiveKind = "logit"
     answer_start: int | None = None
     """Of a model's own answer the position of its first token."""
 
@@ -74,15 +82,15 @@ class PromptRequest:
         """Whether it can be explained in one pass with other prompts."""
         return not self.counterfactuals and self.rather is None
 
-    def plan(self, model: Model, *others: Prompt) -> Plan:
+    def objective_for(self, model: Model, *others: Prompt) -> Objective:
         """Of the prompt and of others, of which the same is explained."""
         rows = [replace(self, prompt=prompt) for prompt in (self.prompt, *others)]
         return plan_of(model, rows)
 
 
-def plan_of(model: Model, rows: Sequence[PromptRequest]) -> Plan:
+def plan_of(model: Model, rows: Sequence[PromptRequest]) -> Objective:
     """Of prompts with the same objective."""
-    return plan(
+    return objective_of(
         model,
         [row.prompt for row in rows],
         [row.target for row in rows],
@@ -90,7 +98,7 @@ def plan_of(model: Model, rows: Sequence[PromptRequest]) -> Plan:
         target_text=[row.phrase for row in rows],
         prefix=[row.prefix for row in rows],
         position=[row.position for row in rows],
-        objective=rows[0].objective,
+        kind=rows[0].objective,
     )
 
 
@@ -196,7 +204,7 @@ def _with_objective(model: Model, row: PromptRequest, number: Explained | None) 
     phrase, rather = (phrase_ids(model, text, row.prompt) for text in (row.phrase, row.rather))
     if not rather or phrase == rather:
         raise InputError("The contrast is empty, or the explained phrase itself; name another one.")
-    objective: Objective = "centered-logit" if len(phrase) == len(rather) else "mean-centered-logit"
+    objective: ObjectiveKind = "centered-logit" if len(phrase) == len(rather) else "mean-centered-logit"
     return replace(row, phrase=phrase, rather=rather, objective=objective)
 
 

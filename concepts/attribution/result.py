@@ -18,7 +18,7 @@ from icebear.concepts.attribution.ranking import NeuronScores, Position, Selecti
 from icebear.concepts.lrp.positions import Reading, over_layers
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.images import ImageMap
-from icebear.concepts.models.plan import Objective, Plan
+from icebear.concepts.models.objective import Objective, ObjectiveKind
 from icebear.concepts.passes.run import Conservation
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
@@ -27,7 +27,7 @@ from icebear.tables import Tabled
 if TYPE_CHECKING:
     import pandas
 
-OBJECTIVES: dict[Objective, str] = {
+OBJECTIVES: dict[ObjectiveKind, str] = {
     "logit": "Logit",
     "log-odds": "Logit against all others",
     "centered-logit": "Logit less the mean of the vocabulary",
@@ -42,7 +42,7 @@ class Counterfactual:
 
     prompts: tuple[tuple[str, ...], ...]
     """The tokens of each."""
-    pairs: tuple[Plan, ...]
+    pairs: tuple[Objective, ...]
     """For each, the targets of both prompts: two rows, the other one second."""
     shares: tuple[Tensor, ...]
     """For each (T, T'): what of it stands for each token (`icebear.concepts.attribution.alignment`)."""

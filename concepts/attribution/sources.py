@@ -18,7 +18,7 @@ from icebear.concepts.attribution.units import Unit, units_of
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
@@ -93,7 +93,7 @@ def origins(
 
 def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:
     """The tokens' relevance by CP-LRP that goes through no FFN neuron."""
-    target, inputs = plan(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
+    target, inputs = objective_of(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
     ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
     forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
     return inputs.relevance()[0].sum().item()

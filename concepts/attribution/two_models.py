@@ -28,7 +28,7 @@ def check_same_shape(model: Model, other: Model) -> None:
         (
             one.net.config.model_type,
             one.layers,
-            one.answers,
+            one.output_size,
             {site: one.width(site) for site in one.sites} if one.has_family else {},
         )
         for one in (model, other)
@@ -54,7 +54,7 @@ def difference(model: Model, base: Model, row: PromptRequest, here: Relevance, t
         sums=here.sums.less(there.sums),
         counterfactual=Counterfactual(
             prompts=(here.prompt.strings,),
-            pairs=() if row.rather is not None else (row.plan(model),),
+            pairs=() if row.rather is not None else (row.objective_for(model),),
             shares=(torch.eye(len(here.tokens)),),
             contrasts=(here.contrast_text,) if here.contrast_text else (),
             own=False,

@@ -23,7 +23,7 @@ from icebear.concepts.circuits.edges import Probe, inputs_of
 from icebear.concepts.circuits.nodes import exchangeable, pair_of, places_of, probes
 from icebear.concepts.circuits.records import AnswerNode, Edge, EdgeFaithfulness, Group, Node, Token, Without
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import changing
 from icebear.concepts.passes.run import forward
 from icebear.concepts.passes.sites import hooks
@@ -60,7 +60,7 @@ class HeldNeurons:
     """A graph's neurons in both prompts of a pair, and its nodes in them."""
 
     model: Model
-    pair: Plan
+    pair: Objective
     nodes: list[Probe]
     sites: tuple[str, ...]
     values: tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -211,7 +211,7 @@ def correlations(graph: Graph) -> dict[str, float]:
 
 def below(graph: Graph, source: Token | Node, target: Node | AnswerNode) -> bool:
     """Whether a source can give a target anything."""
-    before = source.position <= target.position or not graph.model.task.looks_back
+    before = source.position <= target.position or not graph.model.task.is_causal
     return source.height < target.height and before
 
 

@@ -20,7 +20,7 @@ from icebear.concepts.circuits.records import Node
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.models.answer import Span
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Token
+from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.vocabulary import projections
 from icebear.errors import InputError

@@ -20,7 +20,7 @@ from torch import Tensor
 from icebear.concepts.attribution.recorded import token_relevance
 from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Recorder
 from icebear.concepts.passes.run import forward, forward_backward
@@ -49,7 +49,7 @@ Target = Probe | None
 class Targets:
     """S times B numbers, one a row. Rows beyond B are partners, which have none."""
 
-    def __init__(self, plan: Plan, chosen: Sequence[Sequence[Target]]) -> None:
+    def __init__(self, plan: Objective, chosen: Sequence[Sequence[Target]]) -> None:
         self.plan, self.chosen = plan, chosen
         self.seen: dict[tuple[str, int], Tensor] = {}
 
@@ -60,7 +60,7 @@ class Targets:
             yield
 
     def numbers(self, model: Model) -> list[Tensor]:
-        _, answers = self.plan.explained(model.logits(self.plan.batch, self.plan.needed))
+        _, answers = self.plan.evaluate(model.logits(self.plan.batch, self.plan.all_positions))
 
         def number(row: int, target: Target) -> Tensor:
             if target is None:
@@ -92,7 +92,7 @@ class Sources(Recorder):
     def __init__(
         self,
         model: Model,
-        plan: Plan,
+        plan: Objective,
         rows: int,
         inputs: Inputs,
         read: Sequence[Tensor],
@@ -132,7 +132,7 @@ class Sources(Recorder):
 
 def direct(
     model: Model,
-    pair: Plan,
+    pair: Objective,
     targets: Sequence[Target],
     nodes: Sequence[Place],
     read: Sequence[Tensor],
@@ -162,7 +162,7 @@ def direct(
     return EdgeSums(*(torch.cat(part)[: len(targets)] for part in found))
 
 
-def inputs_of(model: Model, pair: Plan) -> list[Tensor]:
+def inputs_of(model: Model, pair: Objective) -> list[Tensor]:
     """What each stack reads, of both rows."""
     inputs = Inputs()
     forward(

@@ -13,7 +13,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Place, Probe
 from icebear.concepts.circuits.records import Node
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.errors import InputError
 from icebear.records import Neuron
 
@@ -106,7 +106,7 @@ def own_and_other(relevance: Relevance, places: Sequence[Place]) -> tuple[Tensor
     return torch.stack([*own, numbers[0]]), torch.stack([*other, numbers[1]])
 
 
-def pair_of(relevance: Relevance) -> Plan:
+def pair_of(relevance: Relevance) -> Objective:
     """Both prompts, and what is explained of them."""
     assert relevance.counterfactual is not None
     return relevance.counterfactual.pairs[0]

@@ -21,7 +21,7 @@ from icebear.concepts.evaluation.protocol import DataFile, FfnOrHead, Lines, Met
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import forward
 from icebear.concepts.passes.targets import Logits
@@ -122,7 +122,7 @@ def score(compared: Compared, method: Method | str) -> Tensor:
         return compared.nodes(
             attribute(model, pair.prompt, *answer, counterfactual=pair.other, method=method, sites=(site,))
         )
-    relevance = method.neuron_scores(model, plan(model, [pair.prompt], *answer), site)
+    relevance = method.neuron_scores(model, objective_of(model, [pair.prompt], *answer), site)
     return relevance.unflatten(-1, (model.heads, -1)).sum(-1) if compared.site == "head" else relevance
 
 
@@ -176,7 +176,7 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     name = recorded(site)
     by_length: dict[int, list[Tensor]] = {}
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.other)]:
-        one = plan(model, [prompt])
+        one = objective_of(model, [prompt])
         values = Values(model, one.batch, (name,))
         forward(model, Logits(one), [values])
         by_length.setdefault(one.batch.lengths[0], []).append(values.values(0, values.activation[name]))

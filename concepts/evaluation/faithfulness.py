@@ -17,7 +17,7 @@ from icebear.concepts.methods.common import without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan, plan
+from icebear.concepts.models.objective import Objective, objective_of
 from icebear.errors import InputError
 
 STEPS = 5
@@ -79,7 +79,7 @@ class Faithfulness(MethodEvaluation):
 def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> dict[str, Any]:
     """Return the curves of a prompt's most probable answer and their metrics, by method; JSON-ready."""
     answer = question.choice(model)
-    objective = plan(model, [question.prompt], answer).resolved(model)
+    objective = objective_of(model, [question.prompt], answer).resolved(model)
     scores = {name: method.scores(model, objective)[0] for name, method in methods.items()}
     masks = torch.cat([removals(values).flatten(0, 1) for values in scores.values()])
     different, where = torch.unique(masks, dim=0, return_inverse=True)  # many methods begin and end alike
@@ -119,9 +119,11 @@ def removals(values: Tensor) -> Tensor:
     return torch.stack([rank < counts, rank >= len(order) - counts])
 
 
-def _answer(model: Model, plan: Plan) -> Tensor:
+def _answer(model: Model, plan: Objective) -> Tensor:
     """Return (N, 2) the mean logit and probability of the answer's tokens, for N variants of one prompt."""
     targets, (positions, *_) = list(plan.targets[0] or ()), plan.positions
-    logits = model.logits(plan.batch, plan.needed).float()[:, [plan.needed.index(place) for place in positions]]
+    logits = model.logits(plan.batch, plan.all_positions).float()[
+        :, [plan.all_positions.index(place) for place in positions]
+    ]
     own = logits[:, range(len(targets)), targets]
     return torch.stack((own.mean(1), (own - logits.logsumexp(-1)).exp().mean(1)), 1)

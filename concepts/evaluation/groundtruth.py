@@ -16,7 +16,7 @@ from icebear.concepts.evaluation.metrics import localization_metrics
 from icebear.concepts.evaluation.protocol import DataFile, MethodEvaluation, Option, Part, Table, accuracy
 from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.errors import InputError
 from icebear.paths import read_text
 
@@ -195,7 +195,7 @@ def samples(
     if not predicted:
         return lines
     prompts, targets, contrasts = zip(*((items[row].prompt, *answers[row]) for row in predicted), strict=True)
-    objective = plan(model, prompts, targets, contrasts if contrastive else None)
+    objective = objective_of(model, prompts, targets, contrasts if contrastive else None)
     for name, method in methods.items():
         for row, scores in zip(predicted, method.scores(model, objective.resolved(model)), strict=True):
             lines[row]["methods"][name] = {"scores": scores.tolist()}
@@ -231,7 +231,7 @@ def _judged(model: Model, item: Item, answers: tuple[int | None, int | None], lo
         return {"correct": None, "why": "target and contrast begin with the same token"}
     if not (logits[target] > logits[contrast] if contrast is not None else logits.argmax() == target):
         return {"correct": False}
-    ids = plan(model, [item.prompt]).batch.row_ids(0)
+    ids = objective_of(model, [item.prompt]).batch.row_ids(0)
     parts = {
         "all": list(range(len(ids))),
         "inner": [place for place, token in enumerate(ids) if place > 0 and token not in model.special_ids()],
@@ -243,10 +243,10 @@ def _judged(model: Model, item: Item, answers: tuple[int | None, int | None], lo
 
 def _logits(model: Model, items: Sequence[Item]) -> Tensor:
     """Return the logits (B, V) where each item's answer is predicted."""
-    objective = plan(model, [item.prompt for item in items])
+    objective = objective_of(model, [item.prompt for item in items])
     with model.lock, torch.no_grad():
-        logits = model.logits(objective.batch, objective.needed)
-    columns = [objective.needed.index(at) for (at,) in objective.positions]
+        logits = model.logits(objective.batch, objective.all_positions)
+    columns = [objective.all_positions.index(at) for (at,) in objective.positions]
     return logits[range(len(items)), columns]
 
 

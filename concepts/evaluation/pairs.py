@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.errors import InputError, UnknownName
 from icebear.paths import read_text
 
@@ -153,7 +153,7 @@ def is_usable(model: Model, pair: Pair) -> bool:
     answers = [model.continuation(text, pair.prompt)[:1] for text in (pair.answer, pair.other_answer)]
     if len(ids[0]) != len(ids[1]) or ids[0] == ids[1] or answers[0] == answers[1] or not all(answers):
         return False
-    objective = plan(model, [pair.prompt, pair.other], answers[0][0], answers[1][0])
+    objective = objective_of(model, [pair.prompt, pair.other], answers[0][0], answers[1][0])
     with model.lock, torch.no_grad():
-        _, (own, other) = objective.explained(model.logits(objective.batch, objective.needed))
+        _, (own, other) = objective.evaluate(model.logits(objective.batch, objective.all_positions))
     return bool(own > MARGIN and other < -MARGIN)

@@ -17,7 +17,7 @@ from icebear.concepts.evaluation.questions import CORPORA, of_task
 from icebear.concepts.methods.common import log_probability
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan, plan
+from icebear.concepts.models.objective import Objective, objective_of
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import forward
 from icebear.concepts.passes.sites import hooks
@@ -82,7 +82,7 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | st
         total = torch.rand(total.shape, generator=torch.Generator().manual_seed(seed))
     else:
         for prompt in prompts:
-            objective = plan(model, [prompt]).resolved(model)
+            objective = objective_of(model, [prompt]).resolved(model)
             if isinstance(method, Method):
                 scores = method.neuron_scores(model, objective, recorded(site))
             else:
@@ -91,7 +91,7 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | st
     return total.unflatten(-1, (model.heads, -1)).sum(-1) if site == "head" else total
 
 
-def activations(model: Model, plan: Plan, site: str) -> Tensor:
+def activations(model: Model, plan: Objective, site: str) -> Tensor:
     """Return the activations (L, T, N) of a site in a plan's only prompt."""
     values = Values(model, plan.batch, (site,))
     forward(model, Logits(plan), [values])
@@ -103,7 +103,7 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
 
     order: (L, N), the neurons with the smallest values are pruned (set to zero at every token) first.
     """
-    plans = [plan(model, [prompt]).resolved(model) for prompt in prompts]
+    plans = [objective_of(model, [prompt]).resolved(model) for prompt in prompts]
     rank = order.flatten().argsort(stable=True).argsort().view(order.shape)
     curves: list[list[float]] = [[] for _ in prompts]
     for share in SHARES:

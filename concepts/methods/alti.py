@@ -19,7 +19,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models import norms
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.vocabulary import unembedding
 from icebear.errors import InputError
@@ -54,8 +54,8 @@ class AltiLogit(Method):
     per_token = True
 
     @torch.no_grad()
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
-        if not model.task.looks_back or model.family.attn_norm:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+        if not model.task.is_causal or model.family.attn_norm:
             raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
         rows = []
         for row in range(len(plan.positions)):
@@ -84,7 +84,7 @@ class Alti(Method):
     per_token = True
 
     @torch.no_grad()
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
             raise InputError(
                 f"ALTI is for encoders of text with the norm behind attention (BERT), not for {model.name}."
@@ -110,7 +110,7 @@ def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: 
     return norms.through(norm, rows, model.family.norm_offset, norms.divisor(norm, last)) @ word
 
 
-def _read(model: Model, plan: Plan, row: int) -> tuple[list[_Layer], Tensor]:
+def _read(model: Model, plan: Objective, row: int) -> tuple[list[_Layer], Tensor]:
     """The layers of one prompt, and the residual stream (T, D) behind the last."""
     length = plan.batch.lengths[row]
     ids, mask = plan.batch.ids[row : row + 1, :length], plan.batch.mask[row : row + 1, :length]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model, at
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import forward_backward
 from icebear.errors import InputError
@@ -23,7 +23,7 @@ class AttentionRollout(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         maps, _ = _attention(model, plan)
         joint = torch.eye(maps[0].shape[-1], device=maps[0].device)
         for attention in maps:
@@ -38,7 +38,7 @@ class GradientRollout(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         maps, gradients = _attention(model, plan)
         joint = torch.eye(maps[0].shape[-1], device=maps[0].device).expand(len(maps[0]), -1, -1)
         for attention, gradient in zip(maps, gradients, strict=True):
@@ -52,7 +52,7 @@ class GradCAM(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         maps, gradients = _attention(model, plan)
         parts = zip(gradients[-1], plan.batch.lengths, strict=True)  # without padding
         weights = torch.stack([g[:, :n, :n].mean((-1, -2), keepdim=True) for g, n in parts])  # (B, H, 1, 1)
@@ -62,7 +62,7 @@ class GradCAM(Method):
 class _Maps:
     """Explains a plan from a pass that gives attention maps (B, H, T, T), and records them with their gradients."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Objective) -> None:
         self.plan = plan
         self.leaves: tuple[Tensor, ...] = ()
         self.gradients: list[Tensor] = []
@@ -73,13 +73,13 @@ class _Maps:
     def numbers(self, model: Model) -> Tensor:
         output = model.forward(self.plan.batch, output_attentions=True)
         self.leaves = output.attentions
-        return self.plan.explained(at(output.logits, self.plan.needed))[1]
+        return self.plan.evaluate(at(output.logits, self.plan.all_positions))[1]
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         self.gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(self.leaves, gradients, strict=True)]
 
 
-def _attention(model: Model, plan: Plan) -> tuple[list[Tensor], list[Tensor]]:
+def _attention(model: Model, plan: Objective) -> tuple[list[Tensor], list[Tensor]]:
     """Attention maps (B, H, T, T) of each layer in float32, and their gradients."""
     if model.task.stacks == 2:
         raise InputError(f"The attention maps of {model.name}, an encoder-decoder, are not one chain of layers.")
@@ -89,7 +89,7 @@ def _attention(model: Model, plan: Plan) -> tuple[list[Tensor], list[Tensor]]:
     return [x.detach().float() for x in maps.leaves], [g.float() for g in maps.gradients]
 
 
-def _rows(plan: Plan, joint: Tensor) -> list[Tensor]:
+def _rows(plan: Objective, joint: Tensor) -> list[Tensor]:
     """Rows of (B, T, T) at the positions explained, summed."""
     return [
         joint[row, list(places)].sum(0)[: plan.batch.lengths[row]].cpu() for row, places in enumerate(plan.positions)

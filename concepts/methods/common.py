@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icebear.concepts.lrp.positions import Reading, Sinks, over_layers
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs, changing
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import forward_backward
@@ -25,14 +25,16 @@ ROWS = 32
 """How many variants of a prompt go through the model at once."""
 
 
-def token_relevance(model: Model, plan: Plan, rules: AttnLRP | None = None) -> list[Tensor]:
+def token_relevance(model: Model, plan: Objective, rules: AttnLRP | None = None) -> list[Tensor]:
     """(T,) input x gradient of each prompt's tokens, by relevance rules or by the plain gradient."""
     inputs = Inputs()
     forward_backward(model, Logits(plan), [inputs], rules)
     return by_row(plan, [relevance.sum(-1) for relevance in inputs.relevance()])
 
 
-def with_positions(model: Model, plan: Plan, rules: AttnLRP, reading: Reading, tokens: bool = True) -> list[Tensor]:
+def with_positions(
+    model: Model, plan: Objective, rules: AttnLRP, reading: Reading, tokens: bool = True
+) -> list[Tensor]:
     """(T,) relevance of each prompt's tokens and of their positions in all layers together, or of positions alone."""
     inputs, sinks = Inputs(), Sinks(model, plan.batch)
     forward_backward(model, Logits(plan), [inputs, sinks], rules)
@@ -42,33 +44,35 @@ def with_positions(model: Model, plan: Plan, rules: AttnLRP, reading: Reading, t
     return [a + b for a, b in zip(own, positions, strict=True)] if tokens else positions
 
 
-def neuron_relevance(model: Model, plan: Plan, site: str, rules: AttnLRP | None = None) -> Tensor:
+def neuron_relevance(model: Model, plan: Objective, site: str, rules: AttnLRP | None = None) -> Tensor:
     """(L, T, N) activation x gradient of a site's neurons, for a plan of one prompt."""
     neurons = AllNeurons(model, plan.batch, (site,))
     forward_backward(model, Logits(plan), [Inputs(), neurons], rules)
     return neurons.row(0)[0][site]
 
 
-def by_row(plan: Plan, stacks: list[Tensor]) -> list[Tensor]:
+def by_row(plan: Objective, stacks: list[Tensor]) -> list[Tensor]:
     """The (B, T) of each stack as one (T,) for each prompt, without padding."""
     joined = torch.cat(stacks, 1).cpu()
     return [joined[row, plan.batch.columns(row)] for row in range(len(joined))]
 
 
-def value(model: Model, plan: Plan) -> Tensor:
+def value(model: Model, plan: Objective) -> Tensor:
     """(B,) the number explained."""
-    return plan.explained(model.logits(plan.batch, plan.needed))[1]
+    return plan.evaluate(model.logits(plan.batch, plan.all_positions))[1]
 
 
-def log_probability(model: Model, plan: Plan) -> Tensor:
+def log_probability(model: Model, plan: Objective) -> Tensor:
     """(B,) of the answers explained, summed. Raises `InputError` for a model that has no probabilities."""
-    found = model.log_probabilities(model.logits(plan.batch, plan.needed).float())
+    found = model.log_probabilities(model.logits(plan.batch, plan.all_positions).float())
     if found is None:
         raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
-    return replace(plan, contrasts=(None,) * len(plan.contrasts), objective="logit").explained(found)[1]
+    return replace(plan, contrasts=(None,) * len(plan.contrasts), kind="logit").evaluate(found)[1]
 
 
-def without(model: Model, plan: Plan, row: int, removed: Tensor, measure: Callable[[Model, Plan], Tensor]) -> Tensor:
+def without(
+    model: Model, plan: Objective, row: int, removed: Tensor, measure: Callable[[Model, Objective], Tensor]
+) -> Tensor:
     """(N,) `measure` of one prompt where the embeddings of tokens are zero; removed (N, T) is True for those."""
     found = []
     read = plan.batch.lengths[row]

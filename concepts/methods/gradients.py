@@ -16,7 +16,7 @@ from icebear.concepts.methods import common
 from icebear.concepts.methods.lrp import PA_LRP
 from icebear.concepts.methods.method import Method, Multiplying, OnePass, Place
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Change, Inputs
 from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
@@ -28,7 +28,7 @@ class Random(Method):
 
     seed: int = 0
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         rows = []
         for row in range(len(plan.positions)):
             ids = plan.batch.row_ids(row)
@@ -44,7 +44,7 @@ class Gradient(Method):
 
     norm: Literal[1, 2] = 2
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         return common.by_row(plan, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in _pass(model, plan)])
 
 
@@ -65,7 +65,7 @@ class IntegratedGradients(Multiplying):
     def scores_neurons(self) -> bool:
         return self.needs_counterfactual
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         total: list[Tensor] = []
         for share in self.shares():
             parts = [(x / share * g).sum(-1) for x, g in _pass(model, plan, partial(_scaled, share))]
@@ -90,7 +90,7 @@ class SmoothGrad(Method):
     samples: int = 10
     seed: int = 0
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         rows = [torch.Generator().manual_seed(self.seed) for _ in plan.positions]  # so that a batch is one by one
         batches = (plan.batch, plan.batch.decoder)
         total: list[Tensor] = []
@@ -127,11 +127,11 @@ class Positions(Method):
     reading: Reading = "relu"
     tokens: bool = False
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         return common.with_positions(model, plan, PA_LRP, self.reading, self.tokens)
 
 
-def _pass(model: Model, plan: Plan, change: Change = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
+def _pass(model: Model, plan: Objective, change: Change = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
     """(embeddings, gradients), each (B, T, D), of each stack, at changed embeddings."""
     inputs = Inputs(change)
     forward_backward(model, Logits(plan), [inputs])

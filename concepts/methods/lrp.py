@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from icebear.concepts.models.model import Model
-    from icebear.concepts.models.plan import Plan
+    from icebear.concepts.models.objective import Objective
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +50,7 @@ class AttnLRP(OnePass):
     def rules(self) -> AttnLRP:
         return self
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         """With `positions`, of tokens and what is positive of their positions in each layer (PA-LRP, Eq. 11)."""
         from icebear.concepts.methods import common
 

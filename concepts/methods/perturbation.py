@@ -11,7 +11,7 @@ from torch import Tensor
 from icebear.concepts.methods.common import ROWS, log_probability, value, without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 
@@ -22,7 +22,7 @@ class Occlusion(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         rows = []
         for row in range(len(plan.positions)):
             count = len(plan.batch.columns(row))
@@ -43,7 +43,7 @@ class AtMan(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Plan) -> list[Tensor]:
+    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
         if model.task.stacks == 2:
             raise InputError(f"AtMan is for one stack of layers, not for {model.name}, an encoder-decoder.")
         modules = (name.rpartition(".")[2] for name, _ in model.layer_modules[0].named_modules())
@@ -55,7 +55,7 @@ class AtMan(Method):
         return [AtMan(p) for p in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)]
 
 
-def _scaled_down(model: Model, plan: Plan, row: int, p: float) -> Tensor:
+def _scaled_down(model: Model, plan: Objective, row: int, p: float) -> Tensor:
     length = plan.batch.lengths[row]
     keys = [("k", layer) for layer in range(model.layers)]
     measured = []

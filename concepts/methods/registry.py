@@ -22,7 +22,7 @@ from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VI
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.methods.perturbation import AtMan, Occlusion
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan, plan
+from icebear.concepts.models.objective import Objective, objective_of
 from icebear.errors import IcebearError, InputError, UnknownName
 from icebear.values import shown
 
@@ -101,7 +101,7 @@ def _split(names: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def why_not(model: Model, plan: Plan, method: Method) -> str | None:
+def why_not(model: Model, plan: Objective, method: Method) -> str | None:
     """Why a method cannot score the tokens of a model, tried on one prompt; None if it can."""
     try:
         method.scores(model, plan.resolved(model))
@@ -114,7 +114,7 @@ def able_and_unable(
     model: Model, prompt: Any, methods: Mapping[str, Method]
 ) -> tuple[dict[str, Method], dict[str, str]]:
     """Methods that can score the tokens of a prompt, and why others cannot."""
-    tried = {name: why_not(model, plan(model, [prompt]), method) for name, method in methods.items()}
+    tried = {name: why_not(model, objective_of(model, [prompt]), method) for name, method in methods.items()}
     unable = {name: why for name, why in tried.items() if why}
     return {name: method for name, method in methods.items() if name not in unable}, unable
 

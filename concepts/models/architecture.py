@@ -84,7 +84,7 @@ class Architecture:
     @cached_property
     def fingerprint(self) -> str:
         """Which model it is, see `icebear.concepts.models.fingerprint`."""
-        return fingerprint(self.net, f"{self.net.config.model_type} {self.answers}")
+        return fingerprint(self.net, f"{self.net.config.model_type} {self.output_size}")
 
     @cached_property
     def context_length(self) -> int:
@@ -97,7 +97,7 @@ class Architecture:
         return self.net.config.id2label if self.task.labelled else {}
 
     @property
-    def answers(self) -> int:
+    def output_size(self) -> int:
         """The number of tokens, or labels, that it chooses from."""
         return len(self.labels) or self.config.vocab_size
 

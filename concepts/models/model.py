@@ -17,7 +17,7 @@ from icebear.concepts.models.architecture import Architecture
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
 from icebear.concepts.models.lock import FairLock, draws
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from icebear.concepts.models.provenance import provenance
 from icebear.concepts.models.replaced import replaced
@@ -124,7 +124,7 @@ class Model(Architecture):
         Raises `InputError`, for a text of several tokens with how it splits.
         """
         if not isinstance(answer, str):
-            return whole(answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.answers - 1)
+            return whole(answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.output_size - 1)
         if not self.labels:
             return self.token_id(answer, role, behind)
         found = [number for number, label in self.labels.items() if label == answer]
@@ -148,7 +148,7 @@ class Model(Architecture):
         Read alone a text may begin otherwise (with a space, in the tokenizers of Llama 2 or Mistral 7B). Behind token
         ids, or where the two would merge into one token, it is read behind a line break, or a letter.
         """
-        if self.task.in_place:
+        if self.task.is_masked_lm:
             return self.tokens_of(text)
         own = Prompt.of(behind).text if behind is not None else None
         for before in (own, "\n", "a"):
@@ -235,7 +235,7 @@ class Model(Architecture):
     @torch.no_grad()
     def next_logits(self, prompt: PromptLike) -> Tensor:
         """(V,) float32 logits of the next token (or labels)."""
-        asked = plan(self, [prompt])
+        asked = objective_of(self, [prompt])
         with self.lock:
             return self.logits(asked.batch, list(asked.positions[0][:1]))[0, 0].float()
 
@@ -355,7 +355,7 @@ class Model(Architecture):
         on_token: called with the tokens so far after each.
         temperature, seed, options: as of `generate`.
         """
-        if not self.task.looks_back:
+        if not self.task.is_causal:
             raise InputError(f"{self.name} does not go on with a prompt; look at what it predicts (`Model.predict`).")
         if options.get("num_beams", 1) > 1:
             raise InputError("An answer is one text, token by token; use `Model.generate` for beams.")

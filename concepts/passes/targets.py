@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import Plan
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import hooks
 from icebear.records import Neuron
 
@@ -18,10 +18,10 @@ from icebear.records import Neuron
 class Logits:
     """What a plan says: a logit, the difference of two, or the sum over a continuation's tokens."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Objective) -> None:
         self.plan = plan
         self.logits = torch.empty(0)
-        """(B, P, V) at the plan's `needed` positions."""
+        """(B, P, V) at the objective's positions."""
         self.targets: list[tuple[int, ...]] = []
         """The answers explained, where the plan leaves them open the most probable ones."""
 
@@ -29,8 +29,8 @@ class Logits:
         return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
-        logits = model.logits(self.plan.batch, self.plan.needed)
-        self.targets, numbers = self.plan.explained(logits)
+        logits = model.logits(self.plan.batch, self.plan.all_positions)
+        self.targets, numbers = self.plan.evaluate(logits)
         self.logits = logits.detach()
         return numbers
 

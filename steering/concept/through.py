@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.plan import plan
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
@@ -38,7 +38,7 @@ class Through:
 
 def through(model: Model, concept: Concept, prompt: PromptLike) -> Through:
     """Of what the model predicts behind a prompt."""
-    asked = plan(model, [Prompt.of(prompt)])
+    asked = objective_of(model, [Prompt.of(prompt)])
     whole, past = Inputs(), Inputs()
     columns: dict[tuple[str, int], list[int]] = {}
     for part in concept.parts:
@@ -51,5 +51,5 @@ def through(model: Model, concept: Concept, prompt: PromptLike) -> Through:
     length = len(model.ids(prompt))
     edits = [Edit(part.neuron, "set", part.mean, where=f"position:1-{length}") for part in concept.parts]
     with steer(model, edits):
-        left = forward(model, Logits(plan(model, [Prompt.of(prompt)], [token])), [])[0].item()
+        left = forward(model, Logits(objective_of(model, [Prompt.of(prompt)], [token])), [])[0].item()
     return Through(model.answer_text(token), logit, passing / logit, (logit - left) / logit)

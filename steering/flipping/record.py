@@ -84,4 +84,4 @@ class FlipRecord:
         for token in self.phrase:
             model.answer_id(token, "token of a flip")
         if self.top_k is not None:
-            whole(self.top_k, "top_k", 1, model.answers - 1)
+            whole(self.top_k, "top_k", 1, model.output_size - 1)

@@ -248,10 +248,10 @@ def _search(state: _State, result: _Result) -> _Result:
 
 
 def _check(model: Model, prompt: PromptLike, source: PromptLike | None, max_neurons: int, top_k: int) -> None:
-    if not model.task.looks_back:
+    if not model.task.is_causal:
         raise InputError(f"flip is for models that write the next token; {model.name} does not.")
     whole(max_neurons, "max_neurons")
-    whole(top_k, "top_k", 1, model.answers - 1)
+    whole(top_k, "top_k", 1, model.output_size - 1)
     if source is not None and model.ids(source) == model.ids(prompt):
         raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
 

@@ -46,9 +46,9 @@ class Task:
     labels_tokens = False
     """Each token has a label, of which one is explained."""
     generates = False
-    in_place = False
+    is_masked_lm = False
     """Its answers stand in the text, not behind it."""
-    looks_back = False
+    is_causal = False
     """No token looks at a later one, so that what comes behind a token has no part in it."""
 
     # --- what it reads --------------------------------------------------------------------------------

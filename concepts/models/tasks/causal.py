@@ -17,7 +17,7 @@ class Causal(Task):
     name = "causal"
     auto_class = "AutoModelForCausalLM"
     generates = True
-    looks_back = True
+    is_causal = True
 
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt

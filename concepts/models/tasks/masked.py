@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Masked(Task):
     name = "masked"
     auto_class = "AutoModelForMaskedLM"
-    in_place = True
+    is_masked_lm = True
 
     def completed(self, model: Model, text: str) -> str:
         mask = model.text(model.mask_id)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
 Token = str | int
-Objective = Literal["logit", "log-odds", "centered-logit", "mean-centered-logit"]
+ObjectiveKind = Literal["logit", "log-odds", "centered-logit", "mean-centered-logit"]
 """What is summed over the tokens of an answer: their logits; these less the mean of all other logits, weighted by
 probability, whose gradient is that of the log-odds; or less the mean over the vocabulary, which a softmax does not see;
 or the mean of that over the answer's tokens, which answers of different lengths are compared by."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class Objective:
     """What is explained of a batch of prompts."""
 
     batch: Batch
@@ -35,28 +35,28 @@ class Plan:
     targets: tuple[tuple[int, ...] | None, ...]
     """The answers explained there; None for the most probable ones."""
     contrasts: tuple[int | None, ...]
-    objective: Objective = "logit"
+    kind: ObjectiveKind = "logit"
 
     @property
-    def needed(self) -> list[int]:
+    def all_positions(self) -> list[int]:
         """The positions of all rows."""
         return sorted({place for row in self.positions for place in row})
 
-    def explained_at(self, row: int) -> tuple[int, ...]:
+    def target_positions(self, row: int) -> tuple[int, ...]:
         """The positions among all the row's tokens, those of the encoder before those of the decoder."""
         before = self.batch.lengths[row] if self.batch.decoder else 0
         return tuple(before + place for place in self.positions[row])
 
-    def explained(self, scores: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
-        """The answers explained for each prompt, and the number explained for each (B,); scores (B, `needed`, V).
+    def evaluate(self, scores: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
+        """The answers explained for each prompt, and the number explained for each (B,); scores (B, positions, V).
 
         Raises `InputError` where the contrast is what it is the contrast of.
         """
-        targets, values, needed = [], [], self.needed
+        targets, values, needed = [], [], self.all_positions
         for row, places in enumerate(self.positions):
             here = scores[row, [needed.index(place) for place in places]]  # (P, V)
             chosen = self.targets[row] or tuple(here.argmax(-1).tolist())
-            value = explained(here, chosen, self.objective).sum()
+            value = answer_scores(here, chosen, self.kind).sum()
             contrast = self.contrasts[row]
             if contrast in chosen:
                 raise InputError(
@@ -65,45 +65,45 @@ class Plan:
             if contrast is not None:
                 value = value - here[:, contrast].sum()
             targets.append(chosen)
-            values.append(value / len(chosen) if self.objective == "mean-centered-logit" else value)
+            values.append(value / len(chosen) if self.kind == "mean-centered-logit" else value)
         return targets, torch.stack(values)
 
-    def resolved(self, model: Model) -> Plan:
+    def resolved(self, model: Model) -> Objective:
         """With the most probable answers in place of those left open."""
         if all(target is not None for target in self.targets):
             return self
         with model.lock, torch.no_grad():
-            targets, _ = self.explained(model.logits(self.batch, self.needed))
+            targets, _ = self.evaluate(model.logits(self.batch, self.all_positions))
         return replace(self, targets=tuple(targets))
 
-    def rows(self, order: Sequence[int]) -> Plan:
+    def rows(self, order: Sequence[int]) -> Objective:
         """Of these rows, in this order."""
         each = (self.positions, self.targets, self.contrasts)
         positions, targets, contrasts = (tuple(part[row] for row in order) for part in each)
-        return Plan(self.batch.rows(order), positions, targets, contrasts, self.objective)  # type: ignore[arg-type]
+        return Objective(self.batch.rows(order), positions, targets, contrasts, self.kind)  # type: ignore[arg-type]
 
-    def repeated(self, row: int, count: int) -> Plan:
+    def repeated(self, row: int, count: int) -> Objective:
         """One of its prompts, without padding, `count` times."""
         batch = self.batch.repeated(row, count)
         each = (self.positions, self.targets, self.contrasts)
         positions, targets, contrasts = ((part[row],) * count for part in each)
-        return Plan(batch, positions, targets, contrasts, self.objective)  # type: ignore[arg-type]
+        return Objective(batch, positions, targets, contrasts, self.kind)  # type: ignore[arg-type]
 
 
-def explained(scores: Tensor, chosen: Sequence[int], objective: Objective) -> Tensor:
+def answer_scores(scores: Tensor, chosen: Sequence[int], kind: ObjectiveKind) -> Tensor:
     """(P,) what is explained of the answers chosen at places; scores (P, V)."""
     places = range(len(chosen)), list(chosen)
     own = scores[places]
-    if objective == "logit" or (objective == "log-odds" and scores.shape[-1] == 1):  # of one number there are no others
+    if kind == "logit" or (kind == "log-odds" and scores.shape[-1] == 1):  # of one number there are no others
         return own
-    if objective != "log-odds":
+    if kind != "log-odds":
         return own - scores.mean(-1)
     others = scores.detach().clone()
     others[places] = -torch.inf
     return own - (others.softmax(-1) * scores).sum(-1)  # their probabilities are held
 
 
-def plan(
+def objective_of(
     model: Model,
     prompts: Sequence[PromptLike],
     target: Any = None,
@@ -111,8 +111,8 @@ def plan(
     target_text: Any = None,
     prefix: Any = None,
     position: Any = None,
-    objective: Objective = "logit",
-) -> Plan:
+    kind: ObjectiveKind = "logit",
+) -> Objective:
     """Arguments as of `attribute`, each for all prompts or a list with one for each; a target text may be token ids.
 
     Raises `InputError`.
@@ -133,7 +133,7 @@ def plan(
     answers = [_answer(model, *row) for row in zip(targets, texts, before, strict=True)]
     rows = [Asked(*row) for row in zip(read, answers, before, places, strict=True)]
     batch, positions = task.places(model, rows)
-    return Plan(batch, tuple(positions), tuple(answers), against, objective)
+    return Objective(batch, tuple(positions), tuple(answers), against, kind)
 
 
 def per_prompt(value: Any, count: int) -> list[Any]:
