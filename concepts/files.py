@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from icebear.paths import local, read_text, write_file
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bool)}
 
+CHECKSUM = ', "sha256": "'
+
 Record = TypeVar("Record")
 
 
@@ -27,7 +30,13 @@ def save(record: Any, path: str | Path, overwrite: bool = False) -> None:
     """Write a result to a file. Raises `InputError` where that cannot be written, or is there already."""
     if not overwrite and local(path).exists():
         raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
-    write_file(path, convert.to_json(record, None, CONVERTER) + "\n")
+    body = convert.to_json(record, None, CONVERTER).removesuffix("}")
+    write_file(path, f"{body}{_ending(body)}\n")
+
+
+def _ending(body: str) -> str:
+    """The end of a file: the checksum of all that is before it."""
+    return f'{CHECKSUM}{sha256(body.encode()).hexdigest()}"}}'
 
 
 def same(one: Any, other: Any) -> bool:
@@ -35,23 +44,19 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and CONVERTER.unstructure(one) == CONVERTER.unstructure(other)
 
 
-def load(
-    kind: type[Record],
-    path: str | Path,
-    model: Model | None = None,
-    misfits: Callable[[Any], Iterable[str]] = lambda record: (),
-) -> Record:
+def load(kind: type[Record], path: str | Path, model: Model | None = None) -> Record:
     """Read what `save` wrote.
 
     model: of a result that holds one; it must be the same.
-    misfits: names parts of a record that do not fit the others.
-    Raises `InputError`.
+    Raises `InputError`, also for a file that was changed after it was saved.
     """
     converter = CONVERTER.copy()
     converter.register_structure_hook(Model, lambda saved, _: _same(saved, model))
-    record = convert.from_json(read_text(path), kind, InputError, converter, str(path))
-    for name in misfits(record):
-        raise InputError(f"{path} has parts that do not fit each other ({name}); save it again.")
+    text = read_text(path)
+    body, mark, ending = text.rpartition(CHECKSUM)
+    record = convert.from_json(f"{body}}}" if mark else text, kind, InputError, converter, str(path))
+    if mark + ending.rstrip() != _ending(body):
+        raise InputError(f"{path} was changed after it was saved; save the result again.")
     return record
 
 

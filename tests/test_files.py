@@ -1,7 +1,6 @@
 """What is saved comes back as it was, what is hostile is refused, and other tools read it."""
 
 import asyncio
-import contextlib
 import copy
 import itertools
 import json
@@ -29,7 +28,6 @@ from icebear import (
     circuit,
     describe,
     open_store,
-    units,
 )
 from icebear.actmax.card import Card
 from icebear.concepts import files
@@ -196,13 +194,21 @@ HOSTILE = {
 }
 
 
+def signed(told):
+    """A file that has the right checksum, whatever is in it."""
+    body = json.dumps({key: told[key] for key in told if key != "sha256"}, ensure_ascii=False).removesuffix("}")
+    return body + files._ending(body)
+
+
 @pytest.mark.parametrize("spoil", HOSTILE.values(), ids=HOSTILE)
 def test_a_file_that_is_not_as_saved_is_refused_in_a_sentence(model, tmp_path, spoil):
     place = tmp_path / "a.json"
     attribute(model, PROMPT).save(place)
     told = json.loads(place.read_text())
+    place.write_text(signed(told))
+    Relevance.load(place)
     spoil(told)
-    place.write_text(json.dumps(told))
+    place.write_text(signed(told))
     with pytest.raises(InputError, match=r"a\.json"):
         Relevance.load(place)
 
@@ -218,77 +224,35 @@ SPOILT = {
 }
 
 
-def used(found):
-    """Whatever a relevance can be asked."""
-    for position in ("last", "all"):
-        found.top(3, position=position)
-    found.to_json(3)
-    found.to_html()
-    found.to_arrow(3)
-    units(found)
-    return repr(found), found.account(), found.meaning(), found.prompt.template, hash(found), found == found
-
-
 @pytest.mark.parametrize("how", [{"counterfactual": OTHER}, {"keep": "top", "k": 3}, {"method": PA_LRP}], ids=str)
-def test_a_changed_file_is_refused_or_works(model, tmp_path, how):
+def test_a_changed_file_is_refused(model, tmp_path, how):
     place = tmp_path / "a.json"
     attribute(model, PROMPT, **how).save(place)
     whole = json.loads(place.read_text())
-    used(Relevance.load(place))
     records = ("prompt", "prediction", "neurons", "sums", "counterfactual")
     keys = [(key,) for key in whole] + [(key, part) for key in records for part in whole[key] or ()]
     keys += [("neurons", "largest", part) for part in whole["neurons"]["largest"] or ()]
     for path, (way, spoil) in itertools.product(keys, SPOILT.items()):
-        if (path, way) == (("sums", "target"), "empty"):
-            continue  # zero is a number that can be explained, but has no shares
         told = copy.deepcopy(whole)
         *above, key = path
         home = reduce(dict.__getitem__, above, told)
         home[key] = spoil(home[key])
         if way == "dropped":
             del home[key]
-        place.write_text(json.dumps(told))
-        try:
-            found = Relevance.load(place)
-        except InputError:
+        if told == whole:
             continue
-        with contextlib.suppress(InputError):
-            used(found)
+        place.write_text(json.dumps(told, ensure_ascii=False))
+        with pytest.raises(InputError, match=r"a\.json"):
+            Relevance.load(place)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(("prompt", key, []) for key in ("strings", "ids", "target_positions")),
-        ("prompt", "target_positions", [99]),
-        ("prompt", "sinks", [-1]),
-        ("neurons", "recorded", [0]),
-        ("neurons", "head_count", 0),
-        ("made_with", "model", None),
-    ],
-    ids=str,
-)
-def test_parts_that_do_not_fit_are_named(model, tmp_path, change):
-    place, (part, key, value) = tmp_path / "a.json", change
-    attribute(model, PROMPT, counterfactual=OTHER).save(place)
-    told = json.loads(place.read_text())
-    told[part][key] = value
-    place.write_text(json.dumps(told))
-    with pytest.raises(InputError, match=part if key in ("recorded", "model") else key):
-        Relevance.load(place)
-
-
-def test_a_circuit_whose_parts_do_not_fit_is_refused(model, tmp_path):
+def test_a_changed_circuit_is_refused(model, tmp_path):
     place = tmp_path / "a.json"
-    graph = circuit(model, PROMPT, counterfactual=OTHER, nodes=5)
-    for change in (
-        {"relevances": ()},
-        {"nodes": graph.nodes[1:]},
-        {"made_with": {}},
-        {"effect": graph.effect * torch.nan},
-    ):
-        replace(graph, **change).save(place, overwrite=True)
-        with pytest.raises(InputError):
+    circuit(model, PROMPT, counterfactual=OTHER, nodes=5).save(place)
+    whole = json.loads(place.read_text())
+    for change in ({"relevances": []}, {"nodes": whole["nodes"][1:]}, {"made_with": {}}, {"effect": whole["patterns"]}):
+        place.write_text(json.dumps(whole | change, ensure_ascii=False))
+        with pytest.raises(InputError, match="changed after it was saved"):
             Graph.load(place, model)
 
 
@@ -298,7 +262,7 @@ def test_texts_of_a_file_are_texts_on_its_page(model, store, tmp_path):
     attribute(model, PROMPT).save(place)
     told = json.loads(place.read_text())
     told["prompt"]["strings"] = [evil] * len(told["prompt"]["strings"])
-    place.write_text(json.dumps(told))
+    place.write_text(signed(told))
     assert "<img" not in Relevance.load(place).to_html()
     describe(store, Neuron(1, "ffn", 3), model).save(place, overwrite=True)
     told = json.loads(place.read_text())
@@ -308,7 +272,7 @@ def test_texts_of_a_file_are_texts_on_its_page(model, store, tmp_path):
         for hit in hits:
             hit["polarity"] = evil
     told["by"], told["label"] = "activation", evil
-    place.write_text(json.dumps(told))
+    place.write_text(signed(told))
     assert "<img" not in Card.load(place).to_html()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from icebear.concepts import files
-from icebear.concepts.attribution import export, misfits
+from icebear.concepts.attribution import export
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
 from icebear.concepts.attribution.ranking import NeuronScores, Position, Selection
 from icebear.concepts.lrp.positions import Reading, over_layers
@@ -298,7 +298,7 @@ class Relevance(Tabled):
     @classmethod
     def load(cls, path: str | Path) -> Relevance:
         """What `save` wrote. Raises `InputError`."""
-        return files.load(cls, path, misfits=misfits.of_relevance)
+        return files.load(cls, path)
 
     def to_html(self) -> str:
         """A self-contained HTML page: the heatmap, the prediction and the top neurons."""

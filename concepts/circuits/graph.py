@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from icebear.concepts import files
-from icebear.concepts.attribution import misfits
 from icebear.concepts.attribution.controls import Ablation
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks, drawing, neuronpedia
@@ -296,7 +295,7 @@ class Graph(Tabled):
     @classmethod
     def load(cls, path: str | Path, model: Model) -> Graph:
         """What `save` wrote; its checks need the model that it was made with. Raises `InputError`."""
-        return files.load(cls, path, model, misfits.of_graph)
+        return files.load(cls, path, model)
 
     def to_neuronpedia(self, slug: str = "icebear") -> str:
         """The file of circuit-tracer and Neuronpedia (`icebear.concepts.circuits.neuronpedia`)."""
