@@ -31,8 +31,8 @@ def errors(model: Model, pair: Pair) -> tuple[float, float]:
 
     A layer's cut is the residual stream behind it: its neurons, through W2, and what goes past them.
     """
-    target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
-    asked, inputs, cuts = objective_of(model, [pair.prompt, pair.other], target, contrast), Inputs(), {}
+    target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.counterfactual_answer))
+    asked, inputs, cuts = objective_of(model, [pair.prompt, pair.counterfactual], target, contrast), Inputs(), {}
 
     def read(layer: int, x: torch.Tensor) -> None:
         difference = (x - partner(x)).detach()

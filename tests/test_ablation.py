@@ -105,7 +105,7 @@ def test_what_cannot_be_ablated_says_why(model, found):
 def given(model):
     pair = pairs.Pair(IDS, OTHER, "", "")
     return evaluation.Compared(
-        model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
+        model, pair, (11, 12), "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
     )
 
 
@@ -141,16 +141,16 @@ def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, given):
 
 def test_ratios_weigh_pairs_by_what_exchanging_all_does():
     lines = [
-        {"exchanged": weight, "methods": {"a": {"kept_100": kept, "kept_1000": 1.0}}}
+        {"difference": weight, "methods": {"a": {"sufficiency_100": kept, "sufficiency_1000": 1.0}}}
         for weight, kept in ((3.0, 0.5), (1.0, -0.5))
     ]
-    assert evaluation.ratios(lines) == "ratio of means, 100 and 1,000 nodes kept: a 0.25 and 1.00"
+    assert evaluation.ratios(lines) == "ratio of means, F of 100 and 1,000 nodes alone: a 0.25 and 1.00"
 
 
 def test_every_score_ranks(given):
     shaped = given.relevance.ffn.shape
     for name, method in methods_of("all", evaluation.METHODS, evaluation.CONTROLS).items():
-        values = evaluation.score(given, method)
+        values = given.scores(method)
         assert values.shape == shaped, name
         assert values.abs().sum() > 0, name
 
@@ -158,8 +158,8 @@ def test_every_score_ranks(given):
 def test_templates_are_pairs_that_differ_in_the_answer():
     for name, found in pairs.TASKS.items():
         assert len(found) >= 40, name
-        assert all(pair.prompt != pair.other and pair.answer != pair.other_answer for pair in found)
-        assert len({(pair.prompt, pair.other) for pair in found}) == len(found)
+        assert all(pair.prompt != pair.counterfactual and pair.answer != pair.counterfactual_answer for pair in found)
+        assert len({(pair.prompt, pair.counterfactual) for pair in found}) == len(found)
     with pytest.raises(UnknownName, match="capitals"):
         pairs.named("capitls")
 
@@ -180,8 +180,8 @@ def test_a_file_of_pairs(tmp_path):
 def test_only_clear_pairs_of_equal_length_count(smol):
     good = pairs.Pair("The keys near the house", "The key near the house", " are", " is")
     assert pairs.is_usable(smol, good)
-    assert not pairs.is_usable(smol, pairs.Pair(good.prompt, good.other, " is", " are"))
-    assert not pairs.is_usable(smol, pairs.Pair("The old keys near the house", good.other, " are", " is"))
+    assert not pairs.is_usable(smol, pairs.Pair(good.prompt, good.counterfactual, " is", " are"))
+    assert not pairs.is_usable(smol, pairs.Pair("The old keys near the house", good.counterfactual, " are", " is"))
     plain = objective_of(smol, [good.prompt], " are", " is")
     assert plain.targets[0] != plain.contrasts[0]
 
@@ -193,9 +193,9 @@ def test_across_a_clause_difference_rules_find_what_carries_the_answer(smol, tmp
     command += ["--methods", "difference,matched", "--json"]
     done = json.loads(run(*command))
     scores = {row["method"]: row for row in done["parts"][0]["tables"][0]["rows"]}
-    assert scores["difference"]["kept_100 median"] > 0.3
-    assert scores["difference"]["left_1000 median"] < 0.2
-    assert abs(scores["matched"]["kept_100 median"]) < 0.1
+    assert scores["difference"]["sufficiency_100 median"] > 0.3
+    assert scores["difference"]["remaining_1000 median"] < 0.2
+    assert abs(scores["matched"]["sufficiency_100 median"]) < 0.1
     lines = (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text()
     assert json.loads(run(*command)) == done
     assert (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text() == lines

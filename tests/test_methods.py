@@ -444,11 +444,11 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
     pair = pairs.Pair(IDS, OTHER, "", "")
     compared = ablation.Compared(
-        model, pair, 11, 12, "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
+        model, pair, (11, 12), "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
     )
     monkeypatch.setattr(ablation.Compared, "of", lambda *_: compared)
     curves = ablation.sample(model, pair, methods)["methods"]
     assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size
-    assert curves["length"]["curve_kept"][-1] == pytest.approx(1, abs=1e-4)
+    assert curves["length"]["curve_sufficiency"][-1] == pytest.approx(1, abs=1e-4)
     with pytest.raises(InputError, match="Length"):
         attribute(model, IDS, 11, 12, counterfactual=OTHER, method="length")

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import torch
 
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
 from icebear.errors import InputError, UnknownName
@@ -29,9 +32,9 @@ class Pair:
     """A prompt and its answer, and the counterfactual prompt and its answer."""
 
     prompt: str
-    other: str
+    counterfactual: str
     answer: str
-    other_answer: str
+    counterfactual_answer: str
 
 
 def _agreement(frames: Sequence[str], nouns: Sequence[Sequence[str]]) -> list[Pair]:
@@ -143,17 +146,27 @@ def usable_by_task(
 
 def answers(model: Model, pair: Pair) -> tuple[int, int]:
     """Return the first token of the answer, and that of the counterfactual prompt's answer."""
-    own, other = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.other_answer))
+    own, other = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.counterfactual_answer))
     return own, other
+
+
+def relevance_of(
+    model: Model, pair: Pair, answer: tuple[int, int], site: str, method: Method | None = None
+) -> Relevance:
+    """Return the relevance of a site's neurons to a logit difference (target, contrast), with the counterfactual."""
+    target, contrast = answer
+    return attribute(
+        model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, method=method, sites=(site,)
+    )
 
 
 def is_usable(model: Model, pair: Pair) -> bool:
     """Return whether both prompts have equally many tokens, and the model is right on both by `MARGIN` logits."""
-    ids = [model.token_ids(text) for text in (pair.prompt, pair.other)]
-    answers = [model.continuation(text, pair.prompt)[:1] for text in (pair.answer, pair.other_answer)]
+    ids = [model.token_ids(text) for text in (pair.prompt, pair.counterfactual)]
+    answers = [model.continuation(text, pair.prompt)[:1] for text in (pair.answer, pair.counterfactual_answer)]
     if len(ids[0]) != len(ids[1]) or ids[0] == ids[1] or answers[0] == answers[1] or not all(answers):
         return False
-    objective = objective_of(model, [pair.prompt, pair.other], answers[0][0], answers[1][0])
+    objective = objective_of(model, [pair.prompt, pair.counterfactual], answers[0][0], answers[1][0])
     with model.lock, torch.no_grad():
         _, (own, other) = objective.evaluate(model.logits(objective.batch, objective.all_positions))
     return bool(own > MARGIN and other < -MARGIN)

@@ -29,8 +29,8 @@ TEST = (
 CURVES = {
     "curve_most": "share removed, most relevant first",
     "curve_least": "share removed, least relevant first",
-    "curve_kept": "nodes kept, all others as in the other prompt",
-    "curve_left": "nodes left out",
+    "curve_sufficiency": "number of nodes, all others at their counterfactual values",
+    "curve_remaining": "number of nodes at their counterfactual values",
 }
 """The curves of a sample, and the labels of their x axes."""
 
