@@ -1,5 +1,5 @@
-"""Whether circuits are true: edges against interventions, graphs run by their own edges, groups against random ones,
-and a task's circuit on pairs that it has not seen."""
+"""Check circuits: edges by interventions, graphs run by their own edges, groups against random groups, and a task's
+circuit on other pairs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from statistics import fmean, median
 from typing import Annotated, Any, ClassVar
 
@@ -15,22 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Nodes, largest, matched, shares
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.checks import READINGS, between
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import Group
+from icebear.concepts.circuits.records import Node
 from icebear.concepts.evaluation import pairs
-from icebear.concepts.evaluation.pairs import Pair, answers
+from icebear.concepts.evaluation.metrics import correlations
+from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
 from icebear.concepts.evaluation.protocol import Evaluation, Lines, Option, Part, Samples, Seed, Table, Tasks
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 
 EDGES: tuple[int | None, ...] = (30, 100, 300, None)
-"""Of a graph run by its own edges; None for all that are kept."""
+"""Numbers of edges that a graph is run by; None for all edges it keeps."""
 PARTS: dict[str, dict[str, str]] = {
     "edges": {
         "pearson": "median [quartiles] of the correlation with direct interventions, of edges from neurons",
@@ -46,29 +47,30 @@ PARTS: dict[str, dict[str, str]] = {
         "edges": "median of the number of edges",
     },
     "groups": {
-        "alike": "median of the mean cosine between members, of what they were measured to move",
-        "apart": "median of the mean cosine between groups, of the same, lower is better",
+        "alike": "median of the mean cosine between members of their measured effects",
+        "apart": "median of the mean cosine between groups of the same, lower is better",
         "answer": "median of the mean |change of F| by switching a group off",
     },
 }
 TASK = {
-    "kept": "median [quartiles] of F of so many nodes alone, on pairs that the task's circuit is not made of",
-    "left": "median of |F| without them, lower is better",
+    "sufficiency": "median [quartiles] of F of these nodes alone, on pairs that the task's circuit is not made of",
+    "remaining": "median of |F| without them, lower is better",
 }
-"""Of a task's circuit, beside each pair's own nodes and matched ones."""
+"""The columns of a task's circuit, of each pair's own nodes and of matched nodes."""
 FEWEST = 10
-"""Nodes of a circuit that is judged."""
+"""The least number of nodes of a circuit that is judged."""
 LEARN = 10
 """Pairs that a task's circuit is made of."""
 NODES = (100, 1000)
-"""Of a task's circuit."""
+"""Numbers of nodes of a task's circuit."""
 
 
 @dataclass(frozen=True)
 class Circuits(Evaluation):
     """Check circuits by interventions: edges, graphs run by their own edges, groups, tasks.
 
-    Each task's pairs have a circuit each, checked by forward passes; and one of them all, checked on other pairs.
+    Each pair of a task gets a circuit, which forward passes check; one circuit of the whole task is checked on other
+    pairs.
 
     Example:
       icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
@@ -91,15 +93,15 @@ class Circuits(Evaluation):
         count = max(self.samples, 3 * LEARN)
         for task, usable, _ in pairs.usable_by_task(model, pairs.named(self.tasks), count, self.seed):
             held_out, choices[task] = of_task(model, usable)
-            overlap = overlaps(task, choices)
+            note = f"a circuit of the task is made of {LEARN} pairs and checked on {len(held_out)} others"
             yield Part(
                 {},
                 usable[: self.samples],
                 partial(sample, model, nodes=self.nodes),
                 name=task,
                 tables=partial(_tables, held_out),
-                listings=partial(_listings, overlap),
-                notes=partial(_notes, len(held_out)),
+                listings=partial(_listings, overlaps(task, choices)),
+                notes=lambda _, notes=[note] * bool(held_out): notes,
             )
 
 
@@ -115,92 +117,70 @@ def _listings(overlap: list[dict[str, Any]], lines: Lines) -> dict[str, list[dic
     return {"correlation of the edges of all pairs together": [together], "nodes shared with other tasks": overlap}
 
 
-def _notes(held_out: int, lines: Lines) -> list[str]:
-    return [f"a circuit of the task is made of {LEARN} pairs and checked on {held_out} others"] if held_out else []
-
-
 def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
-    """All `PARTS` of a pair's circuit; JSON-ready. `moments` are for correlations over all pairs."""
+    """Return all `PARTS` of a pair's circuit, and `moments` for correlations over all pairs; JSON-ready."""
     target, contrast = answers(model, pair)
-    graph = circuit(model, pair.prompt, target, contrast, counterfactual=pair.other, nodes=nodes)
+    graph = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes)
     whole, half = graph.interventions(), graph.interventions(half=True)
+    names = [f"{count} edges" if count else "all edges kept" for count in EDGES]
+    rows = zip(names, checks.faithfulness(graph, EDGES), strict=True)
     return {
-        "prompt": pair.prompt,
-        "other": pair.other,
-        "edges": _edges(whole, half),
-        "graph": _graph(graph),
+        **vars(pair),
+        "edges": {name: _edges(whole, half, *columns) for name, columns in READINGS.items()},
+        "graph": {name: {column: getattr(row, column) for column in PARTS["graph"]} for name, row in rows},
         "groups": _groups(graph, whole),
         "moments": {name: _moments(between(whole), *columns) for name, columns in READINGS.items()},
     }
 
 
-def _edges(whole: pandas.DataFrame, half: pandas.DataFrame) -> dict[str, dict[str, float]]:
+def _edges(whole: pandas.DataFrame, half: pandas.DataFrame, of: str, truth: str) -> dict[str, float]:
     neurons, tokens = between(whole), whole[whole.source.str.startswith("token")]
-
-    def numbers(of: str, truth: str) -> dict[str, float]:
-        by_target = [some[of].corr(some[truth]) for _, some in neurons.groupby("target") if len(some) > 4]
-        return {
-            "pearson": neurons[of].corr(neurons[truth]),
-            "spearman": neurons[of].rank().corr(neurons[truth].rank()),
-            "by_target": median(value for value in by_target if value == value),
-            "half": half[of].corr(half[truth]),
-            "tokens": tokens[of].corr(tokens[truth]),
-        }
-
-    return {name: numbers(*columns) for name, columns in READINGS.items()}
+    by_target = [some[of].corr(some[truth]) for _, some in neurons.groupby("target") if len(some) > 4]
+    return {
+        **correlations(neurons[of], neurons[truth]),
+        "by_target": median(value for value in by_target if value == value),
+        "half": half[of].corr(half[truth]),
+        "tokens": tokens[of].corr(tokens[truth]),
+    }
 
 
 def _moments(edges: pandas.DataFrame, of: str, truth: str) -> list[float]:
-    """Count, sums, and sums of squares and products."""
+    """Return the count, the sums, and the sums of squares and products."""
     x, y = edges[of], edges[truth]
     return [len(edges), *map(float, (x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()))]
 
 
 def pooled(lines: Sequence[dict[str, Any]], name: str) -> float:
-    """Pearson's correlation over the edges of all pairs."""
+    """Return Pearson's correlation over the edges of all pairs."""
     n, x, y, xx, yy, xy = (sum(column) for column in zip(*(line["moments"][name] for line in lines), strict=True))
     return (n * xy - x * y) / ((n * xx - x * x) * (n * yy - y * y)) ** 0.5
 
 
-def _graph(graph: Graph) -> dict[str, dict[str, float]]:
-    rows = checks.faithfulness(graph, EDGES)
-    names = [f"{count} edges" if count else "all edges kept" for count in EDGES]
-    return {
-        name: {"share": row.share, "matched": row.matched, "nodes": row.nodes, "edges": row.edges}
-        for name, row in zip(names, rows, strict=True)
-    }
-
-
 def _groups(graph: Graph, whole: pandas.DataFrame) -> dict[str, dict[str, float]]:
-    """Of this graph's groups of two nodes and more, and of random groups of the same nodes and sizes."""
-    moved = whole.pivot(index="source", columns="target", values="one_sided").fillna(0)
-    profiles = {name: torch.tensor(row.to_numpy(copy=True)) for name, row in moved.iterrows()}
-    own = [group for group in graph.groups if len(group.nodes) > 1]
-    order = [node for group in own for node in group.nodes]
+    """Measure the graph's groups of two and more nodes, and random groups of the same nodes and sizes."""
+    effects = whole.pivot(index="source", columns="target", values="one_sided").fillna(0)
+    own = [group.nodes for group in graph.groups if len(group.nodes) > 1]
+    order = [node for nodes in own for node in nodes]
     random.Random(0).shuffle(order)
-    drawn, start = [], 0
-    for group in own:
-        drawn.append(Group("drawn", tuple(order[start : start + len(group.nodes)])))
-        start += len(group.nodes)
-    return {"groups": _alike(graph, own, profiles), "drawn": _alike(graph, drawn, profiles)}
+    rest = iter(order)
+    drawn = [tuple(islice(rest, len(nodes))) for nodes in own]
+    return {"groups": _alike(graph, own, effects), "drawn": _alike(graph, drawn, effects)}
 
 
-def _alike(graph: Graph, groups: Sequence[Group], profiles: dict[Any, Tensor]) -> dict[str, float]:
+def _alike(graph: Graph, groups: Sequence[Sequence[Node]], effects: pandas.DataFrame) -> dict[str, float]:
     if not groups:
-        return {"alike": 0.0, "apart": 0.0, "answer": 0.0}
-    members = [torch.stack([profiles[node.id] for node in group.nodes]) for group in groups]
-    inside = [_cosine(rows) for rows in members]
-    nodes = Nodes.of(graph.model, graph.relevances[0])
-    _, left = shares(nodes, [graph.mask(group.nodes) for group in groups])
+        return dict.fromkeys(PARTS["groups"], 0.0)
+    members = [torch.tensor(effects.loc[[node.id for node in nodes]].to_numpy(copy=True)) for nodes in groups]
+    _, left = shares(Nodes.of(graph.model, graph.relevances[0]), [graph.mask(nodes) for nodes in groups])
     return {
-        "alike": fmean(inside),
+        "alike": fmean(map(_cosine, members)),
         "apart": _cosine(torch.stack([rows.sum(0) for rows in members])) if len(members) > 1 else 0.0,
         "answer": fmean(abs(1 - share) for share in left),
     }
 
 
 def _cosine(rows: Tensor) -> float:
-    """Of all pairs of different rows, the mean."""
+    """Return the mean cosine over all pairs of different rows."""
     unit = normalize(rows, dim=-1)
     count = len(rows)
     return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
@@ -210,12 +190,14 @@ def _cosine(rows: Tensor) -> float:
 
 
 def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], dict[int, Tensor]]:
-    """A task's circuit on pairs that it has not seen, beside each pair's own nodes and matched ones: a line with
-    `TASK`'s numbers for each pair (none where too few are of one length); and its choices of nodes, by their number."""
+    """Check a task's circuit on other pairs, and compare it with each pair's own nodes and with matched nodes.
+
+    Returns a line with `TASK`'s numbers for each pair (none where too few pairs have one length), and the circuit's
+    nodes by their number.
+    """
     by_shape: dict[tuple[int, ...], list[Relevance]] = {}
     for pair in pairs:
-        target, contrast = answers(model, pair)
-        one = attribute(model, pair.prompt, target, contrast, counterfactual=pair.other, sites=("ffn",))
+        one = relevance_of(model, pair, answers(model, pair), "ffn")
         by_shape.setdefault(tuple(one.ffn.shape), []).append(one)
     most = max(by_shape.values(), key=len)
     if len(most) < 2 * LEARN:
@@ -223,26 +205,27 @@ def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], 
     scores = torch.stack([relevance.ffn for relevance in most[:LEARN]]).mean(0)
     choices = {count: largest(scores, count) for count in NODES}
     generator = torch.Generator().manual_seed(0)
-    names = [f"{kind}, {count}" for count in NODES for kind in ("task", "own", "matched")]
     lines = []
     for relevance in most[LEARN:]:
-        chosen = [
-            choice
-            for count, task in choices.items()
-            for choice in (task, largest(relevance.ffn, count), matched(task, generator))
-        ]
-        carried = zip(*shares(Nodes.of(model, relevance), chosen), strict=True)
-        numbers = {name: {"kept": kept, "left": abs(left)} for name, (kept, left) in zip(names, carried, strict=True)}
-        lines.append({"methods": numbers})
+        chosen = {}
+        for count, task in choices.items():
+            chosen[f"task, {count}"] = task
+            chosen[f"own, {count}"] = largest(relevance.ffn, count)
+            chosen[f"matched, {count}"] = matched(task, generator)
+        rows = zip(chosen, *shares(Nodes.of(model, relevance), list(chosen.values())), strict=True)
+        lines.append({"methods": {name: {"sufficiency": alone, "remaining": abs(left)} for name, alone, left in rows}})
     return lines, choices
 
 
 def overlaps(task: str, choices: Mapping[str, dict[int, Tensor]]) -> list[dict[str, Any]]:
-    """How alike a task's circuit and those of other tasks of the same length are, and by chance; JSON-ready."""
-    rows, mine = [], choices[task].get(NODES[0])
+    """Return the shares of nodes that a task's circuit has in common with other tasks of the same length; JSON-ready.
+
+    by_chance is the share that random nodes would have in common.
+    """
+    rows, own = [], choices[task].get(NODES[0])
     for other, by_count in choices.items():
         theirs = by_count.get(NODES[0])
-        if other != task and mine is not None and theirs is not None and mine.shape == theirs.shape:
-            share, chance = checks.shared(theirs, mine)
+        if other != task and own is not None and theirs is not None and own.shape == theirs.shape:
+            share, chance = checks.shared(theirs, own)
             rows.append({"tasks": [other, task], "nodes": NODES[0], "shared": share, "by_chance": chance})
     return rows
