@@ -22,8 +22,8 @@ from torch import Tensor
 
 from icebear.cache import cache_folder
 from icebear.concepts.models import norms
-from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.stream import Stream
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations
 from icebear.actmax.index.summary import EMPTY, ScanSummary, top_k
 from icebear.concepts.methods.lrp import ATTNLRP
-from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.sites import hooks

@@ -106,7 +106,7 @@ def _by_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
 
 def _scored_neurons(request: AttributionRequest, plan: Objective, row: int) -> NeuronScores:
     """The method's scores of one prompt's neurons, beside their activations."""
-    model, method, one = request.model, request.method, plan.repeated(row, 1)
+    model, method, one = request.model, request.method, plan.rows([row])
     assert method is not None
     recorded = kept_at(plan, row, request.record) if request.sites else ()
     values = Values(model, one.batch, request.sites)

@@ -55,7 +55,7 @@ class Nodes:
         if relevance.rather:
             raise InputError("A phrase against another one is not ablated; leave the contrast out.")
         contrast = relevance.contrast.id if relevance.contrast else None
-        one = replace(relevance.counterfactual.pairs[0].repeated(0, 1), contrasts=(contrast,))
+        one = replace(relevance.counterfactual.pairs[0].rows([0]), contrasts=(contrast,))
         sites = sites or ("ffn",)
         own = {site: relevance.activation(recorded(site)) for site in sites}
         there = {site: relevance.neurons.counterfactual[recorded(site)] for site in sites}
@@ -78,7 +78,7 @@ class Nodes:
         for start in range(0, len(chosen), ROWS):
             kept = torch.stack(list(chosen[start : start + ROWS]))
             with self._exchanged(kept, self.there):
-                numbers += forward(self.model, Logits(self.one.repeated(0, len(kept))), []).tolist()
+                numbers += forward(self.model, Logits(self.one.rows([0] * len(kept))), []).tolist()
         return numbers
 
     def predictions(self, kept: Tensor, k: int = 5) -> list[TokenScore]:

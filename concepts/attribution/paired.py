@@ -155,7 +155,7 @@ class _Sums:
 
     def relevance(self, method: Method, own: bool, note: str) -> Relevance:
         """own: whether the contrasts are the counterfactuals' own answers."""
-        model, first = self.model, self.pairs[0].repeated(0, 1)
+        model, first = self.model, self.pairs[0].rows([0])
         tokens, image = token_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
             raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
@@ -248,10 +248,10 @@ def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> 
     model = request.model
     sums = _Sums(model, pairs, kept_at(pairs[0], 0, request.record))
     recorded = list(sums.recorded)
-    here = _read(request, pairs[0].repeated(0, 1))
+    here = _read(request, pairs[0].rows([0]))
     sums.here = replace(here, activation={site: x[:, recorded] for site, x in here.activation.items()})
     for pair in pairs:
-        one, other = pair.repeated(0, 1), pair.repeated(1, 1)
+        one, other = pair.rows([0]), pair.rows([1])
         there = _read(request, other)
         shares = _aligned(one, other, here.sinks, there.sinks)
         reads = [
@@ -313,7 +313,7 @@ def _between(
     model, method = request.model, request.method
     assert isinstance(method, Multiplying)
     points = method.shares()
-    many = one.repeated(0, len(points))
+    many = one.rows([0] * len(points))
     way = torch.tensor(points, dtype=reads[0][0].dtype, device=reads[0][0].device)
     moved = [y + way.view(-1, *[1] * x.dim()) * (x - y) for x, y in reads]
     inputs = Inputs(lambda stack, x: moved[stack])

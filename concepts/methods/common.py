@@ -83,5 +83,5 @@ def without(
             return x.masked_fill(gone[..., None], 0)
 
         with model.lock, torch.no_grad(), changing(model, change):
-            found.append(measure(model, plan.repeated(row, len(part))))
+            found.append(measure(model, plan.rows([row] * len(part))))
     return torch.cat(found)

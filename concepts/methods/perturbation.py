@@ -67,6 +67,6 @@ def _scaled_down(model: Model, plan: Objective, row: int, p: float) -> Tensor:
             return x * factor
 
         with model.lock, torch.no_grad(), hooks(model, keys, scale):
-            measured.append(log_probability(model, plan.repeated(row, len(part))))
+            measured.append(log_probability(model, plan.rows([row] * len(part))))
     scores = torch.cat(measured).cpu()
     return scores[0] - scores[1:]

@@ -13,8 +13,7 @@ from icebear.concepts.models import dispatch, experts
 from icebear.concepts.models.families import FAMILIES, Family, family_of
 from icebear.concepts.models.fingerprint import fingerprint
 from icebear.concepts.models.linear import Linear
-from icebear.concepts.models.tasks.base import Task
-from icebear.concepts.models.tasks.known import task_of
+from icebear.concepts.models.tasks import Task, task_of
 from icebear.errors import InputError, ModelError
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown

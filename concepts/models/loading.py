@@ -14,7 +14,7 @@ from icebear.cache import cache_folder, hub_reachable
 from icebear.concepts.models.gguf import converted
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS, fetch
-from icebear.concepts.models.tasks.known import task_of
+from icebear.concepts.models.tasks import task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 from icebear.extras import need
 from icebear.paths import local

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.prompts import Prompt, PromptLike
-from icebear.concepts.models.tasks.base import Asked
+from icebear.concepts.models.prompts import Batch, Prompt, PromptLike
+from icebear.concepts.models.tasks import PromptTarget
 from icebear.errors import InputError
 from icebear.values import several
 
@@ -82,13 +81,6 @@ class Objective:
         positions, targets, contrasts = (tuple(part[row] for row in order) for part in each)
         return Objective(self.batch.rows(order), positions, targets, contrasts, self.kind)  # type: ignore[arg-type]
 
-    def repeated(self, row: int, count: int) -> Objective:
-        """One of its prompts, without padding, `count` times."""
-        batch = self.batch.repeated(row, count)
-        each = (self.positions, self.targets, self.contrasts)
-        positions, targets, contrasts = ((part[row],) * count for part in each)
-        return Objective(batch, positions, targets, contrasts, self.kind)  # type: ignore[arg-type]
-
 
 def answer_scores(scores: Tensor, chosen: Sequence[int], kind: ObjectiveKind) -> Tensor:
     """(P,) what is explained of the answers chosen at places; scores (P, V)."""
@@ -131,7 +123,7 @@ def objective_of(
         for token, behind in zip(contrasts, before, strict=True)
     )
     answers = [_answer(model, *row) for row in zip(targets, texts, before, strict=True)]
-    rows = [Asked(*row) for row in zip(read, answers, before, places, strict=True)]
+    rows = [PromptTarget(*row) for row in zip(read, answers, before, places, strict=True)]
     batch, positions = task.places(model, rows)
     return Objective(batch, tuple(positions), tuple(answers), against, kind)
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
+from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.sites import hooks
 from icebear.records import Neuron
 

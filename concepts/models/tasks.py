@@ -1,0 +1,297 @@
+"""What each kind of model reads, what it predicts, and at which of its tokens: causal, masked, labels, images, T5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from icebear.concepts.models import images
+from icebear.concepts.models.prompts import Batch, Prompt
+from icebear.concepts.models.replaced import replaced
+from icebear.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from icebear.concepts.models.model import Model
+
+Positions = list[tuple[int, ...]]
+"""For each prompt, the positions whose prediction is explained (of the decoder's input, if there is a decoder)."""
+
+
+@dataclass(frozen=True)
+class PromptTarget:
+    """One prompt, and what is explained of it."""
+
+    prompt: Prompt
+    answer: tuple[int, ...] | None
+    """The tokens, or the label, that are explained; None for the most probable ones."""
+    before: Prompt | None
+    """What precedes the answer, see `Task.before`."""
+    position: int | None
+    """The token whose label is explained."""
+
+
+class Task:
+    """What a model reads, what it predicts, and at which of its tokens."""
+
+    name: str
+    auto_class: str
+    """The transformers class that loads such a model."""
+    stacks = 1
+    """Stacks of layers: 2 for an encoder-decoder."""
+    reads_text = True
+    labelled = False
+    """It predicts labels, not tokens."""
+    labels_tokens = False
+    """Each token has a label, of which one is explained."""
+    generates = False
+    is_masked_lm = False
+    """Answers replace mask tokens in the text; they do not follow it."""
+    is_causal = False
+    """No token attends to a later one, so later tokens have no influence on a prediction."""
+
+    # --- what it reads --------------------------------------------------------------------------------
+
+    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+        return model.padded([model.ids(prompt) for prompt in prompts], padding_side)
+
+    def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+        """Encode texts whose neurons are read."""
+        return model.read_ids(rows)
+
+    def completed(self, model: Model, text: str) -> str:
+        """Return the text as a prompt of this task."""
+        return text
+
+    def own_tokens(self, model: Model) -> tuple[int, ...] | None:
+        """Return the positions that the model adds to its input; None if residual streams show them."""
+        return None
+
+    # --- what it predicts -----------------------------------------------------------------------------
+
+    def refuse(self, model: Model, **given: Sequence[Any]) -> None:
+        """Raise `InputError` for an argument of `attribute` (target_text, prefix, position) that this task cannot use.
+
+        given: a value for each prompt, None where there is none.
+        """
+        reasons = {
+            "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
+            "prefix": f"{model.name} has no decoder of its own" if self.stacks == 1 else "",
+            "position": f"{model.name} does not label single tokens" if not self.labels_tokens else "",
+        }
+        for name, values in given.items():
+            if reasons[name] and any(value is not None for value in values):
+                raise InputError(f"{name} does not suit this model: {reasons[name]}.")
+
+    def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
+        """Return what precedes an answer; None if the answer stands in the text."""
+        return Prompt(text=prefix) if prefix else None
+
+    def places(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+        """Encode the prompts, each followed by its answer without the last token; also return where answers are
+        predicted."""
+        batch = self.encode(model, [row.prompt for row in rows])
+        return batch, [self.positions(model, batch.row_ids(number), row) for number, row in enumerate(rows)]
+
+    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+        """Return where the answer is predicted in the ids of one prompt."""
+        raise NotImplementedError
+
+    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor | None:
+        """Return the log-probabilities of all answers from logits (..., V); None for a number, which has none."""
+        return logits.log_softmax(-1)
+
+    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+        """Return the network's output for a batch."""
+        return model.net(**model.inputs(batch), **options)
+
+    def written(self, batch: Batch) -> int:
+        """Return how many columns of `generate`'s output were in the input."""
+        raise InputError("This model does not generate text.")
+
+
+def followed(ids: Sequence[int], answer: tuple[int, ...] | None) -> list[int]:
+    """Append an answer without its last token, which is predicted but not read."""
+    return [*ids, *(answer or ())[:-1]]
+
+
+def from_start(start: int, answer: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return one position for each token of an answer whose first token is predicted at `start`."""
+    return tuple(range(start, start + len(answer or (0,))))
+
+
+class Causal(Task):
+    """The next token: Llama, GPT-2, ..."""
+
+    name = "causal"
+    auto_class = "AutoModelForCausalLM"
+    generates = True
+    is_causal = True
+
+    def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
+        return prompt
+
+    def places(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+        read = [(model.ids(row.prompt), row.answer) for row in rows]
+        batch = model.read_ids([followed(ids, answer) for ids, answer in read])
+        return batch, [from_start(len(ids) - 1, answer) for ids, answer in read]
+
+    def written(self, batch: Batch) -> int:
+        return batch.ids.shape[1]
+
+
+class EncoderDecoder(Task):
+    """The next token of a decoder that attends to an encoder: T5, BART."""
+
+    name = "seq2seq"
+    auto_class = "AutoModelForSeq2SeqLM"
+    stacks = 2
+    generates = True
+
+    def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+        """Give the decoder the same tokens, as if it had written them, so that token t is the same in both stacks (the
+        decoder's start token replaces the first one)."""
+        return self._with_decoder(model, model.read_ids(rows), [ids[1:] for ids in rows])
+
+    def places(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+        read = self.encode(model, [row.prompt for row in rows])
+        begun = [(model.tokens_of(row.before.text or "") if row.before else [], row.answer) for row in rows]
+        batch = self._with_decoder(model, read, [followed(ids, answer) for ids, answer in begun])
+        # The start token, which is in no text, predicts the first one.
+        return batch, [from_start(len(ids), answer) for ids, answer in begun]
+
+    def _with_decoder(self, model: Model, read: Batch, written: Sequence[list[int]]) -> Batch:
+        start = model.net.config.decoder_start_token_id
+        return replace(read, decoder=model.padded([[start, *ids] for ids in written]))
+
+    def written(self, batch: Batch) -> int:
+        return 1  # the start token
+
+
+class Masked(Task):
+    """Words in place of masks: BERT."""
+
+    name = "masked"
+    auto_class = "AutoModelForMaskedLM"
+    is_masked_lm = True
+
+    def completed(self, model: Model, text: str) -> str:
+        mask = model.text(model.mask_id)
+        return text if mask in text else f"{text} {mask}"
+
+    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+        mask, answer = model.mask_id, row.answer
+        places = tuple(place for place, token in enumerate(ids) if token == mask)
+        if not places:
+            raise InputError(f"The prompt has no {model.text(mask)}; put one where the word shall be predicted.")
+        if answer is not None and len(answer) != len(places):
+            raise InputError(
+                f"The prompt has {len(places)} masks but the target {len(answer)} tokens; give one for each."
+            )
+        return places
+
+
+class Labelled(Task):
+    """A model whose answers are labels."""
+
+    labelled = True
+
+    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor | None:
+        """Apply a softmax, but sigmoids if labels do not exclude each other; return None for a regression."""
+        kind = getattr(model.net.config, "problem_type", None)
+        if kind == "multi_label_classification":
+            return logsigmoid(logits)
+        if kind == "regression" or (kind is None and len(model.labels) == 1):
+            return None
+        return logits.log_softmax(-1)
+
+
+class TextLabel(Labelled):
+    """The label of a text."""
+
+    name = "sequence"
+    auto_class = "AutoModelForSequenceClassification"
+
+    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+        """Encoders have a token for the label in front; decoders (whose map to the labels is called `score`) read it
+        at the last token that is not padding."""
+        if not hasattr(model.net, "score"):
+            return (0,)
+        padding = model.config.pad_token_id
+        return (max((place for place, token in enumerate(ids) if token != padding), default=0),)
+
+    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+        padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
+        with replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
+            return super().forward(model, batch, **options)
+
+
+class TokenLabel(Labelled):
+    """The label of one token."""
+
+    name = "token"
+    auto_class = "AutoModelForTokenClassification"
+    labels_tokens = True
+
+    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+        """By default the token that most probably has another label than the first one (``O`` or the like)."""
+        position = row.position
+        if position is None:
+            with model.lock, torch.no_grad():
+                scores = model.logits(model.read_ids([list(ids)]), list(range(len(ids))))[0].float()  # (T, labels)
+            special = model.special_ids()
+            scores[[place for place, token in enumerate(ids) if token in special]] = -torch.inf
+            return (int(scores.softmax(-1)[:, 0].nan_to_num(nan=2.0).argmin()),)
+        if not -len(ids) <= position < len(ids):
+            raise InputError(f"Position {position} is not one of 0 to {len(ids) - 1}.")
+        return (position % len(ids),)
+
+    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor:
+        return logits.log_softmax(-1)
+
+
+class Image(Labelled):
+    """The label of an image: ViT, DeiT."""
+
+    name = "image"
+    auto_class = "AutoModelForImageClassification"
+    reads_text = False
+
+    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+        return images.encode(model, [prompt.image if prompt.text is None else prompt.text for prompt in prompts])
+
+    def own_tokens(self, model: Model) -> tuple[int, ...]:
+        return tuple(range(len(images.names(model)) - math.prod(images.grid(model))))
+
+    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+        return (0,)
+
+
+TASKS: dict[str, Task] = {
+    "ForMaskedLM": Masked(),
+    "ForSequenceClassification": TextLabel(),
+    "ForTokenClassification": TokenLabel(),
+    "ForImageClassification": Image(),
+    "ForImageClassificationWithTeacher": Image(),
+    "ForCausalLM": Causal(),
+    "LMHeadModel": Causal(),
+    "ForConditionalGeneration": EncoderDecoder(),
+}
+"""By the ending of the class's name."""
+
+
+def task_of(class_name: str, encoder_decoder: bool) -> Task:
+    """Raise `ModelError` for a class that predicts neither tokens nor labels."""
+    for ending, task in TASKS.items():
+        if class_name.endswith(ending):
+            if task.generates:  # some name both kinds alike
+                return TASKS["ForConditionalGeneration" if encoder_decoder else "ForCausalLM"]
+            return task
+    raise ModelError(
+        f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
+    )
