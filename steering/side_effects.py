@@ -1,13 +1,14 @@
-"""What a recipe costs: what else changes when its edits act."""
+"""Side effects of edits: the off-target KL at held-out contexts, and what else changes."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
+from itertools import groupby, zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,28 +17,14 @@ from torch import Tensor
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
-from icebear.convert import CONVERTER, READING
 from icebear.edits import Edit
-from icebear.errors import InputError, RecipeError
+from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.steering.apply import Statistic, steer
 from icebear.steering.flipping.phrases import predicted
-from icebear.steering.flipping.record import FlipRecord
+from icebear.steering.flipping.record import FlipRecord, from_provenance
 
-NEUTRAL = (
-    "The committee will meet again on Thursday to discuss the budget for the coming year.",
-    "She put the letter back into the envelope and walked slowly to the door.",
-    "To bake bread you need flour, water, salt and a little patience.",
-    "The train to the coast leaves at seven in the morning and is often late.",
-    "My brother has been learning to play the violin since he was six.",
-    "In the second half of the century the population of the town doubled.",
-    "Please read the instructions carefully before you open the box.",
-    "The results of the experiment were published in a small journal.",
-    "He paid for the coffee, said thank you and went out into the rain.",
-    "A good teacher listens more than she talks.",
-    "The company sold its factory and moved its offices to another city.",
-    "Most of the trees in the garden were planted by our grandmother.",
-)
+NEUTRAL = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
 """Texts that no recipe is about, our own."""
 
 KEY = "side_effects"
@@ -46,6 +33,10 @@ PLACES = 48
 """Held-out contexts: texts cut at seeded inner tokens."""
 CONTINUED = 16
 """Tokens of the plain continuation of each, for edits that act on what is generated."""
+NEAR = 0.02
+"""`strength_at` accepts a cost that differs from the wanted one by this share of it."""
+STRONGEST = 256.0
+TRIES = 40
 
 
 @dataclass(frozen=True)
@@ -106,14 +97,9 @@ class SideEffects:
 
     @classmethod
     def of(cls, recipe: Recipe) -> SideEffects | None:
-        """Those in a recipe's provenance, if they were measured. Raises `RecipeError` where they are not as icebear
-        writes them."""
-        try:
-            return CONVERTER.structure(recipe.provenance[KEY], cls) if KEY in recipe.provenance else None
-        except READING as error:
-            raise RecipeError(
-                f"The side effects of the recipe {recipe.name!r} have a bad part ({error}); make it again."
-            ) from None
+        """Return the side effects in a recipe's provenance, if they were measured. Raises `RecipeError` where they are
+        not as icebear writes them."""
+        return from_provenance(recipe.name, recipe.provenance, KEY, cls)
 
 
 def side_effects(
@@ -124,19 +110,18 @@ def side_effects(
     statistic: Statistic | None = None,
     budget: float | None = None,
 ) -> SideEffects:
-    """What edits change besides the answer.
+    """Measure what edits change besides the answer.
 
-    neutral: texts that it should leave alone.
+    neutral: texts that the edits should not change.
     held_out: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
     statistic: as of `steer`, an index's.
-    budget: nats that the KL may cost; `SideEffects.warnings` names what costs more.
+    budget: nats that the KL may cost; `SideEffects.warnings` says when it costs more.
     """
     recipe.check(model)
     edits = [edit.in_raw_units(statistic) if statistic else edit for edit in recipe]
-    at = HeldOutContexts(model, neutral)
+    contexts = HeldOutContexts(model, neutral)
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, held_out or neutral)
-    usual, changed = (_perplexity(model, chosen, held) for chosen in ([], everywhere))
     flip = FlipRecord.of(recipe)
     if flip:
         flip.check(model)
@@ -145,55 +130,35 @@ def side_effects(
     old = new = repetition = repetition_plain = None
     if prompt:
         before, after = (predicted(model, chosen, prompt, phrase or (0,)).softmax(-1).cpu() for chosen in ([], edits))
-        repetition_plain = _repeats(model, prompt)
-        with steer(model, edits):
-            repetition = _repeats(model, prompt)
         old = _change(model, (int(before[0].argmax()),), before, after)
         new = _change(model, phrase, before, after) if phrase else None
+        repetition_plain, repetition = (_repetition(model, chosen, prompt) for chosen in ([], edits))
+    ranged = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
     return SideEffects(
-        at.divergence(edits),
-        len(at.places),
-        _where(edits, len(at.places)),
+        contexts.divergence(edits),
+        len(contexts.places),
+        _where(edits, len(contexts.places)),
         old,
         new,
-        usual,
-        changed,
+        _perplexity(model, [], held),
+        _perplexity(model, everywhere, held),
         repetition,
         repetition_plain,
-        _shares(model, edits),
+        {str(e.neuron): calibrate(model).share((e.neuron.layer, e.neuron.index), e.value) for e in ranged},
         budget,
     )
 
 
 def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of neutral texts. Raises `InputError` where there is nothing to predict in one, or none."""
+    """Return the token ids of texts. Raises `InputError` where there is nothing to predict in one, or none."""
     rows = [model.token_ids(text) for text in texts]
     if not rows or any(len(ids) < 2 for ids in rows):
         raise InputError("A neutral text is shorter than two tokens, or there is none; give whole sentences.")
     return rows
 
 
-def held_out_contexts(model: Model, texts: Sequence[str]) -> list[list[int]]:
-    """`PLACES` beginnings of texts, shortest first, cut at seeded inner tokens (and so not at full stops); fewer where
-    texts are few and short."""
-    cuts = [(row, end) for row in token_rows(model, texts) for end in range(min(2, len(row) - 1), len(row))]
-    by_text = [list(group) for _, group in groupby(cuts, key=lambda cut: cut[0])]
-    generator = random.Random(0)
-    for group in by_text:
-        generator.shuffle(group)
-    taken = [group[turn] for turn in range(PLACES) for group in by_text if turn < len(group)][:PLACES]
-    return sorted((row[:end] for row, end in taken), key=len)
-
-
-def _repeats(model: Model, prompt: PromptLike) -> float:
-    """How much the continuation repeats itself."""
-    room = model.context_length - len(model.ids(prompt))
-    text = model.generate(prompt, max_new_tokens=min(40, room)) if room > 0 else ""
-    return repeated_trigrams(model.tokens_of(text))
-
-
 def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> TokenChange:
-    """Of probabilities (S, V) without and with edits."""
+    """Compare probabilities (S, V) without and with edits."""
     steps = list(range(len(tokens)))
     own = [shares[steps, list(tokens)] for shares in (before, after)]
     pairs = zip((before, after), own, strict=True)
@@ -202,49 +167,80 @@ def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) 
     return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
 
 
-# --- where edits act ------------------------------------------------------------------------------------
+def _repetition(model: Model, edits: Sequence[Edit], prompt: PromptLike) -> float:
+    room = model.context_length - len(model.ids(prompt))
+    with steer(model, edits):
+        text = model.generate(prompt, max_new_tokens=min(40, room)) if room > 0 else ""
+    return repeated_trigrams(model.tokens_of(text))
+
+
+def repeated_trigrams(ids: Sequence[int]) -> float:
+    threes = list(zip(ids, ids[1:], ids[2:], strict=False))
+    return 1 - len(set(threes)) / len(threes) if threes else 0.0
+
+
+def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
+    losses = []
+    for ids in rows:
+        logs = _log_probabilities(model, edits, [ids], list(range(len(ids) - 1)), None)[0]
+        losses.append(-logs[range(len(ids) - 1), ids[1:]])
+    return float(torch.cat(losses).mean().exp())
+
+
+@torch.no_grad()
+def _log_probabilities(
+    model: Model, edits: Iterable[Edit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
+) -> Tensor:
+    """(B, P, V) of the next tokens of texts of one length, whose first tokens are the prompt."""
+    with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
+        logits = model.logits(model.encode(rows), positions)
+    return logits.float().log_softmax(-1).cpu()
+
+
+# --- off-target KL --------------------------------------------------------------------------------------
 
 
 class HeldOutContexts:
     """Held-out contexts of a model, and what it predicts there without edits."""
 
     def __init__(self, model: Model, texts: Sequence[str] = NEUTRAL) -> None:
-        self.model, self.places = model, held_out_contexts(model, texts)
+        """The contexts are `PLACES` beginnings of texts, the shortest first, cut at seeded inner tokens (and so not at
+        full stops); fewer where texts are few and short."""
+        generator, by_text = random.Random(0), []
+        for row in token_rows(model, texts):
+            by_text.append([row[:end] for end in range(min(2, len(row) - 1), len(row))])
+            generator.shuffle(by_text[-1])
+        taken = [place for places in zip_longest(*by_text) for place in places if place]
+        self.model, self.places = model, sorted(taken[:PLACES], key=len)
         self._plain: dict[tuple[int, bool], Tensor] = {}
 
     def divergence(self, edits: Sequence[Edit]) -> float:
-        """Mean KL(plain || edited) in nats: at the last token of each place, and, if edits act on generated tokens, at
-        `CONTINUED` tokens that the plain model writes behind it. Edits that name a position of their own prompt, or
-        wait for a token, act at the last one."""
+        """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
+        tokens, at `CONTINUED` tokens that the plain model writes after it. Edits that name a position of their own
+        prompt, or wait for a token, act at the last one."""
         anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
         writes, ends = _acting(edits)
         divergences = []
-        whole = zip(map(len, self.places), self._written if writes else self.places, strict=True)
-        for length, group in groupby(whole, key=itemgetter(0)):
+        pairs = zip(map(len, self.places), self._continued if writes else self.places, strict=True)
+        for length, group in groupby(pairs, key=lambda pair: pair[0]):
             rows = [row for _, row in group]
-            plain = self._predicted(rows, length)
+            positions = list(range(length - 1, len(rows[0])))
+            if (length, writes) not in self._plain:
+                self._plain[length, writes] = _log_probabilities(self.model, [], rows, positions, None)
             first = 0 if ends else 1
-            needed = list(range(length - 1 + first, len(rows[0])))
-            edited = _log_probabilities(self.model, anywhere, rows, needed, length)
-            divergences.append((plain[:, first:].exp() * (plain[:, first:] - edited)).sum(-1).flatten())
+            plain = self._plain[length, writes][:, first:]
+            edited = _log_probabilities(self.model, anywhere, rows, positions[first:], length)
+            divergences.append((plain.exp() * (plain - edited)).sum(-1).flatten())
         return float(torch.cat(divergences).mean().clamp(min=0))
 
     @cached_property
-    def _written(self) -> list[list[int]]:
-        """The places with the most probable tokens behind them."""
+    def _continued(self) -> list[list[int]]:
+        """The contexts with the most probable tokens after them."""
         room = self.model.context_length - len(self.places[-1])
         if room < 1:
             return self.places
-        behind = self.model.continuations(self.places, min(CONTINUED, room))
-        return [place + own for place, own in zip(self.places, behind, strict=True)]
-
-    def _predicted(self, rows: list[list[int]], length: int) -> Tensor:
-        """(B, P, V) log-probabilities without edits, of places of one length from their last token on."""
-        key = length, len(rows[0]) > length
-        if key not in self._plain:
-            needed = list(range(length - 1, len(rows[0])))
-            self._plain[key] = _log_probabilities(self.model, [], rows, needed, None)
-        return self._plain[key]
+        written = self.model.continuations(self.places, min(CONTINUED, room))
+        return [place + own for place, own in zip(self.places, written, strict=True)]
 
 
 def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
@@ -265,30 +261,34 @@ def _where(edits: Sequence[Edit], places: int) -> str:
     return text + (f" ({', '.join(elsewhere)} at the last token, since those have no such place)" if elsewhere else "")
 
 
-@torch.no_grad()
-def _log_probabilities(
-    model: Model, edits: Iterable[Edit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
-) -> Tensor:
-    """(B, P, V) of the next tokens of texts of one length, whose first tokens are the prompt."""
-    with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
-        logits = model.logits(model.encode(rows), positions)
-    return logits.float().log_softmax(-1).cpu()
+def strength_at(
+    wanted: float, cost: Callable[[float], float], first: float = 1.0, near: float = NEAR
+) -> tuple[float, float]:
+    """Return a strength and its cost, within `near` of the wanted one. Raises `InputError` where it cannot be reached.
 
-
-def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
-    losses = []
-    for ids in rows:
-        logs = _log_probabilities(model, edits, [ids], list(range(len(ids) - 1)), None)[0]
-        losses.append(-logs[range(len(ids) - 1), ids[1:]])
-    return float(torch.cat(losses).mean().exp())
-
-
-def repeated_trigrams(ids: Sequence[int]) -> float:
-    threes = list(zip(ids, ids[1:], ids[2:], strict=False))
-    return 1 - len(set(threes)) / len(threes) if threes else 0.0
-
-
-def _shares(model: Model, edits: Sequence[Edit]) -> dict[str, float | None]:
-    set_ = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
-    seen = calibrate(model) if set_ else None
-    return {str(e.neuron): seen.share((e.neuron.layer, e.neuron.index), e.value) for e in set_} if seen else {}
+    cost: of a strength above zero; it grows about as its square while it is small. The search takes secants of the
+    logarithms (the first with a slope of 2), inside a bracket that shrinks.
+    """
+    low, high, strength = 0.0, math.inf, first
+    seen: list[tuple[float, float]] = []
+    while len(seen) < TRIES and low < STRONGEST:
+        found = cost(strength)
+        if abs(found - wanted) <= near * wanted:
+            return strength, found
+        if found < wanted:
+            low = max(low, strength)
+        else:
+            high = min(high, strength)
+        slope = 2.0
+        if seen and min(found, seen[-1][1]) > 0 and strength != seen[-1][0]:
+            slope = math.log(found / seen[-1][1]) / math.log(strength / seen[-1][0]) or 2.0
+        seen.append((strength, found))
+        guess = strength * math.exp(math.log(wanted / max(found, wanted * 1e-6)) / max(slope, 0.5))
+        strength = min(max(guess, strength / 8), strength * 8, STRONGEST)
+        if math.isfinite(high) and not low < strength < high:
+            strength = math.sqrt(low * high) if low else high / 2
+    best, found = min(seen, key=lambda pair: abs(pair[1] - wanted))
+    raise InputError(
+        f"A price of {wanted} nats is not reached: {found:.3g} nats at strength {best:.3g} is the nearest; ask for "
+        "another price, or give a strength."
+    )

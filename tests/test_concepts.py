@@ -28,10 +28,9 @@ from icebear.concepts.statistics import auroc, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
 from icebear.steering.concept import finding
-from icebear.steering.concept.cost import strength_at
-from icebear.steering.concept.likeness import likeness, nearest
+from icebear.steering.concept.likeness import Likeness, likeness, nearest
 from icebear.steering.evaluations import concepts as evaluation
-from icebear.steering.side_effects import NEUTRAL, HeldOutContexts
+from icebear.steering.side_effects import NEUTRAL, HeldOutContexts, strength_at
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SONGS = [TOPICS["song"][start::3] for start in range(3)]
@@ -93,7 +92,7 @@ def test_other_ways_take_the_same_road(model, by):
 
 def test_nothing_is_chosen_on_the_texts_that_test(model, found):
     """With others in their place, of the wrong kind, it is the same concept with another score."""
-    parts = finding.prepared(texts(80, True), texts(80, False), 0).part
+    _, _, parts = finding.prepared(texts(80, True), texts(80, False), 0)
     rows = [texts(80, kind) for kind in (True, False)]
     wrong = [texts(80, not kind, 1) for kind in (True, False)]
     swapped = [
@@ -189,8 +188,8 @@ def test_a_value_is_what_a_slow_twin_gives(model, found):
 
 
 def test_the_unit_is_a_standard_deviation_of_the_others(model, found):
-    given_ = finding.prepared(texts(80, True), texts(80, False), 0)
-    rank = [given_.texts[row] for row in given_.rows(0) if not given_.positive[row]]
+    rows, positive, part = finding.prepared(texts(80, True), texts(80, False), 0)
+    rank = [text for text, with_, number in zip(rows, positive, part, strict=True) if number == 0 and not with_]
     values = [one.value for one in found.measures(model, rank)]
     assert np.mean(values) == pytest.approx(0, abs=1e-4)
     assert np.std(values) == pytest.approx(1, rel=1e-4)
@@ -313,8 +312,8 @@ def test_a_concept_interrupted_is_not_half_stored(found, tmp_path, monkeypatch):
 
 def test_likeness(model, found):
     other = Concept.of(model, "half", {(PLANTED[0], "+"): 1.0})
-    assert likeness((model, found), (model, found), texts(9, True)).to_dict() == pytest.approx(
-        {"neurons": 1, "directions": 1, "measures": 1}
+    assert likeness((model, found), (model, found), texts(9, True)) == Likeness(
+        pytest.approx(1), pytest.approx(1), pytest.approx(1)
     )
     between = likeness((model, found), (model, other), texts(9, True))
     assert between.neurons == pytest.approx(1 / 3)

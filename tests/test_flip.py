@@ -38,7 +38,6 @@ from icebear.steering.side_effects import (
     NEUTRAL,
     HeldOutContexts,
     SideEffects,
-    held_out_contexts,
     repeated_trigrams,
     side_effects,
 )
@@ -269,7 +268,7 @@ def test_the_side_effects(smol, desert):
 
 def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
     """Against a loop over some: at the last tokens of texts cut inside, and not zero there."""
-    places = held_out_contexts(smol, NEUTRAL)
+    places = HeldOutContexts(smol).places
     assert (len(places), len(set(map(tuple, places)))) == (48, 48)
     texts = [smol.token_ids(text) for text in NEUTRAL]
     assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
@@ -468,7 +467,7 @@ def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
     )
     first = _search(state, _Result({}, -1.0))
     assert (first.edits, first.rounds) == ({}, ((tried, -1.0),))
-    assert _Result({}, 2.0, ((10, 2.0),)).after(first).rounds == ((tried, -1.0), (tried + 10, 2.0))
+    assert _search(state, first).rounds == ((tried, -1.0), (2 * tried, -1.0))  # counted from those before it
 
 
 def test_flips_are_judged_by_ids(letters):

@@ -90,6 +90,7 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
     data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css concepts/calibration.txt"
+    data += " concepts/concept/topics.json steering/held_out.txt"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
     assert templates
     assert {

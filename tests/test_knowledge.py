@@ -7,8 +7,7 @@ from conftest import LLAMA, random_model
 from icebear import flip, steer
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.errors import InputError
-from icebear.steering.flipping.last_token import LastToken
-from icebear.steering.flipping.paraphrases import Paraphrases
+from icebear.steering.flipping.last_token import LastToken, Paraphrases
 from icebear.steering.flipping.record import FlipRecord
 
 PROMPTS = ["The capital of France is", "The capital city of France is", "France's capital is"]

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from icebear.recipe import Recipe
     from icebear.steering.concept.concept import Concept
     from icebear.steering.concept.likeness import Likeness
-    from icebear.steering.concept.measured import Measured
-    from icebear.steering.concept.through import Through
+    from icebear.steering.concept.measured import Measured, Through
 
 
 def concept_table(found: Concept, labels: Mapping[Any, str | None], alike: Sequence[tuple[str, float]] = ()) -> Group:

@@ -1,8 +1,8 @@
-"""In which order neurons are looked at when a concept is found."""
+"""The order in which neurons are tried when a concept is found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,129 +27,92 @@ if TYPE_CHECKING:
 
 CNA = 0.001
 """The share of neurons that CNA takes."""
-EXPLAINED = 32
-"""Examples that are explained for a ranking by relevance, and"""
-TOGETHER = 4
-"""how many in one pass."""
+EXPLAINED, TOGETHER = 32, 4
+"""A ranking by relevance explains this many examples, and this many in one pass."""
 HITS = 200
+
+Ranking = tuple[np.ndarray, np.ndarray]
+"""Columns, the best first; and the weights (N,) of all standardized activations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What a ranking may look at."""
+    """The data that a ranking may use."""
 
     model: Model
     texts: Sequence[str]
     positive: np.ndarray
-    """(S,) which have the concept."""
+    """(S,) which texts have the concept."""
     rank: np.ndarray
-    """The rows to rank by; all others are not to be looked at."""
+    """The rows to rank by; a ranking uses no others."""
     seen: Read
     x: np.ndarray
-    """(S, N) means over texts, standardised by the texts without."""
+    """(S, N) means over texts, standardized by the texts without the concept."""
     left_out: np.ndarray
-    """(N,) bool: universal neurons, and those that never move."""
+    """(N,) bool: universal neurons, and those that never change."""
     words: tuple[str, ...]
     store: Store | None
 
     @property
     def apart(self) -> np.ndarray:
-        """(N,) differences of the means over sentences, in standard deviations of the texts without."""
+        """(N,) differences of the means over sentences, in standard deviations of the texts without the concept."""
         return separation(self.x[self.rank], self.positive[self.rank])
 
     def ordered(self, scores: np.ndarray) -> np.ndarray:
-        """Columns, the largest score first, without those left out."""
+        """Return the columns by score, the largest first, without those left out."""
         order = np.argsort(-scores, kind="stable")
         return order[~self.left_out[order]]
 
-
-Ranking = tuple[np.ndarray, np.ndarray]
-"""Columns, the first first; and the weights (N,) of all standardised activations."""
-
-
-def means(given: Material) -> Ranking:
-    """By the difference of the means over sentences, in standard deviations of the texts without."""
-    return given.ordered(np.abs(given.apart)), given.apart
-
-
-def cna(given: Material) -> Ranking:
-    """The 0.1 % of neurons with the largest difference of mean activations at the last token (CNA, arXiv 2605.12290,
-    which sees FFN neurons only; here the sites that were asked for)."""
-    last = given.seen.last[given.rank]
-    scores = np.abs(separation(last, given.positive[given.rank]))
-    return given.ordered(scores)[: max(1, round(CNA * len(scores)))], given.apart
-
-
-def relevance(given: Material) -> Ranking:
-    """By AttnLRP's relevance for the concept's words as the next token of examples: the sum of their centred logits,
-    each neuron compared with its mean over the tokens of texts without."""
-    ids = word_ids(given.model, given.words)
-    reference = given.seen.means[given.rank[~given.positive[given.rank]]].mean(0)
-    places = columns_of(given.seen.neurons)
-    texts = [given.texts[row] for row in given.rank if given.positive[row]][:EXPLAINED]
-    scores = np.zeros(len(reference))
-    for start in range(0, len(texts), TOGETHER):
-        for site, found in _relevances(given.model, texts[start : start + TOGETHER], ids, places, reference):
-            for layer in range(len(found)):
-                if (site, layer) in places:
-                    scores[places[site, layer]] += found[layer]
-    return given.ordered(scores), given.apart
-
-
-@torch.no_grad()
-def w2(given: Material) -> Ranking:
-    """By what their W2 rows add to the logits of the concept's words, less the mean logit; to the side that adds."""
-    model, ids = given.model, word_ids(given.model, given.words)
-    read = unembedding(model, torch.tensor(ids)).sum(0) - len(ids) * mean_row(model)
-    scores = np.zeros(len(given.seen.neurons))
-    for (site, layer), columns in columns_of(given.seen.neurons).items():
-        rows = written(model, site, layer)
-        if rows is not None:
-            scores[columns] = (rows @ read)[[given.seen.neurons[c].index for c in columns]].cpu().numpy()
-    return given.ordered(np.abs(scores * given.seen.means[given.rank].std(0))), scores
-
-
-def mean_row(model: Model) -> Tensor:
-    """(D,) of the unembedding."""
-    size = vocabulary(model).out_features
-    parts = [unembedding(model, slice(start, start + BLOCK)).sum(0) for start in range(0, size, BLOCK)]
-    return torch.stack(parts).sum(0) / size
-
-
-def search(given: Material) -> Ranking:
-    """The neurons that the store's search finds for the words."""
-    if given.store is None or not given.words:
-        raise InputError("To find a concept by search, give a store and the concept's words.")
-    column = {neuron: place for place, neuron in enumerate(given.seen.neurons)}
-    hits = [hit.neuron for hit in given.store.search(" ".join(given.words), HITS)]
-    found = [column[neuron] for neuron in dict.fromkeys(hits) if neuron in column]
-    found = [place for place in found if not given.left_out[place]]
-    if not found:
-        raise InputError(f"{given.store.path} finds no neuron for {' '.join(given.words)!r}; give other words.")
-    return np.array(found), given.apart
-
-
-RANKINGS: dict[str, Callable[[Material], Ranking]] = {
-    "means": means,
-    "cna": cna,
-    "relevance": relevance,
-    "w2": w2,
-    "search": search,
-}
-
-
-# --- relevance for words --------------------------------------------------------------------------------
+    @property
+    def word_ids(self) -> list[int]:
+        return word_ids(self.model, self.words)
 
 
 def word_ids(model: Model, words: Sequence[str]) -> list[int]:
-    """The first token of each word, with a space before it. Raises `InputError` without words."""
+    """Return the first token of each word, with a space before it. Raises `InputError` without words."""
     if not words:
         raise InputError("To find a concept by relevance or w2, give the concept's words.")
     return list(dict.fromkeys(model.tokens_of(f" {word.strip()}")[0] for word in words))
 
 
+def means(data: Material) -> Ranking:
+    """Rank by the difference of the means over sentences, in standard deviations of the texts without the concept."""
+    return data.ordered(np.abs(data.apart)), data.apart
+
+
+def cna(data: Material) -> Ranking:
+    """Take the 0.1 % of neurons with the largest difference of mean activations at the last token (CNA, arXiv
+    2605.12290; CNA uses FFN neurons only, this function the sites of the data)."""
+    last = data.seen.last[data.rank]
+    scores = np.abs(separation(last, data.positive[data.rank]))
+    return data.ordered(scores)[: max(1, round(CNA * len(scores)))], data.apart
+
+
+def relevance(data: Material) -> Ranking:
+    """Rank by AttnLRP's relevance for the concept's words as the next token of examples: for the sum of their centered
+    logits, with each neuron compared with its mean over the tokens of texts without the concept."""
+    model, ids, places = data.model, data.word_ids, columns_of(data.seen.neurons)
+    reference = data.seen.means[data.rank[~data.positive[data.rank]]].mean(0)
+    texts = [data.texts[row] for row in data.rank if data.positive[row]][:EXPLAINED]
+    rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
+    scores = np.zeros(len(reference))
+
+    def compared(site: str, layer: int, activation: Tensor) -> Tensor:
+        return activation - torch.as_tensor(reference[places[site, layer]]).to(activation)
+
+    for start in range(0, len(rows), TOGETHER):
+        batch = model.read(rows[start : start + TOGETHER])
+        neurons = AllNeurons(model, batch, dict.fromkeys(site for site, _ in places), compared=compared)
+        forward_backward(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
+        for row, length in enumerate(batch.lengths):
+            by_site = neurons.row(row)[0]
+            for (site, layer), columns in places.items():
+                scores[columns] += by_site[site][layer, 1:length].sum(0).double().numpy()
+    return data.ordered(scores), data.apart
+
+
 class CenteredLogits:
-    """Explains the sum of the centred logits of some tokens behind each text."""
+    """The objective is the sum of the centered logits of some tokens after each text."""
 
     def __init__(self, batch: Batch, ids: Sequence[int]) -> None:
         self.batch, self.ids = batch, list(ids)
@@ -163,22 +126,38 @@ class CenteredLogits:
         return (logits[:, self.ids] - logits.mean(-1, keepdim=True)).sum(-1)
 
 
-def _relevances(
-    model: Model,
-    texts: Sequence[str],
-    ids: Sequence[int],
-    places: dict[tuple[str, int], list[int]],
-    reference: np.ndarray,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """site -> (L, N) sums over texts and tokens."""
-    batch = model.read([model.token_ids(text, min(LONGEST, model.context_length)) for text in texts])
+@torch.no_grad()
+def w2(data: Material) -> Ranking:
+    """Rank by what W_out rows add to the logits of the concept's words, less the mean logit; the sign that adds."""
+    model, ids = data.model, data.word_ids
+    size = vocabulary(model).out_features
+    parts = [unembedding(model, slice(start, start + BLOCK)).sum(0) for start in range(0, size, BLOCK)]
+    mean = torch.stack(parts).sum(0) / size
+    read = unembedding(model, torch.tensor(ids)).sum(0) - len(ids) * mean
+    scores = np.zeros(len(data.seen.neurons))
+    for (site, layer), columns in columns_of(data.seen.neurons).items():
+        rows = written(model, site, layer)
+        if rows is not None:
+            scores[columns] = (rows @ read)[[data.seen.neurons[c].index for c in columns]].cpu().numpy()
+    return data.ordered(np.abs(scores * data.seen.means[data.rank].std(0))), scores
 
-    def compared(site: str, layer: int, activation: Tensor) -> Tensor:
-        return activation - torch.as_tensor(reference[places[site, layer]]).to(activation)
 
-    sites = dict.fromkeys(site for site, _ in places)
-    neurons = AllNeurons(model, batch, sites, compared=compared)
-    forward_backward(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
-    for row, length in enumerate(batch.lengths):
-        for site, relevance in neurons.row(row)[0].items():
-            yield site, relevance[:, 1:length].sum(1).double().numpy()
+def search(data: Material) -> Ranking:
+    """Take the neurons that the store's search finds for the words."""
+    if data.store is None or not data.words:
+        raise InputError("To find a concept by search, give a store and the concept's words.")
+    column = {neuron: place for place, neuron in enumerate(data.seen.neurons) if not data.left_out[place]}
+    hits = dict.fromkeys(hit.neuron for hit in data.store.search(" ".join(data.words), HITS))
+    columns = [column[neuron] for neuron in hits if neuron in column]
+    if not columns:
+        raise InputError(f"{data.store.path} finds no neuron for {' '.join(data.words)!r}; give other words.")
+    return np.array(columns), data.apart
+
+
+RANKINGS: dict[str, Callable[[Material], Ranking]] = {
+    "means": means,
+    "cna": cna,
+    "relevance": relevance,
+    "w2": w2,
+    "search": search,
+}

@@ -1,4 +1,4 @@
-"""What neurons do over whole texts: means, the last token, and the furthest that they go."""
+"""Read the activations of neurons over whole texts."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from icebear.records import Neuron
 
 BATCH = 16
 LONGEST = 256
-"""Tokens of a text that are read."""
+"""Longer texts are truncated after this many tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Of S texts and N neurons."""
+    """Activations of N neurons in S texts, over the tokens that count (see `counts`)."""
 
     neurons: tuple[Neuron, ...]
     means: np.ndarray
-    """(S, N) over the tokens that count: all but the first, which is a sink, and special ones."""
+    """(S, N)"""
     last: np.ndarray
-    """(S, N) at the last of them."""
+    """(S, N) at the last of these tokens."""
     low: np.ndarray
-    """(N,) the least over all of them."""
+    """(N,) the smallest of all texts."""
     high: np.ndarray
 
 
 def neurons_of(model: Model, sites: Sequence[str]) -> tuple[Neuron, ...]:
-    """All neurons of some sites, by site and layer."""
+    """Return all neurons of these sites, by site and layer."""
     places = [(site, layer) for site in sites for layer in model.layers_with(site)]
     return tuple(Neuron(layer, site, index) for site, layer in places for index in range(model.width(site)))
 
@@ -46,40 +46,57 @@ def read(
     neurons: Sequence[Neuron],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Read:
-    """One forward pass over each text. Raises `InputError` for a text in which no token counts."""
+    """Run one forward pass over each text. Raises `InputError` for a text in which no token counts."""
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
-    counted = [counts(model, ids) for ids in rows]
-    for text, places in zip(texts, counted, strict=True):
-        if not places:
-            raise InputError(f"{text[:40]!r} has no token after its first one to be measured at; give whole sentences.")
-    columns = columns_of(neurons)
-    for own in columns.values():  # of a site and layer the last one speaks for all
-        model.check(max((neurons[c] for c in own), key=lambda neuron: neuron.index))
-    chosen = {place: torch.tensor([neurons[c].index for c in own]) for place, own in columns.items()}
-    means, last = (np.zeros((len(texts), len(neurons)), dtype=np.float32) for _ in range(2))
+    means, last = np.zeros((2, len(texts), len(neurons)), dtype=np.float32)
     low, high = np.full(len(neurons), np.inf), np.full(len(neurons), -np.inf)
 
-    def visit(part: list[int], site: str, layer: int, x: Tensor) -> None:
-        here = columns[site, layer]
-        values = x.detach()[..., chosen[site, layer].to(x.device)].float().cpu().numpy()  # (B, T, n)
-        for row, number in enumerate(part):
-            inside = values[row, counted[number]]
-            means[number, here], last[number, here] = inside.mean(0), inside[-1]
-            low[here] = np.minimum(low[here], inside.min(0))
-            high[here] = np.maximum(high[here], inside.max(0))
+    def see(row: int, columns: list[int], values: np.ndarray) -> None:
+        means[row, columns], last[row, columns] = values.mean(0), values[-1]
+        low[columns] = np.minimum(low[columns], values.min(0))
+        high[columns] = np.maximum(high[columns], values.max(0))
 
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    with model.lock, torch.no_grad():
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
-            with hooks(model, columns, partial(visit, part)):
-                model.final_stream(model.read([rows[number] for number in part]))
-            on_progress(start + len(part), len(order))
+    see_each(model, rows, neurons, see, on_progress)
     return Read(tuple(neurons), means, last, low, high)
 
 
+@torch.no_grad()
+def see_each(
+    model: Model,
+    rows: Sequence[list[int]],
+    neurons: Sequence[Neuron],
+    see: Callable[[int, list[int], np.ndarray], None],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Call `see(row, columns, values (T, n))` for each row of token ids and each layer's part of the neurons, with the
+    activations at the tokens that count."""
+    if not neurons:
+        return
+    columns, counted = columns_of(neurons), [counts(model, ids) for ids in rows]
+
+    def visit(part: list[int], site: str, layer: int, x: Tensor) -> None:
+        here = columns[site, layer]
+        values = x[..., [neurons[column].index for column in here]].float().cpu().numpy()  # (B, T, n)
+        for row, number in enumerate(part):
+            see(number, here, values[row, counted[number]])
+
+    done = 0
+    with model.lock:
+        for part in batches(rows):
+            with hooks(model, columns, partial(visit, part)):
+                model.final_stream(model.read([rows[number] for number in part]))
+            done += len(part)
+            on_progress(done, len(rows))
+
+
+def batches(rows: Sequence[list[int]]) -> list[list[int]]:
+    """Return the numbers of the rows in batches, the shortest rows first."""
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+
+
 def columns_of(neurons: Sequence[Neuron]) -> dict[tuple[str, int], list[int]]:
-    """(site, layer) -> where its neurons are among these."""
+    """Return (site, layer) -> the places of its neurons in `neurons`."""
     found: dict[tuple[str, int], list[int]] = {}
     for column, neuron in enumerate(neurons):
         found.setdefault((neuron.site, neuron.layer), []).append(column)
@@ -87,6 +104,11 @@ def columns_of(neurons: Sequence[Neuron]) -> dict[tuple[str, int], list[int]]:
 
 
 def counts(model: Model, ids: Sequence[int]) -> list[int]:
-    """The places of the tokens at which neurons are looked at."""
+    """Return the positions that count: all but the first, which is a sink, and special tokens. Raises `InputError`
+    where there are none."""
     special = model.special_ids()
-    return [place for place, token in enumerate(ids) if place and token not in special]
+    found = [place for place, token in enumerate(ids) if place and token not in special]
+    if not found:
+        text = "".join(model.pieces(ids))
+        raise InputError(f"{text[:40]!r} has no token after its first one to be measured at; give whole sentences.")
+    return found

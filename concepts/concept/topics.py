@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from icebear.errors import InputError
 from icebear.hashing import stable_hash
 
-CONCEPTS = {
-    "music": "song album band guitar piano singer orchestra melody jazz composer musical opera concert musician "
-    "symphony rhythm",
-    "sport": "football olympic player team basketball championship tournament athlete league baseball tennis coach "
-    "players stadium medal soccer",
-    "animals": "species mammal bird fish habitat predator breeding prey wings feathers fur insects eggs nest reptile "
-    "amphibian",
-    "medicine": "disease patients symptoms treatment infection drug surgery medical doctor hospital syndrome diagnosis "
-    "therapy cancer virus blood",
-    "war": "battle army soldiers troops military invasion siege weapons navy defeated attack commander soldier "
-    "regiment artillery infantry",
-    "film": "film movie actor actress director hollywood cinema screenplay films starring television comedy academy "
-    "filmmaker drama studio",
-    "religion": "church god bible christian prayer worship catholic priest sacred monks temple jesus religious faith "
-    "bishop scripture",
-    "chemistry": "chemical acid atoms molecule compound element electrons carbon hydrogen oxygen metal reaction ions "
-    "oxide solvent isotopes",
-    "politics": "election president parliament minister party government vote senator democratic political congress "
-    "elected policy legislature republican campaign",
-    "literature": "novel poet poems writer fiction author literary poetry stories published narrator books playwright "
-    "prose literature novelist",
-    "astronomy": "star planet orbit galaxy solar moon telescope astronomers jupiter comet sun asteroid stars universe "
-    "spacecraft constellation",
-    "computing": "software computer program programming internet algorithm data hardware users processor code "
-    "operating digital computers web microsoft",
-}
+CONCEPTS: dict[str, str] = json.loads((Path(__file__).parent / "topics.json").read_text(encoding="utf-8"))
 """Name -> sixteen words; every other one is left for the report."""
 PARTS = ("find", "choose", "report")
 ENOUGH = {"find": 120, "choose": 60, "report": 100}

@@ -1,25 +1,24 @@
-"""What people use today: a difference-of-means vector in the residual stream, added at every token."""
+"""The usual baseline: a difference-of-means vector in the residual stream, added at every token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.concept.reading import BATCH, LONGEST, counts
+from icebear.concepts.concept.reading import LONGEST, batches, counts
 from icebear.concepts.models.model import Model
 
 
 @torch.no_grad()
 def streams(model: Model, texts: Sequence[str]) -> np.ndarray:
-    """(S, L, D) means over the tokens that count of the residual stream behind each layer."""
+    """(S, L, D) means of the residual stream after each layer, over the tokens that count."""
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
-    found: list[np.ndarray] = [np.zeros(0)] * len(rows)
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    means: dict[int, np.ndarray] = {}
     seen: list[np.ndarray] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
@@ -28,18 +27,17 @@ def streams(model: Model, texts: Sequence[str]) -> np.ndarray:
     with model.lock, ExitStack() as undo:
         for module in model.layer_modules:
             undo.callback(module.register_forward_hook(keep).remove)
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
+        for part in batches(rows):
             seen.clear()
             model.final_stream(model.read([rows[number] for number in part]))
             for row, number in enumerate(part):
                 places = counts(model, rows[number])
-                found[number] = np.stack([x[row, places].mean(0) for x in seen])
-    return np.stack(found)
+                means[number] = np.stack([x[row, places].mean(0) for x in seen])
+    return np.stack([means[number] for number in range(len(rows))])
 
 
-def pushed(model: Model, layer: int, vector: Tensor) -> Callable[[], Any]:
-    """Inside the context that it makes, `vector` (D,) is added behind a layer at every token."""
+def pushed(model: Model, layer: int, vector: Tensor) -> Callable[[], AbstractContextManager[None]]:
+    """Make a context in which `vector` (D,) is added to the residual stream after a layer, at every token."""
 
     def push(module: Any, args: Any, output: Any) -> Any:
         if isinstance(output, tuple):
@@ -54,9 +52,4 @@ def pushed(model: Model, layer: int, vector: Tensor) -> Callable[[], Any]:
         finally:
             hook.remove()
 
-    @contextmanager
-    def turned() -> Iterator[None]:
-        with model.lock.yielding(hooked):
-            yield
-
-    return turned
+    return lambda: model.lock.yielding(hooked)

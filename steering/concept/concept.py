@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from icebear.concepts.calibration import TEXTS
-from icebear.concepts.concept.reading import read
+from icebear.concepts.concept.reading import columns_of, counts, read, see_each
+from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.model import Model
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import BlockedNeurons
+from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.targets import Logits
 from icebear.concepts.render import render
 from icebear.convert import CONVERTER, Saved
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
-from icebear.steering.concept.cost import strength_at
-from icebear.steering.concept.measured import Measured, measured
-from icebear.steering.concept.through import Through, through
-from icebear.steering.side_effects import HeldOutContexts
+from icebear.steering.apply import steer
+from icebear.steering.concept.measured import Measured, Through
+from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.tables import Tabled
 from icebear.values import POSITIVE, one_of, real, several
 
@@ -109,19 +114,20 @@ class Concept(Saved, Tabled):
 
     @classmethod
     def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
-        """Of weights by hand: (neuron or its id, polarity) -> weight. Means and deviations are those over icebear's
-        own calibration texts."""
-        checked = _weighed(model, weights)
-        neurons = [neuron for neuron, _ in checked]
+        """Make a concept by hand, of (neuron or its id, polarity) -> weight. Means and deviations are over icebear's
+        calibration texts."""
+        if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
+            raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
+        neurons = [model.check(neuron) for neuron, _ in weights]
         if len(set(neurons)) < len(neurons):
             raise InputError("A concept has each neuron once.")
-        seen = read(model, long_enough(model, TEXTS), neurons) if neurons else None
+        seen = read(model, [text for text in TEXTS if len(model.token_ids(text)) > 2], neurons)
         parts = []
-        for column, ((neuron, polarity), weight) in enumerate(checked.items()):
-            assert seen is not None
-            values = seen.means[:, column]
-            end = (seen.high if polarity == "+" else seen.low)[column]
-            parts.append(ConceptNeuron(neuron, polarity, weight, float(values.mean()), _spread(values), float(end)))
+        for column, ((_, polarity), weight) in enumerate(weights.items()):
+            weight = real(weight, f"The weight of {neurons[column]}", POSITIVE)
+            values, end = seen.means[:, column], (seen.high if polarity == "+" else seen.low)[column]
+            spread = float(values.std()) or 1.0  # a neuron that never changes
+            parts.append(ConceptNeuron(neurons[column], polarity, weight, float(values.mean()), spread, float(end)))
         provenance = {"found_by": "hand", **provenance, "made_with": model.made_with}
         return cls(name, tuple(parts), model.name, model.fingerprint, provenance)
 
@@ -148,24 +154,40 @@ class Concept(Saved, Tabled):
         return self.measures(model, [text])[0]
 
     def measures(self, model: Model, texts: Sequence[PromptLike]) -> list[Measured]:
-        """`measure` of many texts."""
+        """`measure` of many texts. Raises `InputError` for a text in which no token counts."""
         self.check(model)
-        return measured(model, self, several(texts))
+        rows = [model.ids(text) for text in several(texts)]
+        counted = [counts(model, ids) for ids in rows]
+        values = [np.zeros(len(ids)) for ids in rows]
+        centre = np.array([part.mean for part in self.parts])
+        weights = np.array([part.sign * part.weight / part.std for part in self.parts])
+
+        def see(row: int, columns: list[int], activations: np.ndarray) -> None:
+            values[row][counted[row]] += (activations - centre[columns]) @ weights[columns]
+
+        see_each(model, rows, [part.neuron for part in self.parts], see)
+        found = []
+        for ids, places, own in zip(rows, counted, values, strict=True):
+            apart = tuple(sorted(set(range(len(ids))) - set(places)))
+            mean = float(own[places].mean())
+            found.append(Measured(self.name, model.pieces(ids), tuple(own.tolist()), mean, apart))
+        return found
 
     def through(self, model: Model, prompt: PromptLike) -> Through:
-        """How much of what the model predicts behind a prompt passes through its neurons."""
+        """How much of what the model predicts after a prompt passes through its neurons."""
         self.check(model)
-        return through(model, self, prompt)
-
-    def values(self, means: np.ndarray) -> np.ndarray:
-        """(S,) of the means (S, N) of its neurons over texts."""
-        weights, centre = self.linear()
-        return (means.astype(float) - centre) @ weights
-
-    def linear(self) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) by what each neuron's activation is multiplied, and what is taken from it before."""
-        weights = np.array([part.sign * part.weight / part.std for part in self.parts])
-        return weights, np.array([part.mean for part in self.parts])
+        neurons = [part.neuron for part in self.parts]
+        by_place = columns_of(neurons).items()
+        blocked = BlockedNeurons({place: [neurons[c].index for c in columns] for place, columns in by_place})
+        whole, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
+        logit = forward_backward(model, target, [whole], CP_LRP)[0][0].item()
+        forward_backward(model, target, [past, blocked], CP_LRP)
+        passing = whole.relevance()[0].sum().item() - past.relevance()[0].sum().item()
+        (token,) = target.targets[0]
+        where = f"position:1-{len(model.ids(prompt))}"
+        with steer(model, [Edit(part.neuron, "set", part.mean, where=where) for part in self.parts]):
+            left = model.next_logits(prompt)[token].item()
+        return Through(model.answer_text(token), logit, passing / logit, (logit - left) / logit)
 
     def recipe(
         self,
@@ -190,28 +212,31 @@ class Concept(Saved, Tabled):
         self.check(model)
         if (strength is None) is (kl is None):
             raise InputError("Say either a strength or a price (kl).")
-        if strength is not None:
-            real(strength, "The strength of a concept", 0)
-        else:
+        if kl is not None:
             real(kl, "The price (kl)", POSITIVE)
-        if not self.parts or strength == 0:
-            return self._recipe(model, [], strength=0.0, suppress=suppress)
-        cost = None
-        if strength is None:
-            places = neutral or HeldOutContexts(model)
-            strength, cost = strength_at(kl, lambda s: places.divergence(self._edits(s, where, decay, suppress)))  # type: ignore[arg-type]
-        edits = self._edits(strength, where, decay, suppress)
-        return self._recipe(
-            model, edits, strength=strength, suppress=suppress, **({} if cost is None else {"kl": cost})
-        )
+        else:
+            real(strength, "The strength of a concept", 0)
+        cost: dict[str, float] = {}
+        if not self.parts:
+            strength = 0.0
+        elif kl is not None:
+            contexts = neutral or HeldOutContexts(model)
+            strength, cost["kl"] = strength_at(
+                kl, lambda strength: contexts.divergence(self._edits(strength, where, decay, suppress))
+            )
+        edits = self._edits(strength, where, decay, suppress) if strength else []
+        neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
+        provenance = {"neurons": neurons, "strength": float(strength), "suppress": suppress, **cost}  # type: ignore[arg-type]
+        return Recipe.for_model(model, self.name, edits, found_by="concept", **provenance)
 
     def _edits(self, strength: float, where: str, decay: float, suppress: bool) -> list[Edit]:
         step = (-strength if suppress else strength) / max(part.weight for part in self.parts)
-        return [Edit(part.neuron, "add", step * part.weight * push(part), "", where, decay) for part in self.parts]
-
-    def _recipe(self, model: Model, edits: list[Edit], **provenance: Any) -> Recipe:
-        neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
-        return Recipe.for_model(model, self.name, edits, found_by="concept", neurons=neurons, **provenance)
+        return [
+            Edit(
+                part.neuron, "add", step * part.weight * part.sign * max(part.sign * part.furthest, 0), "", where, decay
+            )
+            for part in self.parts
+        ]
 
     # --- shown ------------------------------------------------------------------------------
 
@@ -223,29 +248,3 @@ class Concept(Saved, Tabled):
 
     def _repr_html_(self) -> str:
         return render("icebear.steering/concept.html", concept=self)
-
-
-def _weighed(model: Model, weights: Any) -> dict[tuple[Neuron, str], float]:
-    """Weights as `Concept.of` takes them, checked."""
-    if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
-        raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
-    return {
-        (model.check(neuron), one_of(polarity, "polarity", POLARITIES)): real(
-            weight, f"The weight of {neuron}", POSITIVE
-        )
-        for (neuron, polarity), weight in weights.items()
-    }
-
-
-def push(part: ConceptNeuron) -> float:
-    """What takes a neuron from zero to the furthest that it was seen to go to its side."""
-    return part.sign * max(part.sign * part.furthest, 0.0)
-
-
-def long_enough(model: Model, texts: Iterable[str]) -> list[str]:
-    return [text for text in texts if len(model.token_ids(text)) > 2]
-
-
-def _spread(values: np.ndarray) -> float:
-    """A neuron that never moves weighs nothing: its deviation is taken as 1."""
-    return float(values.std()) or 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,25 +20,11 @@ if TYPE_CHECKING:
     from icebear.db.store import Store
 
 FEWEST = 16
-"""Texts of each kind. Of fewer there is nothing left to test on."""
+"""The least number of texts of each kind; with fewer there are none left to test on."""
 PARTS = (0.5, 0.75)
-"""Of the texts of each kind half rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
+"""Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
 MOST = 20
 SITES = ("ffn", "attn")
-
-
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """Texts with and without a concept, and which part each is of."""
-
-    texts: tuple[str, ...]
-    positive: np.ndarray
-    """(S,) bool"""
-    part: np.ndarray
-    """(S,) 0, 1, 2: to rank, to choose, to test on."""
-
-    def rows(self, part: int) -> np.ndarray:
-        return np.flatnonzero(self.part == part)
 
 
 def find_concept(
@@ -71,54 +56,55 @@ def find_concept(
     if not sites:
         raise InputError(f"A concept is made of neurons of some sites; name some of {', '.join(model.sites)}.")
     words = tuple(map(text_of, several(words)))
-    given = prepared(examples, others, seed)
-    seen = read(model, given.texts, neurons_of(model, sites), on_progress)
-    rank = given.rows(0)
-    without = rank[~given.positive[rank]]
+    texts, positive, part = prepared(examples, others, seed)
+    seen = read(model, texts, neurons_of(model, sites), on_progress)
+    rank, *tests = (np.flatnonzero(part == number) for number in range(3))
+    without = rank[~positive[rank]]
     centre, spread = seen.means[without].mean(0), seen.means[without].std(0)
     x = (seen.means - centre) / np.where(spread > 0, spread, 1)
-    left_out = universal(seen.means[without]) | (spread == 0)
-    material = Material(model, given.texts, given.positive, rank, seen, x, left_out, words, store)
+    everywhere = universal(seen.means[without])
+    material = Material(model, texts, positive, rank, seen, x, everywhere | (spread == 0), words, store)
     ranked, weights = RANKINGS[method](material)
-    learn, test, last = ((x[rows], given.positive[rows]) for rows in map(given.rows, range(3)))
-    chosen, path = choose(ranked, weights, learn, test, most, seed)
+    learn, choosing, last = ((x[rows], positive[rows]) for rows in (rank, *tests))
+    chosen, tried = choose(ranked, weights, learn, choosing, most, seed)
     scale = float(chosen.values(x[without]).std()) or 1.0
     parts = parts_of(seen, chosen.columns, chosen.weights / scale, centre, spread)
     score = auroc(chosen.values(last[0]), last[1])
-    positive = int(last[1].sum())
-    everywhere = np.flatnonzero(universal(seen.means[without]))
-    told = {
+    tested_on = [int(last[1].sum()), int((~last[1]).sum())]
+    provenance = {
         "found_by": method,
         "way": chosen.way,
         "auroc": score,
-        "error": auroc_error(score, positive, len(last[1]) - positive),
-        "tested on": [positive, len(last[1]) - positive],
-        "path": [step.to_dict() for step in path],
-        "universal": [str(seen.neurons[column]) for column in everywhere],
-        "examples": int(given.positive.sum()),
-        "others": int((~given.positive).sum()),
+        "error": auroc_error(score, *tested_on),
+        "tested on": tested_on,
+        "path": [{"way": one.way, "neurons": len(one.columns), "auroc": one.auroc} for one in tried],
+        "universal": [str(seen.neurons[column]) for column in np.flatnonzero(everywhere)],
+        "examples": int(positive.sum()),
+        "others": int((~positive).sum()),
         "words": list(words),
         "sites": list(sites),
         "seed": seed,
         "made_with": model.made_with,
     }
-    return Concept(name, parts, model.name, model.fingerprint, told)
+    return Concept(name, parts, model.name, model.fingerprint, provenance)
 
 
 def parts_of(
     seen: Read, columns: np.ndarray, weights: np.ndarray, centre: np.ndarray, spread: np.ndarray
 ) -> tuple[ConceptNeuron, ...]:
-    """Neurons of `seen` with a weight each, the largest first; their means and deviations are of all of `seen`."""
-    found = []
+    """Return the neurons of these columns with a weight each, the largest first; means and deviations are of all of
+    `seen`."""
+    parts = []
     for column, weight in zip(columns.tolist(), weights.tolist(), strict=True):
-        furthest = float((seen.high if weight > 0 else seen.low)[column])
-        own = float(centre[column]), float(spread[column]), furthest
-        found.append(ConceptNeuron(seen.neurons[column], "+" if weight > 0 else "-", abs(weight), *own))
-    return tuple(sorted(found, key=lambda part: -part.weight))
+        polarity, end = ("+", seen.high) if weight > 0 else ("-", seen.low)
+        numbers = (abs(weight), float(centre[column]), float(spread[column]), float(end[column]))
+        parts.append(ConceptNeuron(seen.neurons[column], polarity, *numbers))
+    return tuple(sorted(parts, key=lambda part: -part.weight))
 
 
-def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> Texts:
-    """Both kinds, each text once, in three parts by chance. Raises `InputError`."""
+def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return the texts of both kinds, each once, which have the concept, and the part of each, drawn at random: 0 to
+    rank, 1 to choose, 2 to test on. Raises `InputError`."""
     given = [[text_of(text).strip() for text in several(texts)] for texts in (examples, others)]
     kinds = [list(dict.fromkeys(filter(None, texts))) for texts in given]
     both = set(kinds[0]) & set(kinds[1])
@@ -132,9 +118,7 @@ def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> Texts
             f"A concept needs at least {FEWEST} different texts with it and as many without; there are {len(kinds[0])} "
             f"and {len(kinds[1])}."
         )
-    generator, parts = np.random.default_rng(seed), []
-    for texts in kinds:
-        order = generator.permutation(len(texts)) / len(texts)
-        parts.append(np.digitize(order, PARTS))
+    generator = np.random.default_rng(seed)
+    parts = [np.digitize(generator.permutation(len(texts)) / len(texts), PARTS) for texts in kinds]
     positive = np.repeat([True, False], [len(kinds[0]), len(kinds[1])])
-    return Texts((*kinds[0], *kinds[1]), positive, np.concatenate(parts))
+    return [*kinds[0], *kinds[1]], positive, np.concatenate(parts)

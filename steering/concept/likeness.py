@@ -1,10 +1,9 @@
-"""How alike two concepts are: their neurons, what they write, and what they measure."""
+"""How similar two concepts are: their neurons, what they write, and what they measure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,32 +16,24 @@ from icebear.steering.concept.concept import Concept
 @dataclass(frozen=True)
 class Likeness:
     neurons: float | None
-    """The share of (neuron, polarity) of both that are the same; None of two models'."""
+    """The share of (neuron, polarity) that both concepts have; None for concepts of two models."""
     directions: float | None
-    """The cosine of what they write to the residual stream when each neuron goes as far as it weighs."""
+    """The cosine of what they write to the residual stream when each neuron moves by its weight."""
     measures: float
-    """The correlation of what they measure on the same texts."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    """The correlation of their values of the same texts."""
 
 
 def likeness(one: tuple[Model, Concept], other: tuple[Model, Concept], texts: Sequence[str]) -> Likeness:
-    """Of two concepts, each with its model, on some texts."""
-    values = [[found.value for found in concept.measures(model, texts)] for model, concept in (one, other)]
+    """Compare two concepts, each with its model, on some texts."""
+    values = [[row.value for row in concept.measures(model, texts)] for model, concept in (one, other)]
     measures = float(np.asarray(np.corrcoef(values))[0, 1])
     if one[1].model_fingerprint != other[1].model_fingerprint:
         return Likeness(None, None, measures)
-    directions = [direction(model, concept) for model, concept in (one, other)]
-    return Likeness(
-        overlap(one[1], other[1]), float(torch.cosine_similarity(directions[0], directions[1], dim=0)), measures
-    )
-
-
-def direction(model: Model, concept: Concept) -> torch.Tensor:
-    """(D,) what it writes."""
-    rows = [part.sign * part.weight * part.std * w2_row(model, part.neuron) for part in concept.parts]
-    return torch.stack(rows).sum(0)
+    directions = []  # (D,)
+    for model, concept in (one, other):
+        rows = [part.sign * part.weight * part.std * w2_row(model, part.neuron) for part in concept.parts]
+        directions.append(torch.stack(rows).sum(0))
+    return Likeness(overlap(one[1], other[1]), torch.cosine_similarity(*directions, dim=0).item(), measures)
 
 
 def overlap(one: Concept, other: Concept) -> float:
@@ -51,10 +42,7 @@ def overlap(one: Concept, other: Concept) -> float:
 
 
 def nearest(concept: Concept, others: Sequence[Concept]) -> list[tuple[str, float]]:
-    """Those of the same model that share neurons, most first."""
-    found = [
-        (other.name, overlap(concept, other))
-        for other in others
-        if other.model_fingerprint == concept.model_fingerprint
-    ]
-    return sorted(((name, share) for name, share in found if share), key=lambda row: -row[1])
+    """Return the concepts of the same model that share neurons, by the share of neurons, the largest first."""
+    same = [other for other in others if other.model_fingerprint == concept.model_fingerprint]
+    shares = [(other.name, overlap(concept, other)) for other in same]
+    return sorted((row for row in shares if row[1]), key=lambda row: -row[1])

@@ -30,9 +30,8 @@ from icebear.errors import InputError
 from icebear.hashing import stable_hash
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.cost import strength_at
 from icebear.steering.concept.finding import parts_of
-from icebear.steering.side_effects import NEUTRAL, held_out_contexts, repeated_trigrams
+from icebear.steering.side_effects import NEUTRAL, HeldOutContexts, repeated_trigrams, strength_at
 
 PRICES = (0.02, 0.1, 0.25, 0.5)
 """Nats at held-out contexts."""
@@ -127,7 +126,7 @@ class Ground:
 
     @classmethod
     def of(cls, model: Model, topics: TopicSentences) -> Ground:
-        neurons, places = neurons_of(model, ("ffn",)), held_out_contexts(model, NEUTRAL)
+        neurons, places = neurons_of(model, ("ffn",)), HeldOutContexts(model, NEUTRAL).places
         return cls(
             model,
             topics,

@@ -1,10 +1,10 @@
-"""A prompt read once up to its last token: what is edited there, or behind it, changes nothing before it."""
+"""Prompts read once up to their last token: edits there, or after it, change nothing before it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -72,32 +72,25 @@ class LastToken:
         logits = []
         for start in range(0, len(proposals), self.rows):
             part = proposals[start : start + self.rows]
-            by_layer: dict[int, list[tuple[int, int, int, float]]] = {}
-            for row, proposal in enumerate(part):
-                for (layer, index, step), value in proposal.items():
-                    by_layer.setdefault(layer, []).append((row, step, index, value))
-
-            def visit(site: str, layer: int, x: Tensor, edits: dict = by_layer) -> Tensor:
-                return _set(x, edits[layer])
-
-            with self.model.lock, hooks(self.model, [("ffn", layer) for layer in by_layer], visit):
+            edits = _Edited(part)
+            with self.model.lock, hooks(self.model, [("ffn", layer) for layer in edits.by_layer], edits.set):
                 logits.append(self.model.net(**self._inputs(len(part))).logits.float().cpu())
         return torch.cat(logits)
 
     def slopes(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
         rules of a method; None is the plain gradient. Times the activation it is the relevance."""
-        model, slopes = self.model, _Slopes(edits)
-        forward_backward(model, _Margin(self._inputs(1), explained), [Inputs(), slopes], method)
+        model, edited = self.model, _Edited([edits])
+        forward_backward(model, _Margin(self._inputs(1), explained), [Inputs(), edited], method)
         gradients = torch.zeros(model.layers, model.width("ffn"), self.steps)
-        for layer, gradient in zip(model.layers_with("ffn"), slopes.gradients, strict=True):
+        for layer, gradient in zip(model.layers_with("ffn"), edited.gradients, strict=True):
             if gradient is not None:
                 gradients[layer] = gradient[0].float().cpu().T
         return gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Margin:
-    """Explains a number of the next tokens' logits."""
+    """The objective is a number of the next tokens' logits."""
 
     def __init__(self, inputs: dict[str, Any], explained: Callable[[Tensor], Tensor]) -> None:
         self.inputs, self.explained = inputs, explained
@@ -109,34 +102,64 @@ class _Margin:
         return self.explained(model.net(**self.inputs).logits[0].float())[None]
 
 
-class _Slopes:
-    """Records the gradient at every FFN neuron, some of which are set to values."""
+class _Edited:
+    """Sets FFN neurons of each row to the values of its edits, and records the gradient at all of them."""
 
-    def __init__(self, edits: Edits) -> None:
-        self.edits: dict[int, list[tuple[int, int, int, float]]] = {}
-        for (layer, index, step), value in edits.items():
-            self.edits.setdefault(layer, []).append((0, step, index, value))
+    def __init__(self, rows: Sequence[Edits]) -> None:
+        self.by_layer: dict[int, list[tuple[int, int, int, float]]] = {}
+        for row, edits in enumerate(rows):
+            for (layer, index, step), value in edits.items():
+                self.by_layer.setdefault(layer, []).append((row, step, index, value))
         self.leaves: list[Tensor] = []
         self.gradients: Sequence[Tensor | None] = ()
 
-    @contextmanager
-    def reading(self, model: Model) -> Iterator[None]:
-        with hooks(model, [("ffn", layer) for layer in model.layers_with("ffn")], self._visit):
-            yield
-
-    def _visit(self, site: str, layer: int, x: Tensor) -> Tensor:
-        if layer in self.edits:
-            x = _set(x, self.edits[layer])
+    def set(self, site: str, layer: int, x: Tensor) -> Tensor:
+        """x (B, S, F)"""
+        if layer in self.by_layer:
+            rows, steps, columns, values = (list(part) for part in zip(*self.by_layer[layer], strict=True))
+            x = x.clone()
+            x[rows, steps, columns] = torch.tensor(values, dtype=x.dtype, device=x.device)
         self.leaves.append(x)
         return x
+
+    def reading(self, model: Model) -> AbstractContextManager[None]:
+        return hooks(model, [("ffn", layer) for layer in model.layers_with("ffn")], self.set)
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         self.gradients = gradients
 
 
-def _set(x: Tensor, edits: Sequence[tuple[int, int, int, float]]) -> Tensor:
-    """x (B, S, F) with the values of edits: row, step, index, value."""
-    x = x.clone()
-    rows, steps, columns, values = (list(part) for part in zip(*edits, strict=True))
-    x[rows, steps, columns] = torch.tensor(values, dtype=x.dtype, device=x.device)
-    return x
+class Paraphrases:
+    """Several prompts in place of a `LastToken` of one token: edits act at the last token of each, and the prediction
+    of each prompt counts as that of one token of a phrase."""
+
+    steps = 1
+
+    def __init__(self, model: Model, prompts: Sequence[Sequence[int]]) -> None:
+        self.model, self.ids = model, list(prompts[0])
+        self.each = [LastToken(model, ids) for ids in prompts]
+
+    def before(self, number: int) -> list[int]:
+        """Return the token ids before the prediction of one of the prompts."""
+        return self.each[number].ids
+
+    def activations(self) -> Tensor:
+        """(L, F, 1) of the FFN neurons at the last token of the first prompt."""
+        return self.each[0].activations()
+
+    def logits(self, proposals: Sequence[Edits]) -> Tensor:
+        """(N, P, V) of the next tokens, under each of the proposed edits."""
+        return torch.cat([one.logits(proposals) for one in self.each], 1)
+
+    def slopes(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
+        """(L, F, 1) the sum over prompts of the gradients of `explained`, a number of all their logits (P, V)."""
+        rows = self.logits([edits])[0]
+        total = torch.zeros(self.model.layers, self.model.width("ffn"), 1)
+        for number, one in enumerate(self.each):
+
+            def of_one(own: Tensor, number: int = number) -> Tensor:
+                others = rows.to(own)
+                return explained(torch.cat([others[:number], own, others[number + 1 :]]))
+
+            total += one.slopes(edits, of_one, method)
+        return total

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from icebear.concepts.models.model import Model
+from icebear.concepts.models.objective import phrase_ids
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -16,10 +17,8 @@ from icebear.steering.apply import steer
 
 
 def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int, ...]:
-    """The tokens of what shall come, or go. Raises `InputError` for none."""
-    if not isinstance(wanted, str):
-        return (model.answer_id(wanted, "wanted token", prompt),)
-    ids = tuple(model.continuation(wanted, prompt)) if wanted.strip() else ()
+    """Return the tokens that shall come, or be suppressed. Raises `InputError` for none."""
+    ids = phrase_ids(model, wanted, prompt) if not isinstance(wanted, str) or wanted.strip() else ()
     if not ids:
         raise InputError("What shall come next is empty; name a token or a phrase.")
     return ids

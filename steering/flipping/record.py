@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icebear.concepts.models.model import Model
-from icebear.convert import CONVERTER, READING
+from icebear.convert import CONVERTER, READING, Record
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
 from icebear.records import Neuron, TokenScore
@@ -62,21 +62,16 @@ class FlipRecord:
 
     @classmethod
     def of(cls, recipe: Recipe) -> FlipRecord | None:
-        """Of a recipe that `flip` made; None of another. Raises `RecipeError` where it is not as icebear writes it."""
-        return cls._read(recipe.name, recipe.provenance)
+        """Return the record of a recipe that `flip` made, None for another. Raises `RecipeError` where it is not as
+        icebear writes it."""
+        return from_provenance(recipe.name, recipe.provenance, KEY, cls)
 
     @classmethod
     def all_of(cls, recipe: Recipe) -> list[FlipRecord]:
-        """Those of a recipe and of the recipes that it combines. Raises `RecipeError`."""
+        """Return the records of a recipe and of the recipes that it combines. Raises `RecipeError`."""
         sources = [recipe.provenance, *recipe.provenance.get("parts", [])]
-        return [record for source in sources if (record := cls._read(recipe.name, source))]
-
-    @classmethod
-    def _read(cls, name: str, provenance: dict[str, Any]) -> FlipRecord | None:
-        try:
-            return CONVERTER.structure(provenance[KEY], cls) if KEY in provenance else None
-        except READING as error:
-            raise RecipeError(f"The flip of the recipe {name!r} has a bad part ({error}); make it again.") from None
+        records = [from_provenance(recipe.name, source, KEY, cls) for source in sources]
+        return [record for record in records if record]
 
     def check(self, model: Model) -> None:
         """Raise `InputError` where its tokens are not the model's."""
@@ -85,3 +80,11 @@ class FlipRecord:
             model.answer_id(token, "token of a flip")
         if self.top_k is not None:
             whole(self.top_k, "top_k", 1, model.output_size - 1)
+
+
+def from_provenance(name: str, provenance: dict[str, Any], key: str, kind: type[Record]) -> Record | None:
+    """Read a record from a recipe's provenance. Raises `RecipeError` where it is not as icebear writes it."""
+    try:
+        return CONVERTER.structure(provenance[key], kind) if key in provenance else None
+    except READING as error:
+        raise RecipeError(f"The provenance of the recipe {name!r} has a bad part ({error}); make it again.") from None

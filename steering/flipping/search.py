@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,7 @@ from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.flipping.last_token import Edits, LastToken, Place
-from icebear.steering.flipping.paraphrases import Paraphrases
+from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place
 from icebear.steering.flipping.phrases import as_json, comes, in_a_line, wanted_ids
 from icebear.steering.flipping.record import EditedNeuron, FlipRecord
 from icebear.values import one_of, several, whole
@@ -61,25 +60,48 @@ class _State:
 
     last: LastToken | Paraphrases
     tokens: tuple[int, ...]
-    """Those that shall be first, one after the other (or each of paraphrases); or of which one shall leave the first
-    `out_of`."""
+    """The tokens that shall be first, one after the other (or each of paraphrases); or of which one shall leave the
+    first `out_of`."""
     out_of: int | None
     now: Tensor
     goal: Tensor | None
     """Their values in the source prompt, or zero."""
     low: Tensor
     high: Tensor
-    """How far they may go: what each was seen to be, or beyond that as far as the largest of its layer."""
+    """How far they may go: the activation range, or with `unbounded` as far as the largest of the layer."""
     unbounded: bool
-    choose: Chooser = field(default_factory=lambda: CHOOSERS["gradient"])
+    choose: Chooser
+    max_neurons: int = 10
     prefer: tuple[Neuron, ...] = ()
     """Neurons that are tried in every round."""
-    max_neurons: int = 10
     on_progress: OnProgress | None = None
 
     @property
     def model(self) -> Model:
         return self.last.model
+
+    @property
+    def phrase(self) -> tuple[int, ...]:
+        """The tokens that come one after the other."""
+        return self.tokens[: self.last.steps]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.model.answer_text(token) for token in self.phrase)
+
+    def activations(self, edits: Edits) -> Tensor:
+        """(L, F, S) under edits."""
+        values = self.now.clone()
+        for place, value in edits.items():
+            values[place] = value
+        return values
+
+    def furthest(self, up: Tensor) -> Tensor:
+        """(L, F, S) how far each activation may go: towards the goal, or up or down where there is none."""
+        if self.goal is None:
+            return torch.where(up, self.high, self.low)
+        goal = self.now + REACH_SOURCE * (self.goal - self.now)
+        return goal if self.unbounded else torch.clamp(goal, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -91,13 +113,6 @@ class _Result:
     margin: float
     rounds: tuple[tuple[int, float], ...] = ()
 
-    def after(self, other: _Result) -> _Result:
-        """The better one of a search and of another one before it, counting the rows of both."""
-        spent = other.rounds[-1][0] if other.rounds else 0
-        rounds = (*other.rounds, *((rows + spent, margin) for rows, margin in self.rounds))
-        best = self if self.margin > other.margin else other
-        return replace(best, rounds=rounds)
-
 
 # --- how candidates are chosen ---------------------------------------------------------------------------
 
@@ -106,14 +121,14 @@ def by_slope(method: AttnLRP | None, state: _State, edits: Edits) -> Choice:
     """By what the margin gains to first order: the gradient by the rules of a method (None: the plain one) times how
     far the activation may go."""
     slopes = _slopes(state, edits, method)
-    furthest = _furthest(state, slopes > 0)
-    return slopes * (furthest - _where(state, edits)), furthest
+    furthest = state.furthest(slopes > 0)
+    return slopes * (furthest - state.activations(edits)), furthest
 
 
 def by_distance(state: _State, edits: Edits) -> Choice:
     """By how far the activation may go: |goal - now| with a source prompt."""
-    furthest = _furthest(state, state.high - state.now > state.now - state.low)
-    return (furthest - _where(state, edits)).abs(), furthest
+    furthest = state.furthest(state.high - state.now > state.now - state.low)
+    return (furthest - state.activations(edits)).abs(), furthest
 
 
 def by_activation(state: _State, edits: Edits) -> Choice:
@@ -126,8 +141,8 @@ def by_chance(seed: int, state: _State, edits: Edits) -> Choice:
     """Drawn uniformly, in either direction; anew in each round."""
     drawn = zlib.crc32(repr((seed, sorted(edits.items()))).encode())  # the same on every machine
     generator = torch.Generator().manual_seed(drawn)
-    furthest = _furthest(state, torch.rand(state.now.shape, generator=generator) < 0.5)
-    moves = (furthest != _where(state, edits)).float()
+    furthest = state.furthest(torch.rand(state.now.shape, generator=generator) < 0.5)
+    moves = (furthest != state.activations(edits)).float()
     return moves * (1e-6 + torch.rand(state.now.shape, generator=generator)), furthest
 
 
@@ -180,25 +195,32 @@ def flip(
     """
     if (to is None) is not bool(suppress):
         raise InputError("Say either which token shall come (to), or that the current one shall not (suppress).")
-    _check(model, prompt, source, max_neurons, top_k)
+    if not model.task.is_causal:
+        raise InputError(f"flip is for models that write the next token; {model.name} does not.")
+    whole(max_neurons, "max_neurons")
+    whole(top_k, "top_k", 1, model.output_size - 1)
     one_of(choose, "way to choose candidates", CHOOSERS)
+    if source is not None and model.ids(source) == model.ids(prompt):
+        raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
     paraphrases = [Prompt.of(one) for one in several(paraphrases)]
     phrase = to if to is not None else suppress
-    wanted = None if to is None and suppress is True else wanted_ids(model, phrase, prompt)
+    wanted = None if phrase is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
         raise InputError("Paraphrases are for a single token that shall come (to).")
-    state = _start(model, prompt, wanted, source, top_k if suppress else None, unbounded, paraphrases)
-    state = replace(state, choose=CHOOSERS[choose], max_neurons=max_neurons, on_progress=on_progress)
-    result = _Result({}, margins(state, [{}])[0].item())
-    if not _holds(state, result.edits):
-        state, result = _flipped(replace(state, prefer=_indexed(store, _text(state))), result, source)
-    edits = _verified(state, prompt, result.edits)
+    state = _start(model, prompt, wanted, source, top_k if suppress else None, unbounded, paraphrases, choose)
+    hits = store.search(state.text.strip(), k=20) if store and state.text.strip() else []
+    prefer = tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
+    state = replace(state, prefer=prefer, max_neurons=max_neurons, on_progress=on_progress)
+    state, result = _flipped(state, source is not None)
+    edits = _edits(result.edits)
+    if not comes(model, edits, prompt, state.phrase, state.out_of):
+        raise InputError(f"The flip of {state.text!r} did not hold when it was checked; please report this prompt.")
     record = FlipRecord(
         prompt=as_json(prompt),
-        text=_text(state),
-        phrase=_phrase(state),
+        text=state.text,
+        phrase=state.phrase,
         top_k=state.out_of,
         source=None if source is None else as_json(source),
         paraphrases=tuple(map(as_json, paraphrases)),
@@ -209,51 +231,11 @@ def flip(
         rounds=result.rounds,
         neurons=_neurons(state, edits, store),
     )
-    return _recipe(model, record, edits)
-
-
-def _flipped(state: _State, start: _Result, source: PromptLike | None) -> tuple[_State, _Result]:
-    """The fewest and weakest edits that were found, and the state of the search that found them."""
-    result = _search(state, start)
-    if result.margin < MARGIN and state.goal is not None:  # not enough
-        free = replace(state, goal=None)
-        first, result = result, _search(free, start).after(result)
-        state = state if result.edits == first.edits else free
-    if not _holds(state, result.edits):
-        raise InputError(_failure(state, result.edits, source is not None))
-    return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
-
-
-def _indexed(store: Store | None, text: str) -> tuple[Neuron, ...]:
-    """FFN neurons whose examples or W2 rows speak for a token."""
-    hits = store.search(text.strip(), k=20) if store and text.strip() else []
-    return tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
-
-
-def _search(state: _State, result: _Result) -> _Result:
-    """Edits taken one after the other."""
-    rows = 0
-    while result.margin < MARGIN and len(result.edits) < state.max_neurons:
-        proposals = _proposals(state, result.edits)
-        if not proposals:
-            break
-        reached = margins(state, proposals)
-        best, rows = int(reached.argmax()), rows + len(proposals)
-        if reached[best] <= result.margin + 1e-4:  # in vain, but spent
-            return replace(result, rounds=(*result.rounds, (rows, result.margin)))
-        result = _Result(proposals[best], reached[best].item(), (*result.rounds, (rows, reached[best].item())))
-        if state.on_progress:
-            state.on_progress(len(result.edits), state.max_neurons)
-    return result
-
-
-def _check(model: Model, prompt: PromptLike, source: PromptLike | None, max_neurons: int, top_k: int) -> None:
-    if not model.task.is_causal:
-        raise InputError(f"flip is for models that write the next token; {model.name} does not.")
-    whole(max_neurons, "max_neurons")
-    whole(top_k, "top_k", 1, model.output_size - 1)
-    if source is not None and model.ids(source) == model.ids(prompt):
-        raise InputError("The source prompt is the prompt itself; give one that the wanted token follows.")
+    name = f"{in_a_line(prompt)} -> {'not ' * bool(state.out_of)}{state.text.strip()}"
+    with steer(model, edits):
+        after = model.predict(prompt, max(5, state.out_of or 0), [row.id for row in record.before])
+    provenance = {**record.provenance(), "after": [vars(row) for row in after]}
+    return Recipe.for_model(model, name, edits, found_by="flip", **provenance)
 
 
 def _start(
@@ -264,6 +246,7 @@ def _start(
     out_of: int | None = None,
     unbounded: bool = False,
     paraphrases: Sequence[PromptLike] = (),
+    choose: str = "gradient",
 ) -> _State:
     ids = model.ids(prompt)
     tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
@@ -281,7 +264,42 @@ def _start(
     if paraphrases:
         last = Paraphrases(model, [ids, *map(model.ids, paraphrases)])
         tokens *= 1 + len(paraphrases)
-    return _State(last, tokens, out_of, now, goal, low, high, unbounded)
+    return _State(last, tokens, out_of, now, goal, low, high, unbounded, CHOOSERS[choose])
+
+
+def _flipped(state: _State, has_source: bool) -> tuple[_State, _Result]:
+    """Return the fewest and weakest edits that were found, and the state of the search that found them."""
+    start = _Result({}, margins(state, [{}])[0].item())
+    if _holds(state, start.edits):
+        return state, start
+    result = _search(state, start)
+    if result.margin < MARGIN and state.goal is not None:  # not enough
+        free = replace(state, goal=None)
+        second = _search(free, replace(start, rounds=result.rounds))
+        if second.margin > result.margin:
+            state, result = free, second
+        else:
+            result = replace(result, rounds=second.rounds)
+    if not _holds(state, result.edits):
+        raise InputError(_failure(state, result.edits, has_source))
+    return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
+
+
+def _search(state: _State, result: _Result) -> _Result:
+    """Take one edit after the other, in every round the one with the largest margin."""
+    rows = result.rounds[-1][0] if result.rounds else 0
+    while result.margin < MARGIN and len(result.edits) < state.max_neurons:
+        proposals = _proposals(state, result.edits)
+        if not proposals:
+            break
+        reached = margins(state, proposals)
+        best, rows = int(reached.argmax()), rows + len(proposals)
+        if reached[best] <= result.margin + 1e-4:  # in vain, but spent
+            return replace(result, rounds=(*result.rounds, (rows, result.margin)))
+        result = _Result(proposals[best], reached[best].item(), (*result.rounds, (rows, reached[best].item())))
+        if state.on_progress:
+            state.on_progress(len(result.edits), state.max_neurons)
+    return result
 
 
 def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
@@ -345,22 +363,6 @@ def _slopes(state: _State, edits: Edits, method: AttnLRP | None = ATTNLRP) -> Te
     return state.last.slopes(edits, margin, method)
 
 
-def _furthest(state: _State, up: Tensor) -> Tensor:
-    """(L, F, S) how far each activation may go: towards the goal, or up or down where there is none."""
-    if state.goal is None:
-        return torch.where(up, state.high, state.low)
-    goal = state.now + REACH_SOURCE * (state.goal - state.now)
-    return goal if state.unbounded else torch.clamp(goal, state.low, state.high)
-
-
-def _where(state: _State, edits: Edits) -> Tensor:
-    """(L, F, S) activations, edits included."""
-    values = state.now.clone()
-    for place, value in edits.items():
-        values[place] = value
-    return values
-
-
 def _pruned(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
     """Without the neurons that are not needed, the least needed first."""
     while len(edits) > 1:
@@ -377,7 +379,8 @@ def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
     """All strengths scaled together towards where activations are, as far as the flip holds."""
 
     def scaled(share: float) -> dict[Place, float]:
-        return {place: round(_towards(state, place, value, share), 4) for place, value in edits.items()}
+        here = {place: state.now[place].item() for place in edits}
+        return {place: round(here[place] + share * (value - here[place]), 4) for place, value in edits.items()}
 
     shares = [step / 20 for step in range(1, 21)]
     reached = margins(state, [scaled(share) for share in shares]) if edits else torch.zeros(0)
@@ -385,42 +388,11 @@ def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
     return scaled(min(enough)) if enough else edits
 
 
-def _towards(state: _State, place: Place, value: float, share: float) -> float:
-    here = state.now[place].item()
-    return here + share * (value - here)
-
-
 def _edits(edits: Edits) -> list[Edit]:
     return [
         Edit(Neuron(layer, "ffn", index), "set", value, where=f"step:{step}" if step else "last")
         for (layer, index, step), value in sorted(edits.items())
     ]
-
-
-def _text(state: _State) -> str:
-    return "".join(state.model.answer_text(token) for token in _phrase(state))
-
-
-def _phrase(state: _State) -> tuple[int, ...]:
-    """The tokens that come one after the other."""
-    return state.tokens[: state.last.steps]
-
-
-def _verified(state: _State, prompt: PromptLike, edits: Edits) -> list[Edit]:
-    """Edits as a user would make them, checked on the prompt."""
-    made = _edits(edits)
-    if not comes(state.model, made, prompt, _phrase(state), state.out_of):
-        raise InputError(f"The flip of {_text(state)!r} did not hold when it was checked; please report this prompt.")
-    return made
-
-
-def _recipe(model: Model, record: FlipRecord, edits: list[Edit]) -> Recipe:
-    name = f"{in_a_line(record.prompt)} -> {'not ' * bool(record.top_k)}{record.text.strip()}"
-    with steer(model, edits):
-        after = model.predict(record.prompt, max(5, record.top_k or 0), [row.id for row in record.before])
-    return Recipe.for_model(
-        model, name, edits, found_by="flip", **record.provenance(), after=[vars(row) for row in after]
-    )
 
 
 def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
@@ -451,7 +423,7 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
         tokens = model.predict(state.last.before(worst), place, [state.tokens[worst]])
     own = next(token for token in tokens if token.id == state.tokens[worst])
-    phrase = f" of {_text(state)!r}" if state.last.steps > 1 else ""
+    phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
     further = "" if state.unbounded else ", or let them leave it (--unbounded)"
     if state.out_of:

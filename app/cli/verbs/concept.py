@@ -182,7 +182,7 @@ def measure(options: Measure) -> None:
     if options.html:
         write_page(options.html, rows[0].to_html())
     if options.json:
-        passing = {"through": through.to_dict()} if through else {}
+        passing = {"through": vars(through)} if through else {}
         print_json({"model": model.made_with, "measured": [row.to_dict() for row in rows], **passing})
     else:
         stdout().print(measured_table(rows, through))
@@ -282,7 +282,7 @@ def compare(options: Compare) -> None:
     one, other = ((models[concept.model_name], concept) for concept in concepts)
     result = likeness(one, other, texts)
     if options.json:
-        print_json({"concepts": [one.name for one in concepts], "texts": len(texts), **result.to_dict()})
+        print_json({"concepts": [one.name for one in concepts], "texts": len(texts), **vars(result)})
     else:
         stdout().print(likeness_table(result, len(texts)))
 
