@@ -426,17 +426,17 @@ def test_evaluating_flips(smol, few_contexts, tmp_path, monkeypatch):
     assert ("is empty" in lines[1]["why"], lines[2]["already"]) == (True, True)
     for row in lines[0]["runs"]:
         if row["chosen_by"] == "gradient":
-            assert (row["flipped"], row["kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
-            origin = Recipe.load(tmp_path / "out" / f"00-{row['reach']}-gradient.json")
+            assert (row["flipped"], row["off_target_kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
+            origin = Recipe.load(tmp_path / "out" / f"00-{row['limit']}-gradient.json")
             record = FlipRecord.of(origin)
-            assert (record.text, record.unbounded) == (" Rome", row["reach"] == "unbounded")
+            assert (record.text, record.unbounded) == (" Rome", row["limit"] == "unbounded")
             assert row["rows"] in [rows for rows, _ in record.rounds]
     (counts,) = part.listings["pairs"]
     assert (counts["pairs"], counts["left out, as the token was first already"]) == (1, 1)
-    medians = {(row["reach"], row["chosen_by"]): row for row in part.listings["medians over what flipped"]}
-    assert medians["seen", "gradient"]["flipped"] == 1
-    assert {name for reach, name in medians if reach == "unbounded"} == set(choosers)
-    assert part.tables[0].cells["gradient, seen"]["flipped"].mean == 1
+    medians = {(row["limit"], row["chosen_by"]): row for row in part.listings["medians over what flipped"]}
+    assert medians["bounded", "gradient"]["flipped"] == 1
+    assert {name for limit, name in medians if limit == "unbounded"} == set(choosers)
+    assert part.tables[""].cells["gradient, bounded"]["flipped"].mean == 1
 
 
 def test_controls_have_the_same_budget_and_reach(letters):
