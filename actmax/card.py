@@ -11,6 +11,7 @@ from icebear.actmax.page import STYLE, card_fragment, card_page
 from icebear.concepts import files
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import project
+from icebear.db.search import nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, as_neuron
 from icebear.tables import Tabled
@@ -154,7 +155,7 @@ def describe(
         store.labels.own(neuron),
         store.labels.own_scores(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
-        {by: store.neuron_search.chance(by) for by in common},
+        {by: nearest_by_chance(store, by) for by in common},
         not whole,
         store.made_with(),
     )

@@ -54,7 +54,7 @@ def load(kind: type[Record], path: str | Path, model: Model | None = None) -> Re
     converter.register_structure_hook(Model, lambda saved, _: _same(saved, model))
     text = read_text(path)
     body, mark, ending = text.rpartition(CHECKSUM)
-    record = convert.from_json(f"{body}}}" if mark else text, kind, InputError, converter, str(path))
+    record = convert.from_json(f"{body}}}" if mark else text, kind, str(path), InputError, converter)
     if mark + ending.rstrip() != _ending(body):
         raise InputError(f"{path} was changed after it was saved; save the result again.")
     return record

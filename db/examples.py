@@ -1,30 +1,78 @@
-"""The maximally activating examples of an index, and the relevance of their tokens."""
+"""The sentences of an index with their vectors, and the maximally activating examples among them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from icebear.db.facts import FactTables
 from icebear.db.neurons import NeuronTables
-from icebear.db.sentences import COLUMNS, sentence
 from icebear.db.sqlite import SqliteFile
-from icebear.records import POLARITIES, Example, Neuron
+from icebear.records import POLARITIES, Example, Neuron, Sentence
 from icebear.values import one_of, whole
+
+COLUMNS = 'id, text, title, "start", "end", tokens'
+
+
+class SentenceTables:
+    """The tables `sentences` and `sentence_vectors`, which a scan fills."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self.file = file
+
+    def of(self, ids: Sequence[int]) -> dict[int, Sentence]:
+        """id -> sentence."""
+        query = f"SELECT {COLUMNS} FROM sentences WHERE id IN (SELECT value FROM json_each(?))"
+        rows = self.file.database.execute(query, [json.dumps(list(ids))])
+        return {row[0]: _sentence(row) for row in rows}
+
+    def starting_at(self, start: int) -> Iterator[Sentence]:
+        """All sentences in order of id, those from `start` on first: ids are hashes, so any run of them is a sample."""
+        for condition in (">=", "<"):
+            query = f"SELECT {COLUMNS} FROM sentences WHERE id {condition} ? ORDER BY id"
+            yield from map(_sentence, self.file.database.execute(query, (start,)))
+
+    def tokens(self) -> Iterator[tuple[int, list[str]]]:
+        """The ids of all sentences, ascending, and their tokens."""
+        for identity, tokens in self.file.database.execute("SELECT id, tokens FROM sentences ORDER BY id"):
+            yield identity, json.loads(tokens)
+
+    def matching(self, query: str, k: int) -> list[int]:
+        """The ids of the k sentences that match the full-text query best."""
+        rows = self.file.database.execute(
+            "SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ? ORDER BY rank, rowid LIMIT ?", (query, k)
+        )
+        return [row[0] for row in rows]
+
+    def vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The sentences (S,), all or those of `ids`, and the vectors (S, D) of what the model made of them."""
+        query = "SELECT sentence, vector FROM sentence_vectors"
+        if ids is not None:
+            query += f" WHERE sentence IN ({', '.join('?' * len(ids))})"
+        rows = self.file.database.execute(query, ids or ()).fetchall()
+        if not rows:
+            return np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float16)
+        vectors = np.frombuffer(b"".join(vector for _, vector in rows), dtype=np.float16)
+        return np.array([identity for identity, _ in rows], dtype=np.int64), vectors.reshape(len(rows), -1)
+
+
+def _sentence(row: Sequence) -> Sentence:
+    """Of a row of `COLUMNS`."""
+    number, text, title, start, end, tokens = row
+    return Sentence(number, text, title, start, end, tuple(json.loads(tokens)))
 
 
 class ExampleTables:
     """The tables `examples`, which a scan fills, and `attributions`."""
 
-    def __init__(self, file: SqliteFile, facts: FactTables, neurons: NeuronTables) -> None:
-        self.file, self.facts, self.neurons = file, facts, neurons
+    def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
+        self.file, self.neurons = file, neurons
 
     @property
     def by(self) -> str:
         """What they are the extremes of: ``activation`` or ``relevance``, whose signs their polarities are."""
-        return self.facts.all().get("by", "activation")
+        return self.file.facts.all().get("by", "activation")
 
     def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str) -> list[Example]:
         """See `Store.examples`."""
@@ -33,16 +81,11 @@ class ExampleTables:
             "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "
             "AND a.polarity = e.polarity AND a.sentence = e.sentence AND a.method = ? "
             "WHERE e.neuron = ? AND e.polarity = ? ORDER BY rank LIMIT ?",
-            (
-                method,
-                self.neurons.id(neuron),
-                _sign(polarity),
-                -1 if k is None else whole(k, "The number of examples"),
-            ),
+            (method, self.neurons.id(neuron), _sign(polarity), -1 if k is None else whole(k, "The number of examples")),
         )
         by = self.by
         return [
-            Example(value, token, sentence(row), tuple(json.loads(relevance)["tokens"]) if relevance else None, by)
+            Example(value, token, _sentence(row), tuple(json.loads(relevance)["tokens"]) if relevance else None, by)
             for value, token, relevance, *row in rows
         ]
 
@@ -55,31 +98,21 @@ class ExampleTables:
     def matching(self, query: str, k: int) -> list[tuple[int, str, int, int]]:
         """Neuron id, polarity, examples that match the full-text query (at least 2), examples; most first."""
         rows = self.file.database.execute(
-            "SELECT neuron, polarity, COUNT(*) AS count FROM examples WHERE sentence IN "
+            "SELECT *, (SELECT COUNT(*) FROM examples e WHERE e.neuron = best.neuron AND e.polarity = best.polarity) "
+            "FROM (SELECT neuron, polarity, COUNT(*) AS count FROM examples WHERE sentence IN "
             "(SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ?) "
-            "GROUP BY neuron, polarity HAVING count > 1 ORDER BY count DESC, SUM(rank), neuron, polarity LIMIT ?",
+            "GROUP BY neuron, polarity HAVING count > 1 ORDER BY count DESC, SUM(rank), neuron, polarity LIMIT ?) best",
             (query, k),
-        ).fetchall()
-        total = "SELECT COUNT(*) FROM examples WHERE neuron = ? AND polarity = ?"
-        return [
-            (neuron, "+-"[sign], count, self.file.database.execute(total, (neuron, sign)).fetchone()[0])
-            for neuron, sign, count in rows
-        ]
+        )
+        return [(neuron, "+-"[sign], count, total) for neuron, sign, count, total in rows]
 
     def add_attributions(self, method: str, rows: Iterable[tuple[Neuron | str, str, int, list[float], dict]]) -> None:
         """Rows of neuron, polarity, sentence id, token relevances, conservation."""
-        packed = [
-            (
-                self.neurons.id(neuron),
-                _sign(polarity),
-                sentence,
-                method,
-                json.dumps({"tokens": [round(value, 6) for value in tokens], "conservation": conservation}),
-            )
-            for neuron, polarity, sentence, tokens, conservation in rows
-        ]
-        with self.file.writing():
-            self.file.database.conn.executemany("INSERT OR REPLACE INTO attributions VALUES (?, ?, ?, ?, ?)", packed)
+        packed = []
+        for neuron, polarity, sentence, tokens, conservation in rows:
+            text = json.dumps({"tokens": [round(value, 6) for value in tokens], "conservation": conservation})
+            packed.append((self.neurons.id(neuron), _sign(polarity), sentence, method, text))
+        self.file.insert("attributions", packed)
 
 
 def _sign(polarity: str) -> int:

@@ -40,24 +40,20 @@ class LabelTables:
         with self.file.writing():
             self.file.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
             if text:
-                row = (identity, text, json.dumps([meaning.to_dict() for meaning in scores]))
-                self.file.database.execute("INSERT INTO labels VALUES (?, ?, ?)", row)
+                self.file.insert("labels", [(identity, text, json.dumps([meaning.to_dict() for meaning in scores]))])
 
     # --- automatic --------------------------------------------------------------------------------------
 
     def set_meanings(self, meanings: Iterable[Meaning]) -> None:
         """In place of those of the same neurons and polarities."""
-        rows = [
+        rows = (
             (
                 *(m.neuron.layer, m.neuron.site, m.neuron.index, "+-".index(m.polarity)),
                 *(m.kind, m.text, m.by, m.score, m.p, m.clear, json.dumps(m.record, ensure_ascii=False)),
             )
             for m in meanings
-        ]
-        with self.file.writing():
-            self.file.database.conn.executemany(
-                "INSERT OR REPLACE INTO meanings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
+        )
+        self.file.insert("meanings", rows)
 
     def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], Meaning]:
         """(neuron, polarity) -> its automatic label, of those that have one."""
@@ -76,10 +72,8 @@ class LabelTables:
 
     def significant(self) -> list[tuple[int, str, str, float]]:
         """Neuron id, polarity, text and score of the automatic labels that are significant, the best first."""
-        rows = self.file.database.execute(
-            "SELECT id, polarity, text, score FROM meanings JOIN neurons USING (layer, site, idx) WHERE clear "
-            "ORDER BY score DESC, id, polarity"
-        )
+        query = "SELECT id, polarity, text, score FROM meanings JOIN neurons USING (layer, site, idx) WHERE clear"
+        rows = self.file.database.execute(f"{query} ORDER BY score DESC, id, polarity")
         return [(number, "+-"[polarity], text, score) for number, polarity, text, score in rows]
 
     def name(self, neuron: Neuron | str, polarity: str) -> str | None:

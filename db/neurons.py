@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icebear.db.facts import FactTables
 from icebear.db.sqlite import SqliteFile
 from icebear.errors import StoreError
 from icebear.records import Neuron, NeuronStatistics, as_neuron
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 class NeuronTables:
     """The tables `neurons`, which a scan fills, and `classes`."""
 
-    def __init__(self, file: SqliteFile, facts: FactTables) -> None:
-        self.file, self.facts = file, facts
+    def __init__(self, file: SqliteFile) -> None:
+        self.file = file
 
     def id(self, neuron: Neuron | str) -> int:
         """Its number in this index. Raises `StoreError` for a neuron that the index does not have."""
@@ -30,7 +29,9 @@ class NeuronTables:
         query = "SELECT id FROM neurons WHERE layer = ? AND site = ? AND idx = ?"
         row = self.file.database.execute(query, (neuron.layer, neuron.site, neuron.index)).fetchone()
         if row is None:
-            why = "it has other sites or layers, or its scan is not finished" if self.facts.all() else "it is empty"
+            why = (
+                "it has other sites or layers, or its scan is not finished" if self.file.facts.all() else "it is empty"
+            )
             path = self.file.path
             raise StoreError(f"{path} does not have {neuron} ({why}); run icebear index --store {path}.")
         return row[0]
@@ -65,10 +66,7 @@ class NeuronTables:
 
     def set_classes(self, classes: Iterable[str]) -> None:
         """By 2 * neuron id + (polarity is -)."""
-        with self.file.writing():
-            self.file.database.execute("DELETE FROM classes")
-            rows = ((number // 2, number % 2, name) for number, name in enumerate(classes))
-            self.file.database.conn.executemany("INSERT INTO classes VALUES (?, ?, ?)", rows)
+        self.file.refill("classes", ((number // 2, number % 2, name) for number, name in enumerate(classes)))
 
     def classes(self, neuron: Neuron | str) -> dict[str, str]:
         """polarity -> class, see actmax/index/classes.py."""
@@ -92,7 +90,7 @@ class NeuronTables:
             "LEFT JOIN classes p ON p.neuron = id AND p.polarity = 0 "
             "LEFT JOIN classes m ON m.neuron = id AND m.polarity = 1 LEFT JOIN labels l ON l.neuron = id ORDER BY id"
         )
-        self.facts.get("finished")
+        self.file.facts.get("finished")
         table = pandas.read_sql_query(query, self.file.database.conn)
         extreme = (table["max"] - table["mean"]).clip(lower=table["mean"] - table["min"])
         return table.assign(label=table["label"].fillna(""), sharpness=extreme / table["std"].clip(lower=1e-12))

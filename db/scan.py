@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from icebear.db.facts import FactTables
-from icebear.db.schema import EXAMPLES_BY_SENTENCE
 from icebear.db.sqlite import SqliteFile
-from icebear.db.vector_files import VectorFiles
-from icebear.db.vectors import NAMES
+from icebear.db.vectors import NAMES, VectorFiles
 from icebear.errors import StoreError
 from icebear.records import Sentence
 
@@ -26,24 +22,19 @@ MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors")
 class ScanTables:
     """Nothing in it is claimed before the first commit of shards; the results change in one transaction, at the end."""
 
-    def __init__(self, file: SqliteFile, facts: FactTables, vectors: VectorFiles) -> None:
-        self.file, self.facts, self.vectors = file, facts, vectors
+    def __init__(self, file: SqliteFile, vectors: VectorFiles) -> None:
+        self.file, self.vectors = file, vectors
 
     def finished_with(self, facts: dict[str, Any]) -> bool:
         """Whether the index is that of `facts`, and done; False where a scan can begin, or go on to more documents.
 
         Raises `StoreError` if it is made of something else, or of more documents of the corpus; writes nothing.
         """
-        have, path = self.facts.all(), self.file.path
+        have, path = self.file.facts.all(), self.file.path
         if not have:
             return False
         if have["corpus"] == facts["corpus"] and have["content"] != facts["content"]:
             raise StoreError(f"{path} was built when {have['corpus']} had another content; use another --store.")
-        if have["fingerprint"] != facts["fingerprint"]:
-            raise StoreError(
-                f"{path} was built with another model ({have['model']}, {have['fingerprint']}), not with "
-                f"{facts['model']} ({facts['fingerprint']}); load that with --model, or use another --store."
-            )
         for key in facts:
             if key not in SPELLED and have.get(key) != facts[key]:
                 name = "corpus" if key == "content" else key
@@ -79,59 +70,48 @@ class ScanTables:
             self.file.database.execute("PRAGMA journal_mode = WAL").fetchone()  # in which they can look on
         rows = [row for shard in shards.values() for row in shard]
         with self.file.writing():
-            many = self.file.database.conn.executemany
-            self.facts.set(facts)
-            many("INSERT OR REPLACE INTO shards VALUES (?, ?)", [(number, len(shards[number])) for number in shards])
-            many(
-                "INSERT OR IGNORE INTO sentences VALUES (?, ?, ?, ?, ?, ?)",
-                [(s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False)) for s, _ in rows],
-            )
-            many(
-                "INSERT OR REPLACE INTO sentence_vectors VALUES (?, ?)",
-                [(s.id, vector) for s, vector in rows if vector],
-            )
-            self.file.database.execute(  # in another batch another token may win by the last digit
-                "DELETE FROM attributions WHERE sentence IN (SELECT value FROM json_each(?))",
-                [json.dumps([s.id for s, _ in rows])],
-            )
-            many("INSERT OR REPLACE INTO progress VALUES (?, ?)", progress.items())
+            self.file.facts.set(facts)
+            self.file.insert("shards", ((number, len(shards[number])) for number in shards))
+            texts = ((s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False)) for s, _ in rows)
+            self.file.insert("sentences", texts, "IGNORE")
+            self.file.insert("sentence_vectors", ((s.id, vector) for s, vector in rows if vector))
+            # In another batch another token may win by the last digit.
+            query = "DELETE FROM attributions WHERE sentence IN (SELECT value FROM json_each(?))"
+            self.file.database.execute(query, [json.dumps([s.id for s, _ in rows])])
+            self.file.insert("progress", progress.items())
 
-    def finish(self, statistics: Iterable[dict[str, Any]], examples: Iterable[tuple], facts: dict[str, Any]) -> None:
+    def finish(self, statistics: dict[str, Sequence[Any]], examples: Iterable[tuple], facts: dict[str, Any]) -> None:
         """The result tables, in place of those of a smaller limit, in one transaction.
 
-        statistics: rows of the table of neurons, by column; columns that it lacks are added.
+        statistics: columns of the table of neurons; those that it lacks are added.
         The running summary stays only where a larger limit may come: it takes some 1,500 bytes a neuron (k = 32).
         """
         for name in NAMES:  # of the results before, or of an earlier store of this name
             self.vectors.path(name).unlink(missing_ok=True)
         with self.file.writing():
-            self.file.database.execute("DROP INDEX examples_by_sentence")  # row by row it takes longer
+            self.file.database.execute("DROP INDEX IF EXISTS examples_by_sentence")  # row by row it takes longer
             for table in (*MADE_OF_RESULTS, *(["progress"] if facts["limit"] is None else [])):
                 self.file.database.execute(f"DELETE FROM {table}")
-            self._insert_neurons(statistics)
-            self.file.database.conn.executemany("INSERT INTO examples VALUES (?, ?, ?, ?, ?, ?)", examples)
-            self.file.database.execute(EXAMPLES_BY_SENTENCE)
-            self.facts.set(facts)
+            have = {column.name for column in self.file.database["neurons"].columns}
+            for name in [name for name in statistics if name not in have]:
+                self.file.database.execute(f'ALTER TABLE neurons ADD COLUMN "{name}"')
+            names = ", ".join(f'"{name}"' for name in statistics)
+            query = f"INSERT OR REPLACE INTO neurons ({names}) VALUES ({', '.join('?' * len(statistics))})"
+            self.file.database.conn.executemany(query, zip(*statistics.values(), strict=True))
+            self.file.insert("examples", examples)
+            self.file.database.execute("CREATE INDEX examples_by_sentence ON examples (sentence)")
+            self.file.facts.set(facts)
         with suppress(sqlite3.Error):  # without room for a copy the file stays as large as it is
             self.file.database.execute("VACUUM")  # what was deleted took as much room as the result
         with suppress(sqlite3.Error):  # while others read
             # A file in WAL mode cannot be read where it cannot be written.
             self.file.database.execute("PRAGMA journal_mode = DELETE").fetchone()
 
-    def _insert_neurons(self, rows: Iterable[dict[str, Any]]) -> None:
-        rows = iter(rows)
-        first = next(rows)
-        have = {column.name for column in self.file.database["neurons"].columns}
-        for name in [name for name in first if name not in have]:
-            self.file.database.execute(f'ALTER TABLE neurons ADD COLUMN "{name}"')
-        names, values = ", ".join(f'"{name}"' for name in first), ", ".join(f":{name}" for name in first)
-        query = f"INSERT OR REPLACE INTO neurons ({names}) VALUES ({values})"
-        self.file.database.conn.executemany(query, itertools.chain([first], rows))
-
     def passed_over(self, limit: int) -> dict[str, int]:
         """How many sentences have no token that counts, and how many were cut at `limit` tokens."""
-        count, cut = self.file.database.execute(
-            "SELECT COUNT(*), COALESCE(SUM(json_array_length(tokens) >= ?), 0) FROM sentences", (limit,)
-        ).fetchone()
-        read = self.file.database.execute("SELECT COUNT(*) FROM sentence_vectors").fetchone()[0]
-        return {"without tokens": count - read, f"cut at {limit} tokens": cut}
+        query = (
+            "SELECT COUNT(*) - (SELECT COUNT(*) FROM sentence_vectors), "
+            "COALESCE(SUM(json_array_length(tokens) >= ?), 0) FROM sentences"
+        )
+        without, cut = self.file.database.execute(query, (limit,)).fetchone()
+        return {"without tokens": without, f"cut at {limit} tokens": cut}

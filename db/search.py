@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from icebear.db import vectors
-from icebear.db.examples import ExampleTables
-from icebear.db.facts import FactTables
-from icebear.db.labels import LabelTables
-from icebear.db.neurons import NeuronTables
-from icebear.db.sentences import SentenceTables
-from icebear.db.vector_files import VectorFiles
 from icebear.errors import InputError
 from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
 from icebear.values import one_of, shown, whole
+
+if TYPE_CHECKING:
+    from icebear.db.store import Store
 
 CANDIDATES = 200
 """Of each list before they are fused."""
@@ -37,145 +33,143 @@ Neighbours = list[tuple[int, str, float]]
 """neuron id, polarity, cosine; nearest first."""
 
 
-@dataclass(frozen=True)
-class NeuronSearch:
-    """Search in the parts of a store."""
+def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
+    """See `Store.search`."""
+    k = whole(k, "The number of neurons")
+    store.facts.get("finished")
+    words = re.findall(r"\w+", text) if isinstance(text, str) else []
+    if not words:
+        raise InputError(f"The search text {shown(text)} has no words; write some.")
+    query = " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
+    rankings = (
+        (1.0, _by_output(store, words)),
+        (0.5, _by_examples(store, query)),
+        (0.5, _by_vectors(store, query)),
+        (1.0, _by_labels(store, words)),
+    )
+    fused: dict[tuple[int, str], tuple[float, list[str]]] = {}
+    for weight, ranking in rankings:
+        for rank, (identity, polarity, why) in enumerate(ranking, 1):
+            score, reasons = fused.get((identity, polarity), (0.0, []))
+            fused[identity, polarity] = (score + weight / (RANK_CONSTANT + rank), [*reasons, why])
+    best = sorted(fused.items(), key=lambda item: (-item[1][0], item[0]))[:k]
+    names = store.neurons.of([identity for (identity, _), _ in best])
+    return [Hit(names[identity], polarity, score, tuple(reasons)) for (identity, polarity), (score, reasons) in best]
 
-    facts: FactTables
-    neurons: NeuronTables
-    examples: ExampleTables
-    sentences: SentenceTables
-    labels: LabelTables
-    vectors: VectorFiles
 
-    def words(self, text: str, k: int = 20) -> list[Hit]:
-        """See `Store.search`."""
-        k = whole(k, "The number of neurons")
-        self.facts.get("finished")
-        words = re.findall(r"\w+", text) if isinstance(text, str) else []
-        if not words:
-            raise InputError(f"The search text {shown(text)} has no words; write some.")
-        query = " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
-        rankings = (
-            (1.0, self._by_output(words)),
-            (0.5, self._by_examples(query)),
-            (0.5, self._by_vectors(query)),
-            (1.0, self._by_labels(words)),
-        )
-        fused: dict[tuple[int, str], tuple[float, list[str]]] = {}
-        for weight, ranking in rankings:
-            for rank, (identity, polarity, why) in enumerate(ranking, 1):
-                score, reasons = fused.get((identity, polarity), (0.0, []))
-                fused[identity, polarity] = (score + weight / (RANK_CONSTANT + rank), [*reasons, why])
-        best = sorted(fused.items(), key=lambda item: (-item[1][0], item[0]))[:k]
-        names = self.neurons.of([identity for (identity, _), _ in best])
-        return [
-            Hit(names[identity], polarity, score, tuple(reasons)) for (identity, polarity), (score, reasons) in best
-        ]
+def _by_output(store: Store, words: list[str]) -> Candidates:
+    tokens, rows = store.vectors.get("tokens"), store.vectors.get("w2")
+    query = np.zeros(tokens.d, dtype=np.float32)
+    known = []
+    for word in words:
+        forms = {prefix + form for prefix in ("", " ") for form in (word, word.lower(), word.title())}
+        ids = store.vectors.token_ids(forms)
+        if ids:
+            known.append(word)
+            written = np.array([tokens.reconstruct(identity) for identity in ids])
+            direction = (written / np.linalg.norm(written, axis=1, keepdims=True)).sum(0)
+            query += direction / np.linalg.norm(direction)
+    if not known:
+        return []
+    return [
+        (identity, polarity, f"writes {' '.join(known)!r} ({cosine:.2f})")
+        for identity, polarity, cosine in _both_signs(rows, query, CANDIDATES)
+    ]
 
-    def _by_output(self, words: list[str]) -> Candidates:
-        tokens, rows = self.vectors.get("tokens"), self.vectors.get("w2")
-        query = np.zeros(tokens.d, dtype=np.float32)
-        known = []
-        for word in words:
-            forms = {prefix + form for prefix in ("", " ") for form in (word, word.lower(), word.title())}
-            ids = self.vectors.token_ids(forms)
-            if ids:
-                known.append(word)
-                written = np.array([vectors.row(tokens, identity) for identity in ids])
-                direction = (written / np.linalg.norm(written, axis=1, keepdims=True)).sum(0)
-                query += direction / np.linalg.norm(direction)
-        if not known:
-            return []
-        return [
-            (identity, polarity, f"writes {' '.join(known)!r} ({cosine:.2f})")
-            for identity, polarity, cosine in _both_signs(rows, query, CANDIDATES)
-        ]
 
-    def _by_examples(self, query: str) -> Candidates:
-        rows, examples = self.examples.matching(query, CANDIDATES), self._examples_text()
-        return [(number, polarity, f"{count} of {total} {examples} have it") for number, polarity, count, total in rows]
+def _by_examples(store: Store, query: str) -> Candidates:
+    rows, examples = store.example_tables.matching(query, CANDIDATES), _examples_text(store)
+    return [(number, polarity, f"{count} of {total} {examples} have it") for number, polarity, count, total in rows]
 
-    def _by_vectors(self, query: str) -> Candidates:
-        rows = self.sentences.vectors(self.sentences.matching(query, MATCHING))[1]
-        if not len(rows):
-            return []
-        query_vector = rows.mean(0, dtype=np.float32) - self.vectors.centre()
-        nearest = vectors.search(self.vectors.get("examples"), query_vector, CANDIDATES)
-        examples = self._examples_text()
-        return [(i // 2, "+-"[i % 2], f"{examples} like it ({cosine:.2f})") for i, cosine in nearest]
 
-    def _by_labels(self, words: list[str]) -> Candidates:
-        wanted = {word.lower() for word in words}
-        return [
-            (identity, polarity, f"means {text!r} ({score:.2f})")
-            for identity, polarity, text, score in self.labels.significant()
-            if wanted & set(re.findall(r"\w+", text.lower()))
-        ][:CANDIDATES]
+def _by_vectors(store: Store, query: str) -> Candidates:
+    rows = store.sentences.vectors(store.sentences.matching(query, MATCHING))[1]
+    if not len(rows):
+        return []
+    query_vector = rows.mean(0, dtype=np.float32) - store.vectors.centre()
+    nearest = vectors.search(store.vectors.get("examples"), query_vector, CANDIDATES)
+    examples = _examples_text(store)
+    return [(i // 2, "+-"[i % 2], f"{examples} like it ({cosine:.2f})") for i, cosine in nearest]
 
-    def _examples_text(self) -> str:
-        return "examples" if self.examples.by == "activation" else f"examples by {self.examples.by}"
 
-    # --- neurons like another ---------------------------------------------------------------------------
+def _by_labels(store: Store, words: list[str]) -> Candidates:
+    wanted = {word.lower() for word in words}
+    return [
+        (identity, polarity, f"means {text!r} ({score:.2f})")
+        for identity, polarity, text, score in store.labels.significant()
+        if wanted & set(re.findall(r"\w+", text.lower()))
+    ][:CANDIDATES]
 
-    def similar(self, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
-        """See `Store.similar`."""
-        one_of(by, "comparison of neurons", NEAR)
-        one_of(polarity, "polarity", POLARITIES)
-        k = whole(k, "The number of neurons")
-        identity, sign = self.neurons.id(neuron), 1 if polarity == "+" else -1
-        index = self.vectors.get(NEAR[by])
-        if by == "examples":
-            query = vectors.row(index, 2 * identity + (sign < 0))
-            nearest: Neighbours = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.search(index, query, k + 2)]
-        elif by == "reads" and self.facts.all().get("gated", True):
-            nearest = [(i, "", cosine) for i, cosine in vectors.search(index, vectors.row(index, identity), k + 2)]
-        else:
-            nearest = _both_signs(index, sign * vectors.row(index, identity), k + 2)
-        # Zeros (of neurons that nothing drives, or that do not read or write) are near to nothing.
-        nearest = [row for row in nearest if row[0] != identity and row[2] > 1e-3][:k]
-        names = self.neurons.of([other for other, _, _ in nearest])
-        why = {"writes": "writes the same", "reads": "reads the same"}.get(by, f"has {self._examples_text()} like it")
-        return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",)) for other, p, cosine in nearest]
 
-    def measure_chance(self, seed: int = 0) -> None:
-        """Keep, for each comparison, the median and the largest cosine between random neurons and the nearest."""
-        ids = np.arange(len(self.neurons.all()))
-        drawn = np.random.default_rng(seed).choice(len(ids), min(DRAWS, len(ids)), replace=False)
-        chance = {}
-        for by in NEAR:
-            nearest = [self.similar(neuron, 1, by, "+") for neuron in self.neurons.of(drawn.tolist()).values()]
-            scores = [hits[0].score for hits in nearest if hits] or [0.0]
-            chance[by] = (float(np.median(scores)), max(scores))
-        self.facts.set_control("nearest", chance)
+def _examples_text(store: Store) -> str:
+    return "examples" if store.by == "activation" else f"examples by {store.by}"
 
-    def chance(self, by: str) -> tuple[float, float]:
-        """The median and the largest cosine between random neurons and the nearest to each."""
-        measured = self.facts.control("nearest")
-        if measured is None:
-            raise self.vectors.missing()
-        median, largest = measured[by]
-        return median, largest
 
-    # --- the vocabulary ---------------------------------------------------------------------------------
+# --- neurons like another ---------------------------------------------------------------------------
 
-    def vocabulary(self, neuron: Neuron | str, k: int) -> Projection:
-        """See `Store.vocabulary`."""
-        neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
-        identity = self.neurons.id(neuron)
-        row = self.vectors.w2_norm(neuron) * vectors.row(self.vectors.get("w2"), identity)
-        tokens = self.vectors.get("tokens")
-        ids, logits = vectors.products(tokens, row, tokens.ntotal)
-        z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)
-        typical = self.vectors.typical(neuron.layer)
 
-        def promotions(places: slice) -> tuple[Promotion, ...]:
-            chosen = ids[places].tolist()
-            texts = self.vectors.token_texts(chosen)
-            rows = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
-            return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in rows)
+def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
+    """See `Store.similar`."""
+    one_of(by, "comparison of neurons", NEAR)
+    one_of(polarity, "polarity", POLARITIES)
+    k = whole(k, "The number of neurons")
+    identity, sign = store.neurons.id(neuron), 1 if polarity == "+" else -1
+    index = store.vectors.get(NEAR[by])
+    if by == "examples":
+        query = index.reconstruct(2 * identity + (sign < 0))
+        nearest: Neighbours = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.search(index, query, k + 2)]
+    elif by == "reads" and store.facts.all().get("gated", True):
+        nearest = [(i, "", cosine) for i, cosine in vectors.search(index, index.reconstruct(identity), k + 2)]
+    else:
+        nearest = _both_signs(index, sign * index.reconstruct(identity), k + 2)
+    # Zeros (of neurons that nothing drives, or that do not read or write) are near to nothing.
+    nearest = [row for row in nearest if row[0] != identity and row[2] > 1e-3][:k]
+    names = store.neurons.of([other for other, _, _ in nearest])
+    why = {"writes": "writes the same", "reads": "reads the same"}.get(by, f"has {_examples_text(store)} like it")
+    return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",)) for other, p, cosine in nearest]
 
-        return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)), typical)
+
+def measure_chance(store: Store, seed: int = 0) -> None:
+    """Keep, for each comparison, the median and the largest cosine between random neurons and the nearest."""
+    ids = np.arange(len(store.neurons.all()))
+    drawn = np.random.default_rng(seed).choice(len(ids), min(DRAWS, len(ids)), replace=False)
+    chance = {}
+    for by in NEAR:
+        nearest = [similar(store, neuron, 1, by, "+") for neuron in store.neurons.of(drawn.tolist()).values()]
+        scores = [hits[0].score for hits in nearest if hits] or [0.0]
+        chance[by] = (float(np.median(scores)), max(scores))
+    store.controls.set({"nearest": chance})
+
+
+def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
+    """The median and the largest cosine between random neurons and the nearest to each."""
+    measured = store.controls.get("nearest")
+    if measured is None:
+        raise store.vectors.missing()
+    median, largest = measured[by]
+    return median, largest
+
+
+# --- the vocabulary ---------------------------------------------------------------------------------
+
+
+def vocabulary(store: Store, neuron: Neuron | str, k: int) -> Projection:
+    """See `Store.vocabulary`."""
+    neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
+    identity = store.neurons.id(neuron)
+    row = store.vectors.w2_norm(neuron) * store.vectors.get("w2").reconstruct(identity)
+    tokens = store.vectors.get("tokens")
+    ids, logits = vectors.products(tokens, row, tokens.ntotal)
+    z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)
+    typical = store.vectors.typical(neuron.layer)
+
+    def promotions(places: slice) -> tuple[Promotion, ...]:
+        chosen = ids[places].tolist()
+        texts = store.vectors.token_texts(chosen)
+        rows = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
+        return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in rows)
+
+    return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)), typical)
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:

@@ -1,20 +1,23 @@
-"""The SQLite file under a store: opening, transactions, errors."""
+"""The SQLite file under a store: opening, transactions, errors, and tables of JSON. schema.sql has the tables."""
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
-from icebear.db.schema import VERSION, create
 from icebear.errors import StoreError
 from icebear.paths import existing, local
 
+VERSION = 8
+"""The version of the tables; a store of another version is built anew."""
 BUSY_SECONDS = 10.0
 """How long to wait for another writer."""
 
@@ -25,6 +28,7 @@ class SqliteFile:
     def __init__(self, path: str | Path, create: bool = False):
         self.path, self._create = local(path), create
         self._database: Database | None = None
+        self.facts = JsonTable(self, "icebear", "{path} has no index yet; run icebear index --store {path}.")
         if not create and os.path.lexists(self.path):
             self._open()
 
@@ -83,7 +87,22 @@ class SqliteFile:
         if version == 0:
             with self.writing():
                 if _version(database) == 0:  # as it is now
-                    create(database)
+                    for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n"):
+                        database.execute(statement)
+                    database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
+                    database.execute(f"PRAGMA user_version = {VERSION}")
+
+    def insert(self, table: str, rows: Iterable[tuple], conflict: str = "REPLACE") -> None:
+        """Insert rows of all columns of the table."""
+        marks = ", ".join("?" * len(self.database[table].columns))
+        with self.writing():
+            self.database.conn.executemany(f"INSERT OR {conflict} INTO {table} VALUES ({marks})", rows)
+
+    def refill(self, table: str, rows: Iterable[tuple]) -> None:
+        """Replace all rows of a table."""
+        with self.writing():
+            self.database.execute(f"DELETE FROM {table}")
+            self.insert(table, rows)
 
     def close(self) -> None:
         if self._database is not None:
@@ -92,6 +111,9 @@ class SqliteFile:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """One transaction; rolled back after an exception. Raises `StoreError` when another process writes."""
+        if self.database.conn.in_transaction:
+            yield
+            return
         try:
             self.database.execute("BEGIN IMMEDIATE")
             try:
@@ -137,6 +159,29 @@ class SqliteFile:
         if "readonly" in text or "unable to open" in text:
             return self._unwritable()
         return StoreError(f"{self.path} cannot be used ({text}).")
+
+
+class JsonTable:
+    """A table of names and JSON values."""
+
+    def __init__(self, file: SqliteFile, table: str, missing: str = "") -> None:
+        """missing: the message of the `StoreError` for an unknown name; without it, `get` returns None."""
+        self.file, self.table, self.missing = file, table, missing
+
+    def all(self) -> dict[str, Any]:
+        rows = self.file.database.execute(f"SELECT name, value FROM {self.table} ORDER BY name")
+        return {name: json.loads(value) for name, value in rows}
+
+    def get(self, name: str) -> Any:
+        row = self.file.database.execute(f"SELECT value FROM {self.table} WHERE name = ?", (name,)).fetchone()
+        if row is None and self.missing:
+            known = ", ".join(map(repr, self.all())) or "none"
+            raise StoreError(self.missing.format(path=self.file.path, name=name, known=known))
+        return row and json.loads(row[0])
+
+    def set(self, values: dict[str, Any]) -> None:
+        rows = ((name, json.dumps(value, ensure_ascii=False)) for name, value in values.items())
+        self.file.insert(self.table, rows)
 
 
 def _connected(where: str, uri: bool = False) -> Database:

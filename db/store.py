@@ -1,4 +1,4 @@
-"""A store: one SQLite file that any SQLite tool opens (see db/schema.py for its tables)."""
+"""A store: one SQLite file that any SQLite tool opens (see db/schema.sql for its tables)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from icebear.db import vectors
-from icebear.db.concepts import ConceptTables
-from icebear.db.examples import ExampleTables
-from icebear.db.facts import FactTables
+from icebear.db import search, vectors
+from icebear.db.examples import ExampleTables, SentenceTables
 from icebear.db.labels import LabelTables
 from icebear.db.neurons import NeuronTables
 from icebear.db.scan import ScanTables
-from icebear.db.search import NeuronSearch
-from icebear.db.sentences import SentenceTables
-from icebear.db.sqlite import SqliteFile
-from icebear.db.vector_files import VectorFiles
+from icebear.db.sqlite import JsonTable, SqliteFile
 from icebear.errors import StoreError
 from icebear.records import Example, Hit, Neuron, Projection
 from icebear.values import one_of
@@ -58,16 +53,15 @@ class Store(SqliteFile):
 
     def __init__(self, path: str | Path, create: bool = False) -> None:
         super().__init__(path, create)
-        self.facts = FactTables(self)
+        self.controls = JsonTable(self, "controls")
+        unknown = "{path} has no concept {name!r} (it has {known}); find it with icebear concept find."
+        self.concepts = JsonTable(self, "concepts", unknown)
         self.sentences = SentenceTables(self)
-        self.neurons = NeuronTables(self, self.facts)
-        self.example_tables = ExampleTables(self, self.facts, self.neurons)
-        self.vectors = VectorFiles(self, self.facts, self.neurons)
+        self.neurons = NeuronTables(self)
+        self.example_tables = ExampleTables(self, self.neurons)
+        self.vectors = vectors.VectorFiles(self, self.neurons)
         self.labels = LabelTables(self, self.neurons)
-        self.concepts = ConceptTables(self)
-        self.scan = ScanTables(self, self.facts, self.vectors)
-        parts = (self.facts, self.neurons, self.example_tables, self.sentences, self.labels, self.vectors)
-        self.neuron_search = NeuronSearch(*parts)
+        self.scan = ScanTables(self, self.vectors)
 
     @property
     def by(self) -> str:
@@ -93,7 +87,7 @@ class Store(SqliteFile):
         significant automatic label that has one of the words counts as much as either. Fused by reciprocal rank.
         In an index by relevance the polarity of examples is the sign of a relevance.
         """
-        return self.neuron_search.words(text, k)
+        return search.by_words(self, text, k)
 
     def similar(self, neuron: Neuron | str, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
         """The k neurons nearest to this one at this polarity, each at the polarity that is near; the score is the
@@ -103,7 +97,7 @@ class Store(SqliteFile):
         A gate opens a neuron, but the sign of its activation is another matter: with a gated FFN in the index,
         ``reads`` has no polarity, and near is what points the same way.
         """
-        return self.neuron_search.similar(neuron, k, by, polarity)
+        return search.similar(self, neuron, k, by, polarity)
 
     def vocabulary(self, neuron: Neuron | str, k: int = 20) -> Projection:
         """The k tokens that the neuron promotes and suppresses, from the store alone (`icebear.project` has
@@ -111,7 +105,7 @@ class Store(SqliteFile):
 
         The rows are kept in float16, so logits differ from the model's by some 0.1 %.
         """
-        return self.neuron_search.vocabulary(neuron, k)
+        return search.vocabulary(self, neuron, k)
 
     def check(self, fingerprint: str, name: str, dtype: str | None = None) -> None:
         """Raise `StoreError` if the index was made from another model, or in another dtype (None: it may be).

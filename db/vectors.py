@@ -1,4 +1,4 @@
-"""All FAISS: exact inner-product indexes in files beside the store.
+"""All FAISS: exact inner-product indexes in files beside the store, and what belongs to them in its tables.
 
 w2        what neurons write, by neuron id
 w1        what neurons read (of a gated FFN the gate), by neuron id
@@ -11,68 +11,123 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from icebear.db.neurons import NeuronTables
+from icebear.db.sqlite import SqliteFile
 from icebear.errors import StoreError
 from icebear.extras import need
+from icebear.records import Neuron
+from icebear.values import whole
 
 NAMES = ("w2", "w1", "examples", "tokens")
-
-
 MARK = b"icebear vectors "
 """Behind what FAISS wrote; then the file's identity follows, the SHA-256 of what is before the mark."""
 TAIL = len(MARK) + 32
 """Bytes."""
 
 
-def save(path: Path, blocks: Iterable[np.ndarray], unit: bool = True) -> str:
-    """Write the rows (N, D) of all blocks with the ids 0 to N - 1; replaces `path` at once. Returns its identity.
+class VectorFiles:
+    """The files; the tables `vectors`, `w2_norms` and `tokens`."""
 
-    unit: scale the rows to length 1, so that inner products are cosines.
-    """
-    need("index")
-    import faiss
+    def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
+        self.file, self.neurons = file, neurons
 
-    index: Any = None
-    for block in blocks:
-        rows = np.array(block, dtype=np.float32, order="C")
-        if unit:
-            faiss.normalize_L2(rows)
-        if index is None:
-            kind = faiss.ScalarQuantizer.QT_fp16
-            index = faiss.IndexScalarQuantizer(rows.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
-        index.add(rows)
-    part = path.with_name(path.name + ".part")
-    try:
-        faiss.write_index(index, str(part))
-        found = digest(part)
-        with part.open("ab") as file:
-            file.write(MARK + bytes.fromhex(found))
-        os.replace(part, path)
-    except (OSError, RuntimeError):
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise StoreError(f"{path} cannot be written; make room or check the folder, and run it again.") from None
-    return found
+    def path(self, name: str) -> Path:
+        return self.file.path.with_name(f"{self.file.path.name}.{name}.faiss")
 
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(path.stat().st_size for path in map(self.path, NAMES) if path.exists())
 
-def load(path: Path, identity: str | None) -> Any:
-    """The index with this identity, mapped from its file until that changes.
+    def save(self, name: str, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
+        """Write the rows (N, D) of all blocks with the ids 0 to N - 1; replaces the file at once.
 
-    Raises `StoreError` when it is missing, damaged, or another's: of another store, or of earlier results of this one.
-    """
-    again = "run icebear index again with the same options to rebuild them."
-    try:
-        if marked(path) != identity:
-            raise StoreError(f"The vectors {path} are not those of this store's results; {again}")
-        return _read(path, path.stat().st_mtime_ns)
-    except (OSError, RuntimeError):
-        raise StoreError(f"The vectors {path} are missing or damaged; {again}") from None
+        unit: scale the rows to length 1, so that inner products are cosines.
+        """
+        need("index")
+        import faiss
+
+        index: Any = None
+        for block in blocks:
+            rows = np.array(block, dtype=np.float32, order="C")
+            if unit:
+                faiss.normalize_L2(rows)
+            if index is None:
+                kind = faiss.ScalarQuantizer.QT_fp16
+                index = faiss.IndexScalarQuantizer(rows.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
+            index.add(rows)
+        path = self.path(name)
+        part = path.with_name(path.name + ".part")
+        try:
+            faiss.write_index(index, str(part))
+            identity = digest(part)
+            with part.open("ab") as file:
+                file.write(MARK + bytes.fromhex(identity))
+            os.replace(part, path)
+        except (OSError, RuntimeError):
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise StoreError(f"{path} cannot be written; make room or check the folder, and run it again.") from None
+        self.file.insert("vectors", [(name, identity)])
+
+    def get(self, name: str) -> Any:
+        """The index called `name`, mapped from its file until that changes.
+
+        Raises `StoreError` when it is missing, damaged, or of another store or of earlier results of this one.
+        """
+        path, again = self.path(name), "run icebear index again with the same options to rebuild them."
+        row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
+        try:
+            if (marked(path),) != row:
+                raise StoreError(f"The vectors {path} are not those of this store's results; {again}")
+            return _read(path, path.stat().st_mtime_ns)
+        except (OSError, RuntimeError):
+            raise StoreError(f"The vectors {path} are missing or damaged; {again}") from None
+
+    # --- what turns a product with W2 into logits -------------------------------------------------------
+
+    def w2_norm(self, neuron: Neuron | str) -> float:
+        query = "SELECT norm FROM w2_norms WHERE neuron = ?"
+        row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
+        if row is None:
+            raise self.missing()
+        return row[0]
+
+    def typical(self, layer: int) -> tuple[float, float] | None:
+        """`Projection.typical` of a layer."""
+        layer, spreads = whole(layer, "A layer", 0), self.file.facts.all().get("typical")
+        spread = spreads[whole(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
+        return spread and tuple(spread)
+
+    def set_norms(self, norms: Iterable[float], spreads: Sequence[tuple[float, float] | None]) -> None:
+        """The lengths of the W2 rows, in order of neuron id; `Projection.typical` of each layer."""
+        with self.file.writing():
+            self.file.refill("w2_norms", enumerate(norms))
+            self.file.facts.set({"typical": spreads})
+
+    # --- the vocabulary, and the mean of all sentences --------------------------------------------------
+
+    def token_ids(self, texts: Iterable[str]) -> list[int]:
+        """The ids of those texts that are one token."""
+        query = "SELECT id FROM tokens WHERE text = ?"
+        return sorted(row[0] for text in set(texts) for row in self.file.database.execute(query, (text,)))
+
+    def token_texts(self, ids: Iterable[int]) -> list[str]:
+        query = "SELECT text FROM tokens WHERE id = ?"
+        return [self.file.database.execute(query, (token,)).fetchone()[0] for token in ids]
+
+    def centre(self) -> np.ndarray:
+        """(D,) the mean vector of all sentences."""
+        return np.array(self.file.facts.get("centre"), dtype=np.float32)
+
+    def missing(self) -> StoreError:
+        return StoreError(f"The vectors of {self.file.path} are missing; run icebear index again to make them.")
 
 
 def marked(path: Path) -> str:
@@ -113,8 +168,3 @@ def products(index: Any, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndar
     """The ids (k,) of the rows with the largest inner product with query (D,), largest first, and the products."""
     scores, ids = index.search(np.asarray(query, dtype=np.float32)[None], min(k, index.ntotal))
     return ids[0], scores[0]
-
-
-def row(index: Any, identity: int) -> np.ndarray:
-    """(D,) one row."""
-    return index.reconstruct(identity)

@@ -13,36 +13,22 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_args, get_origin
 
 from cattrs import Converter
-from cattrs.errors import CattrsError
 
 from icebear.edits import Edit
-from icebear.errors import IcebearError, InputError, RecipeError
+from icebear.errors import IcebearError, RecipeError
 from icebear.paths import read_text, write_file
 from icebear.records import Neuron
 
 FORMAT = 1
-READING = (
-    IcebearError,
-    CattrsError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-    ArithmeticError,
-    RuntimeError,
-)
-"""What `Converter.structure` raises, or a record that checks its own fields."""
 
 Record = TypeVar("Record")
-Hook = Callable[[Any, Any], Any]
 
 
 def converter() -> Converter:
-    """Of records, whose fields may be neurons and edits."""
+    """Convert records whose fields may be neurons and edits."""
     made = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
     for kind in (bool, int, str):
-        made.register_structure_hook(kind, _strictly)
+        made.register_structure_hook(kind, lambda value, kind: checked(value, type(value) is kind, kind))
     made.register_structure_hook(float, _float)
     made.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else repr(value))
     for record in (Neuron, Edit):
@@ -59,15 +45,11 @@ def checked(value: Any, right: bool, kind: Any) -> Any:
     return value
 
 
-def _strictly(value: Any, kind: type) -> Any:
-    return checked(value, type(value) is kind, kind)
-
-
 def _float(value: Any, kind: type) -> float:
     return float(checked(value, value in ("nan", "inf", "-inf") or type(value) in (int, float), kind))
 
 
-def _sequence(kind: Any, converter: Converter) -> Hook:
+def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     origin, inner = get_origin(kind), get_args(kind)
 
     def hook(value: Any, _: Any) -> Any:
@@ -83,48 +65,35 @@ CONVERTER = converter()
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-def to_dict(record: Any, converter: Converter = CONVERTER) -> dict[str, Any]:
-    """JSON-ready, with what it is and in which version."""
-    return {_name(type(record)): FORMAT, **converter.unstructure(record, type(record))}
-
-
-def from_dict(
-    data: Any,
-    kind: type[Record],
-    error: type[IcebearError] = InputError,
-    converter: Converter = CONVERTER,
-    source: str = "",
-) -> Record:
-    """What `to_dict` made. Raises `error` for anything else."""
-    name, what = kind.__name__.lower(), source or f"The {kind.__name__.lower()}"
-    if not isinstance(data, dict) or data.get(_name(kind)) != FORMAT:
-        raise error(f"{what} is not an icebear {name}: it lacks {_name(kind)!r}: {FORMAT}.")
-    try:
-        return converter.structure({key: data[key] for key in data if key != _name(kind)}, kind)
-    except READING as reason:
-        why = f"it lacks {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
-        raise error(f"{what} has a bad part ({why}); save it again with icebear.") from None
+def to_json(record: Any, indent: int | None = 1, converter: Converter = CONVERTER) -> str:
+    """The record as text, with its kind and the version of the format."""
+    data = {_name(type(record)): FORMAT, **converter.unstructure(record)}
+    return json.dumps(data, ensure_ascii=False, indent=indent, allow_nan=False)
 
 
 def from_json(
-    text: str,
-    kind: type[Record],
-    error: type[IcebearError] = InputError,
-    converter: Converter = CONVERTER,
-    source: str = "",
+    text: str, kind: type[Record], source: str, error: type[IcebearError], converter: Converter = CONVERTER
 ) -> Record:
-    """What `to_json` made. Raises `error` for anything else."""
+    """Read what `to_json` wrote. source: what the text is, for messages. Raises `error` for anything else."""
     try:
         data = json.loads(text, parse_constant=_refused)
         json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as reason:
-        what = source or f"The {kind.__name__.lower()}"
-        raise error(f"{what} is not JSON ({reason}); check it, or save it again with icebear.") from None
-    return from_dict(data, kind, error, converter, source)
+        raise error(f"{source} is not JSON ({reason}); check it, or save it again with icebear.") from None
+    return _structured(data, kind, source, error, converter)
 
 
-def to_json(record: Any, indent: int | None = 1, converter: Converter = CONVERTER) -> str:
-    return json.dumps(to_dict(record, converter), ensure_ascii=False, indent=indent, allow_nan=False)
+def _structured(
+    data: Any, kind: type[Record], source: str, error: type[IcebearError], converter: Converter = CONVERTER
+) -> Record:
+    if not isinstance(data, dict) or data.get(_name(kind)) != FORMAT:
+        name = kind.__name__.lower()
+        raise error(f"{source} is not an icebear {name}: it lacks {_name(kind)!r}: {FORMAT}.")
+    try:
+        return converter.structure({key: data[key] for key in data if key != _name(kind)}, kind)
+    except Exception as reason:  # of cattrs, or of a record that checks its own fields
+        why = f"it lacks {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
+        raise error(f"{source} has a bad part ({why}); save it again with icebear.") from None
 
 
 def _name(kind: type) -> str:
@@ -136,22 +105,22 @@ def _refused(constant: str) -> None:
 
 
 class Saved:
-    """A record that is saved as JSON. What is read and is not as icebear writes it raises `RecipeError`."""
+    """A record that is saved as JSON. Reading anything that icebear did not write raises `RecipeError`."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return to_dict(self)
+        return json.loads(self.to_json())
 
     def to_json(self) -> str:
         return to_json(self)
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
-        return from_dict(data, cls, RecipeError)
+        return _structured(data, cls, f"The {cls.__name__.lower()}", RecipeError)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return from_json(text, cls, RecipeError)
+        return from_json(text, cls, f"The {cls.__name__.lower()}", RecipeError)
 
     def save(self, path: str | Path) -> None:
         write_file(path, self.to_json() + "\n", RecipeError)

@@ -40,7 +40,7 @@ def test_importing_is_quick():
 def test_a_public_name_is_typed_and_from_where_it_is_lazily():
     """What type checkers read (``import name as name``) and what Python does are the same names."""
     typed = {}
-    for node in ast.walk(ast.parse((ROOT / "icebear/__init__.py").read_text())):
+    for node in ast.walk(ast.parse((ROOT / "icebear/__init__.pyi").read_text())):
         if isinstance(node, ast.ImportFrom):
             typed |= {name.asname: node.module for name in node.names if name.asname == name.name}
     assert sorted(typed) == icebear.__all__ == dir(icebear)
@@ -89,19 +89,11 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
-    data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css concepts/calibration.txt"
+    data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css concepts/calibration.txt "
+    data += "concepts/attribution/common.txt concepts/evaluation/words.json db/schema.sql __init__.pyi py.typed"
     data += " concepts/concept/topics.json steering/held_out.txt"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
     assert templates
-    assert {
-        f"icebear/{name}"
-        for name in (
-            *data.split(),
-            "concepts/attribution/common.txt",
-            "concepts/evaluation/words.json",
-            "py.typed",
-            *templates,
-        )
-    } <= set(names)
+    assert {f"icebear/{name}" for name in (*data.split(), *templates)} <= set(names)
     ours = {str(path.relative_to(ROOT)).removeprefix("icebear/") for room in ROOMS for path in room_files(room)}
     assert {f"icebear/{name}" for name in ours} == {name for name in names if name.endswith(".py")}

@@ -28,7 +28,7 @@ from icebear.concepts.corpus import sentence_id
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import project
 from icebear.db.scan import ScanTables
-from icebear.db.vector_files import VectorFiles
+from icebear.db.vectors import VectorFiles
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
 

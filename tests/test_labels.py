@@ -154,7 +154,7 @@ def test_a_head_is_labelled_by_what_it_attends_to(indexed):
         head = store.labels.meanings([HEAD])[HEAD, "+"]
         assert (head.kind, head.text, head.clear) == ("tokens", "' zebra'", True)
         assert head.score > 0.97
-        assert store.facts.control(control_name(0, heads=True))["labels"]
+        assert store.controls.get(control_name(0, heads=True))["labels"]
         x = prepared(model, store)["test"]
         ids = x.ids[0]
         found = read(model, x, [HEAD])[0][: len(ids)]
@@ -169,7 +169,7 @@ def test_chance_is_seldom_called_clear(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD])
-        known = store.facts.control(control_name(0))
+        known = store.controls.get(control_name(0))
         parts = prepared(model, store, 1)
         neurons = [Neuron(0, "ffn", number) for number in range(10, 60)]
         read_of = {part: read(model, x, neurons) for part, x in parts.items()}
@@ -250,7 +250,7 @@ def test_another_result_has_other_labels(indexed, tmp_path):
         assert store.labels.all_meanings()
         build_index(model, read_corpus(str(tmp_path / "t.txt"), limit=1000), store, k=4)
         assert store.labels.all_meanings() == []
-        assert store.facts.control("topics") is None
+        assert store.controls.get("topics") is None
 
 
 def test_search_prefers_labels_that_hold(indexed):

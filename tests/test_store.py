@@ -22,7 +22,7 @@ from icebear.actmax.index import build as index
 from icebear.app.cli.terminal import card
 from icebear.concepts.vocabulary import w1, w2_row
 from icebear.db import vectors
-from icebear.db.search import DRAWS
+from icebear.db.search import DRAWS, nearest_by_chance
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron
 
@@ -72,7 +72,7 @@ def test_reading_makes_and_changes_nothing(tmp_path):
             lambda store: store.facts.all(),
             Store.checksum,
             lambda store: store.search("bear"),
-            lambda store: store.concepts.names(),
+            lambda store: store.concepts.all(),
             lambda store: store.neurons.all(),
         ):
             with (
@@ -177,7 +177,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
             for sign, polarity in enumerate("+-"):
                 examples = store.examples(Neuron(number // 20, "ffn", number % 20), polarity)
                 mean = np.mean([of[e.sentence.id] for e in examples], axis=0) - centre
-                row = vectors.row(saved, 2 * number + sign)
+                row = saved.reconstruct(2 * number + sign)
                 assert row == pytest.approx(mean / np.linalg.norm(mean), abs=2e-3)
         assert any("examples like it" in why for hit in store.search("bear", 20) for why in hit.why)
         assert store.similar(Neuron(0, "ffn", 3), 3, by="examples")[0].score <= 1.001
@@ -214,7 +214,7 @@ def test_folders_that_cannot_be_written(model, corpus, tmp_path):
     with pytest.raises(StoreError), open_store("/proc/icebear.db", create=True) as store:
         store.facts.all()
     with pytest.raises(StoreError):
-        vectors.save(tmp_path / "no" / "folder.faiss", [np.ones((2, 3))])
+        Store(tmp_path / "no" / "folder.db").vectors.save("w2", [np.ones((2, 3))])
 
 
 @contextlib.contextmanager
@@ -292,7 +292,7 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
         whole = describe(store, neuron)
         monkeypatch.setattr("icebear.actmax.card.LARGE", store.vectors.size())
         with monkeypatch.context() as patch:
-            patch.setattr(vectors, "load", None)
+            patch.setattr(vectors.VectorFiles, "get", None)
             quick = describe(store, neuron)
         assert (quick.nearest, quick.projection, quick.left_out) == ({}, None, True)
         assert quick.examples == whole.examples
@@ -461,10 +461,10 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
         cosines = (rows @ rows.T).abs().fill_diagonal_(0)
         drawn = np.random.default_rng(0).choice(60, DRAWS, replace=False)
         nearest = cosines[drawn.tolist()].max(1).values.numpy()
-        assert store.neuron_search.chance("writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
+        assert nearest_by_chance(store, "writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
         card_ = describe(store, Neuron(1, "ffn", 3))
         assert set(card_.nearest) == set(card_.nearest_by_chance) == {"writes", "reads", "examples"}
-        median, most = store.neuron_search.chance("reads")
+        median, most = nearest_by_chance(store, "reads")
         said = f"random neurons: {median:.2f}, at most {most:.2f}"
         assert said in printed(card(card_)).replace("\n", " ")
         assert said in card_.to_html()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from safetensors.torch import load, save
 
 from icebear.actmax.index.activation_statistics import STATISTICS
 from icebear.actmax.index.classes import ensure_classes
@@ -67,18 +66,6 @@ def build_index(
     need("index")  # not when all is scanned
     settings = Settings(k, tuple(dict.fromkeys(several(sites))), by, max_tokens, seed)
     neuron_count(model, settings.sites)  # raises for what the model does not have, before anything is written
-    with store.exclusively():
-        return _build(model, corpus, store, settings, engine, on_progress)
-
-
-def _build(
-    model: Model,
-    corpus: Corpus,
-    store: Store,
-    settings: Settings,
-    engine: Engine,
-    on_progress: Callable[[Progress], None],
-) -> Counter[str]:
     facts = {
         "model": model.name,
         "fingerprint": model.fingerprint,
@@ -89,21 +76,24 @@ def _build(
         **dataclasses.asdict(settings),
         "sites": list(settings.sites),
     }
-    if not store.scan.finished_with(facts):
-        table, counts = _scan(model, corpus, store, settings, facts, engine, on_progress)
-        facts = {
-            "finished": True,
-            "limit": corpus.limit,
-            "tokens": table.token_count,
-            "statistics_tokens": table.counted,
-            "counts": {**counts, **{what: n for what, n in store.scan.passed_over(settings.max_tokens).items() if n}},
-            "gated": "ffn" in settings.sites and gated(model),
-            "made_with": provenance(model),
-        }
-        store.scan.finish(_statistics(table, model, settings.sites), _examples(table), facts)
-    ensure_vectors(model, store)
-    ensure_classes(store)
-    return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
+    with store.exclusively():
+        store.check(model.fingerprint, model.name)
+        if not store.scan.finished_with(facts):
+            table, counts = _scan(model, corpus, store, settings, facts, engine, on_progress)
+            passed_over = store.scan.passed_over(settings.max_tokens)
+            facts = {
+                "finished": True,
+                "limit": corpus.limit,
+                "tokens": table.token_count,
+                "statistics_tokens": table.counted,
+                "counts": {**counts, **{what: n for what, n in passed_over.items() if n}},
+                "gated": "ffn" in settings.sites and gated(model),
+                "made_with": provenance(model),
+            }
+            store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
+        ensure_vectors(model, store)
+        ensure_classes(store)
+        return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
 
 
 def _scan(
@@ -120,7 +110,8 @@ def _scan(
     The last shard, if it is shorter, is not in the summary that is committed: with a larger limit it is another one.
     """
     short = empty_summary(neuron_count(model, settings.sites), settings.k)
-    table = _unpack(store.scan.progress()) or short
+    packed = store.scan.progress()
+    table = _unpack(packed) if packed else short
     done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
     counts: Counter[str] = Counter()
     start = last = time.monotonic()
@@ -137,8 +128,9 @@ def _scan(
         else:
             short = found
         waiting[number] = [
-            (_as_read(model, sentence, settings), vector.tobytes() if vector.any() else b"")
+            (dataclasses.replace(sentence, tokens=model.pieces(ids)), vector.tobytes() if vector.any() else b"")
             for sentence, vector in zip(shard, vectors.numpy(), strict=True)
+            for ids in [model.token_ids(sentence.text, settings.max_tokens)]
         ]
         sentences, tokens = sentences + len(shard), tokens + found.token_count
         on_progress(Progress(sentences, tokens, time.monotonic() - start))
@@ -152,61 +144,42 @@ def _scan(
     return whole, counts
 
 
-def _as_read(model: Model, sentence: Sentence, settings: Settings) -> Sentence:
-    return dataclasses.replace(sentence, tokens=model.pieces(model.token_ids(sentence.text, settings.max_tokens)))
-
-
-# --- the running summary, packed --------------------------------------------------------------------------
-
-
 def _pack(table: ScanSummary) -> dict[str, bytes]:
+    """Each part by itself: SQLite holds at most a gigabyte in one place."""
     if not table.token_count:
         return {}
     parts = {**vars(table), **table.statistics}
     del parts["statistics"]
-    packed = {}
-    for name, value in parts.items():
-        buffer = io.BytesIO()
-        np.save(buffer, value.numpy() if isinstance(value, torch.Tensor) else np.array(value), allow_pickle=False)
-        packed[name] = buffer.getvalue()
-    return packed
+    return {name: save({name: torch.as_tensor(part)}) for name, part in parts.items()}
 
 
-def _unpack(packed: dict[str, bytes]) -> ScanSummary | None:
-    if not packed:
-        return None
-    arrays = {name: np.load(io.BytesIO(value), allow_pickle=False) for name, value in packed.items()}
-    parts: dict[str, Any] = {
-        name: int(array) if array.ndim == 0 else torch.from_numpy(array) for name, array in arrays.items()
-    }
-    statistics = {name: parts.pop(name) for name in STATISTICS}
+def _unpack(packed: dict[str, bytes]) -> ScanSummary:
+    tensors = {name: load(part)[name] for name, part in packed.items()}
+    statistics = {name: tensors.pop(name) for name in STATISTICS}
+    parts: dict[str, Any] = {name: part if part.dim() else int(part) for name, part in tensors.items()}
     return ScanSummary(**parts, statistics=statistics)
 
 
-# --- the result tables' rows ------------------------------------------------------------------------------
+# --- the result tables ------------------------------------------------------------------------------------
 
 
-def _statistics(table: ScanSummary, model: Model, sites: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row of the store's table of neurons for each of them."""
-    columns: dict[str, list[Any]] = {}
+def _columns(table: ScanSummary, model: Model, sites: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """The columns of the store's table of neurons."""
+    places = [(layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site))]
+    layers, names, indices = zip(*places, strict=True)
+    columns: dict[str, Sequence[Any]] = {"id": range(len(places)), "layer": layers, "site": names, "idx": indices}
     for name, statistic in STATISTICS.items():
         columns |= statistic.columns(table.statistics[name], table.counted)
-    names = ((layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site)))
-    for number, ((layer, site, index), *values) in enumerate(zip(names, *columns.values(), strict=True)):
-        place = {"id": number, "layer": layer, "site": site, "idx": index}
-        yield place | dict(zip(columns, values, strict=True))
+    return columns
 
 
 def _examples(table: ScanSummary) -> Iterator[tuple]:
-    for neuron in range(table.neurons):
-        for polarity in range(2):
-            sign = 1 - 2 * polarity
-            rows = zip(
-                table.sentences[polarity, neuron].tolist(),
-                table.tokens[polarity, neuron].tolist(),
-                table.values[polarity, neuron].tolist(),
-                strict=True,
-            )
-            for rank, (sentence, token, value) in enumerate(rows):
-                if value > 0:
-                    yield neuron, polarity, rank, sentence, token, sign * value
+    """The rows of the store's table of examples."""
+    parts = [part.transpose(0, 1).split(4096) for part in (table.values, table.sentences, table.tokens)]
+    first = 0
+    for values, sentences, tokens in zip(*parts, strict=True):  # (n, 2, k) each
+        neurons, polarities, ranks = place = (values > 0).nonzero(as_tuple=True)
+        signed = (1 - 2 * polarities) * values[place]
+        columns = (first + neurons, polarities, ranks, sentences[place], tokens[place], signed)
+        yield from zip(*(column.tolist() for column in columns), strict=True)
+        first += len(values)

@@ -36,12 +36,10 @@ def classify(keys: np.ndarray, tokens: np.ndarray, positions: np.ndarray, larges
 
 def _largest_share(keys: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
     """(count,) the share of each key's most frequent value."""
-    order = np.lexsort((values, keys))
-    keys, values = keys[order], values[order]
-    starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]) | (values[1:] != values[:-1])][: len(keys)])
-    most = np.zeros(count)
-    np.maximum.at(most, keys[starts], np.diff(np.r_[starts, len(keys)]))
-    return most / np.maximum(np.bincount(keys, minlength=count), 1)
+    import pandas
+
+    shares = pandas.Series(values).groupby(keys).value_counts(normalize=True)
+    return shares.groupby(level=0).max().reindex(range(count), fill_value=0).to_numpy()
 
 
 def ensure_classes(store: Store) -> None:

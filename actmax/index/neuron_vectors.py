@@ -14,6 +14,7 @@ from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import typical, unembedding, vocabulary, w1, written
 from icebear.db import vectors
+from icebear.db.search import measure_chance
 from icebear.db.store import Store
 from icebear.errors import StoreError
 
@@ -35,15 +36,15 @@ def ensure_vectors(model: Model, store: Store) -> None:
     for name, make in makers.items():
         if name in made:
             store.vectors.save(name, make(), unit=name != "tokens")
-    if made or store.facts.control("nearest") is None:
-        store.neuron_search.measure_chance()
+    if made or store.controls.get("nearest") is None:
+        measure_chance(store)
     if not store.count("w2_norms"):
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
         store.vectors.set_norms(
             np.concatenate(list(norms)).tolist(), [typical(model, layer) for layer in range(model.layers)]
         )
     if not store.count("tokens"):
-        store.vectors.set_tokens(model.text(token) for token in range(model.config.vocab_size))
+        store.refill("tokens", ((token, model.text(token)) for token in range(model.config.vocab_size)))
 
 
 def gated(model: Model) -> bool:
@@ -83,7 +84,7 @@ def _example_vectors(store: Store) -> Iterator[np.ndarray]:
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
     centre = weight.mean(0)
-    store.vectors.set_centre(centre.numpy())
+    store.facts.set({"centre": centre.tolist()})
     weight -= centre
     keys, sentences, _ = store.example_tables.keys()  # in order of key
     places = torch.from_numpy(np.searchsorted(ids[order], sentences))

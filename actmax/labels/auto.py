@@ -86,13 +86,13 @@ def activations(
     """part -> (P, N) of neurons, or of heads; and what chance gives, measured in the same passes the first time."""
     heads = neurons[0].site == "head"
     name = control_name(seed, heads)
-    known = store.facts.control(name)
+    known = store.controls.get(name)
     others = [] if known else drawn(model, store, seed, heads)
     values = {part: read(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
     if known is None:
         of_others = {part: x[len(neurons) :] for part, x in values.items()}
-        store.facts.set_control(name, controls(list(sides(store, parts, others, of_others)), seed))
-        known = store.facts.control(name)
+        store.controls.set({name: controls(list(sides(store, parts, others, of_others)), seed)})
+        known = store.controls.get(name)
     return values, known
 
 

@@ -42,10 +42,10 @@ class TopicClusters:
 
 def topic_clusters(store: Store) -> TopicClusters:
     """Those of the store, made once of the sentences of the train part (k-means of their vectors)."""
-    found = store.facts.control("topics")
+    found = store.controls.get("topics")
     if found is None:
-        store.facts.set_control("topics", _made(store).to_dict())
-        found = store.facts.control("topics")  # as it is kept, rounded
+        store.controls.set({"topics": _made(store).to_dict()})
+        found = store.controls.get("topics")  # as it is kept, rounded
     return TopicClusters.from_dict(found)
 
 

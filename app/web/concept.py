@@ -53,7 +53,7 @@ def _stored() -> list[str]:
     if not has_labels():
         return []
     with store() as opened:
-        return opened.concepts.names()
+        return list(opened.concepts.all())
 
 
 def _take() -> None:

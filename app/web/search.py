@@ -8,7 +8,7 @@ import streamlit as st
 from icebear.actmax.page import RELMAX
 from icebear.app.web.header import no_store_yet
 from icebear.app.web.state import a_neuron, downloads, known, neuron_table, plain, store, store_path, typed
-from icebear.db.search import NEAR
+from icebear.db.search import NEAR, nearest_by_chance
 from icebear.records import Hit, Neuron
 
 HOW = ("words", "like a neuron", "statistics")
@@ -35,7 +35,7 @@ def _like() -> None:
     if no_store_yet("The neurons most like this one come"):
         return
     with store() as opened:
-        st.caption("The nearest to random neurons: {:.2f}, at most {:.2f}.".format(*opened.neuron_search.chance(by)))
+        st.caption("The nearest to random neurons: {:.2f}, at most {:.2f}.".format(*nearest_by_chance(opened, by)))
         _show(opened.similar(Neuron.parse(name), 50, by, polarity))
 
 

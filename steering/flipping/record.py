@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icebear.concepts.models.model import Model
-from icebear.convert import CONVERTER, READING, Record
+from icebear.convert import CONVERTER, Record
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
 from icebear.records import Neuron, TokenScore
@@ -86,5 +86,5 @@ def from_provenance(name: str, provenance: dict[str, Any], key: str, kind: type[
     """Read a record from a recipe's provenance. Raises `RecipeError` where it is not as icebear writes it."""
     try:
         return CONVERTER.structure(provenance[key], kind) if key in provenance else None
-    except READING as error:
+    except Exception as error:
         raise RecipeError(f"The provenance of the recipe {name!r} has a bad part ({error}); make it again.") from None

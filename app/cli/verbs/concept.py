@@ -74,7 +74,7 @@ def find(options: Find) -> None:
                 seed=options.seed,
                 on_progress=move,
             )
-        store.concepts.set(result.to_dict())
+        store.concepts.set({result.name: result.to_dict()})
         labels = {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in result.parts}
     if options.save:
         result.save(options.save)
@@ -104,7 +104,7 @@ def list_(options: List) -> None:
     records = []
     if local(options.store).exists():
         with open_store(options.store) as store:
-            records = [store.concepts.get(name) for name in store.concepts.names()]
+            records = list(store.concepts.all().values())
     if options.json:
         print_json({"concepts": records})
     elif records:
@@ -140,7 +140,7 @@ def show(options: Show) -> None:
             labels = {
                 (part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts
             }
-            names = store.concepts.names()
+            names = list(store.concepts.all())
         alike = nearest(this, [_read(name, options.store) for name in names if name != options.name])
     if options.json:
         print_json({**this.to_dict(), "alike": [{"name": other, "overlap": share} for other, share in alike]})
