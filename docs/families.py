@@ -24,15 +24,14 @@ from icebear.errors import MissingRule, ModelError
 PAGE = Path(__file__).resolve().parent / "families.md"
 HEAD = """# Families
 
-What works for each kind of causal language model that transformers {version} ships, by `python docs/families.py`: a
-model of two layers, 32 wide, with random weights, made from each kind's own configuration, goes through the
-self-test of `icebear doctor`. **Tokens**: the logits under the rules are the model's own, and under CP-LRP relevance
-is conserved; the number is what no rule accounts for, as a share of the logit explained. **Neurons**: the sites where
-they are found; [Add a family](new-family.md) adds them where tokens work. What is refused is named; it raises
-`MissingRule`, unless you pass `strict=False`.
+Which causal language models of transformers {version} work (`python docs/families.py`). For each model type, a model of two
+layers, 32 wide, with random weights from its own configuration runs the self-test of `icebear doctor`. **Tokens**: the logits under
+the rules equal the model's, and relevance is conserved under CP-LRP; the number is the remainder as a share of the explained
+logit. **Neurons**: the sites that icebear reads; [Add a family](new-family.md) adds them to models whose tokens work.
+A refused model raises `MissingRule` with the operation's name, unless you pass `strict=False`.
 
-Random weights say whether the arithmetic holds, not whether explanations are good. Real weights were seen of `llama`
-(SmolLM2-135M); beside causal models of `t5` and `distilbert`.
+Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested for `llama`
+(SmolLM2-135M), `t5` and `distilbert`.
 
 {counts}
 
