@@ -24,14 +24,15 @@ from icebear.errors import MissingRule, ModelError
 PAGE = Path(__file__).resolve().parent / "families.md"
 HEAD = """# Families
 
-Which causal language models of transformers {version} work (`python docs/families.py`). For each model type, a model of two
-layers, 32 wide, with random weights from its own configuration runs the self-test of `icebear doctor`. **Tokens**: the logits under
-the rules equal the model's, and relevance is conserved under CP-LRP; the number is the remainder as a share of the explained
-logit. **Neurons**: the sites that icebear reads; [Add a family](new-family.md) adds them to models whose tokens work.
-A refused model raises `MissingRule` with the operation's name, unless you pass `strict=False`.
+Which causal language models of transformers {version} work (`python docs/families.py`). For each model type, a
+model of two layers, 32 wide, with random weights from its own configuration runs the self-test of `icebear
+doctor`. **Tokens**: the logits under the rules equal the model's, and relevance is conserved under CP-LRP; the
+number is the remainder as a share of the explained logit. **Neurons**: the sites that icebear reads; [Add a
+family](new-family.md) adds them to models whose tokens work. A refused model raises `MissingRule` with the
+operation's name, unless you pass `strict=False`.
 
-Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested for `llama`
-(SmolLM2-135M), `t5` and `distilbert`.
+Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested
+for `llama` (SmolLM2-135M), `t5` and `distilbert`.
 
 {counts}
 
