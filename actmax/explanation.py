@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.card import Card, describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, ablation, recorded
-from icebear.concepts.attribution.export import ranked_dict
 from icebear.concepts.attribution.random_controls import RandomControl, removing
-from icebear.concepts.attribution.ranking import Position
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
@@ -44,40 +43,6 @@ LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_tex
 SIZES = (10, 100, 1000)
 """Lengths of the lists of nodes whose sufficiency and necessity are measured."""
 WORDS, CARDS, CARD_EXAMPLES, GROUPS = 8, 4, 4, 6
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Which nodes an explanation lists, and in which order: the arguments of `Relevance.top`."""
-
-    k: int = 10
-    site: str | None = "ffn"
-    """None for every site that was recorded."""
-    position: Position | None = None
-    """None: ``all`` where something is compared, otherwise ``last``."""
-    polarity: Literal["+", "-"] | None = None
-    sign: Literal["+", "-"] = "+"
-    include_sinks: bool = False
-    include_template: bool = False
-    layers: Sequence[int] | None = None
-
-    def position_in(self, relevance: Relevance) -> Position:
-        return self.position if self.position is not None else "all" if relevance.counterfactual else "last"
-
-    def rows(self, relevance: Relevance) -> list[Ranked]:
-        """The nodes, largest relevance first; none where the model's family has no known neurons."""
-        if not relevance.sites:
-            return []
-        return relevance.top(
-            self.k,
-            self.site,
-            self.polarity,
-            self.position_in(relevance),
-            self.include_sinks,
-            self.sign,
-            self.layers,
-            self.include_template,
-        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +75,7 @@ class ExplainedNode:
         return self.projection.words(self.ranked.polarity) if self.projection else ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**ranked_dict(self.ranked), "token": self.token, "promotes": self.words or None, "label": self.label}
+        return {**self.ranked.to_dict(), "token": self.token, "promotes": self.words or None, "label": self.label}
 
 
 @dataclass(frozen=True)
@@ -142,6 +107,7 @@ class Explanation(Tabled):
     relevance: Relevance
     """The prediction, the tokens' relevance, what is compared, and provenance."""
     ranking: Ranking
+    """Its position is set."""
     nodes: tuple[ExplainedNode, ...]
     ablations: tuple[Ablation, ...] = ()
     """Sufficiency and necessity of the largest nodes, with controls; only of a comparison of two prompts."""
@@ -174,8 +140,11 @@ class Explanation(Tabled):
         Parameters: sizes are lengths of node lists to measure; graph is the circuit of the same comparison; cards is
         how many neurons get a card from the store. Raises `InputError` as `Relevance.top` and `ablation` do.
         """
-        ranking = ranking or Ranking()
-        nodes = explained_nodes(model, relevance, ranking.rows(relevance), store)
+        ranking = ranking or Ranking(site="ffn")
+        if ranking.position is None:
+            ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
+        rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
+        nodes = explained_nodes(model, relevance, rows, store)
         neurons = list(dict.fromkeys(node.ranked.neuron for node in nodes))[:cards]
         return cls(
             relevance,
@@ -206,11 +175,6 @@ class Explanation(Tabled):
         """What the nodes' neurons write, each once."""
         return list({p.neuron: p for p in (node.projection for node in self.nodes) if p}.values())
 
-    @property
-    def position(self) -> Position:
-        """Where the nodes are ranked."""
-        return self.ranking.position_in(self.relevance)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. What was not measured is left out."""
         optional = {
@@ -224,7 +188,7 @@ class Explanation(Tabled):
         }
         return {
             **self.relevance.to_dict(0),
-            "position": self.position,
+            "position": self.ranking.position,
             "ranking": [node.to_dict() for node in self.nodes],
             **{name: value for name, value in optional.items() if value},
         }
@@ -346,7 +310,7 @@ def controlled(
     cards: int = CARDS,
 ) -> Explanation:
     """The explanation of a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
-    ranking, compared = ranking or Ranking(), relevance.counterfactual
+    ranking, compared = ranking or Ranking(site="ffn"), relevance.counterfactual
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     ids = [token.id if token else None for token in (relevance.target, relevance.contrast)]
     return Explanation.of(

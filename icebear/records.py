@@ -75,6 +75,11 @@ class Ranked:
         """The sign of the activation (less that in the other prompt), ``+`` or ``-``; empty for a head."""
         return "" if self.activation is None else "-" if self.activation - (self.counterfactual or 0) < 0 else "+"
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; a head has no activation of its own."""
+        row = {**vars(self), "neuron": str(self.neuron), "polarity": self.polarity or None}
+        return row if self.counterfactual is not None else {key: row[key] for key in row if key != "counterfactual"}
+
 
 @dataclass(frozen=True)
 class TokenScore:

@@ -172,7 +172,6 @@ DOORS = {
     "top.position": (lambda at, x: at.relevance.top(position=x), ("x", 99, -99, 2.5, True, None, [0], NAN)),
     "top.layers": (lambda at, x: at.relevance.top(layers=x), (99, -1, [99], range(9), "1", 2.5, [2.5], True)),
     "to_frame.k": (lambda at, x: at.relevance.to_frame(x), NO_COUNT),
-    "to_frame.ranking": (lambda at, x: at.relevance.to_frame(**{x: 1}), ("ice",)),
     "to_dict.k": (lambda at, x: at.relevance.to_dict(x), NO_COUNT[1:]),
     "to_json.k": (lambda at, x: at.relevance.to_json(x), NO_COUNT[1:]),
     "of": (lambda at, x: at.relevance.of(x), NO_NAME),

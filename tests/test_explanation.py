@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from icebear import ablation, attribute, build_index, circuit, explain, open_store, project
-from icebear.actmax.explanation import SIZES, Explanation, Ranking
+from icebear.actmax.explanation import SIZES, Explanation
 from icebear.concepts.attribution.random_controls import removing
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.errors import InputError
 from icebear.records import Meaning
 

@@ -67,7 +67,7 @@ def method_named(name: str | None) -> Any:
 
 
 def position_of(text: str | None) -> Any:
-    """Where nodes are ranked, as `icebear.actmax.explanation.Ranking` takes it."""
+    """Where nodes are ranked, as `icebear.concepts.attribution.ranking.Ranking` takes it."""
     if text in (None, "last", "all"):
         return text
     try:

@@ -83,11 +83,12 @@ def matrix_table(found: Matrix) -> Group:
 
 def why(model: Model, answer: Answer, words: str, contrast: str) -> Group:
     """Which words and neurons made an answer say so."""
-    from icebear.actmax.explanation import Explanation, Ranking
+    from icebear.actmax.explanation import Explanation
     from icebear.concepts.attribution.attribute import attribute
+    from icebear.concepts.attribution.ranking import Ranking
     from icebear.concepts.attribution.units import units
 
     relevance = attribute(model, answer, contrast=contrast or None, span=words, record="last")
-    explanation = Explanation.of(model, relevance, Ranking(8))
+    explanation = Explanation.of(model, relevance, Ranking(8, "ffn"))
     words_table = units_table(units(relevance, "word"))
     return Group(token_relevance(relevance, words_table), nodes_table(explanation, "FFN neurons where it was said"))

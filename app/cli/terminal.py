@@ -169,7 +169,7 @@ def nodes_table(explanation: Explanation, title: str | None = None) -> Table:
 
 
 def _nodes_title(explanation: Explanation) -> str:
-    relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.position
+    relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.ranking.position
     where = {"all": "at every token", "last": "where it is predicted"}.get(str(position), f"at position {position}")
     title = f"Most relevant neurons {where}"
     if position == "all" and not ranking.include_sinks:

@@ -16,12 +16,13 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
-from icebear.actmax.explanation import CheckedCircuit, Explanation, Ranking, silencing
+from icebear.actmax.explanation import CheckedCircuit, Explanation, silencing
 from icebear.actmax.labels.score_text import title
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, explained, removing
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.actmax.explanation import Ranking
 from icebear.app.cli.demo import PROMPT
 from icebear.app.web import charts
 from icebear.app.web.shared import shared
@@ -26,6 +25,7 @@ from icebear.app.web.state import (
 )
 from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.models.answer import Answer
@@ -131,10 +131,10 @@ def _neurons(relevance: Relevance) -> None:
     ranking = Ranking(
         50,
         None if site == "ffn and attn" else site,
-        position,
         None if polarity == "any" else polarity,
+        position,
+        include == "included",
         "+" if sign == "for it" else "-",
-        include_sinks=include == "included",
         layers=range(low, high + 1),
     )
     explanation = investigation(relevance, ranking)

@@ -8,7 +8,7 @@ import pandas
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.actmax.explanation import Explanation, Ranking
+from icebear.actmax.explanation import Explanation
 from icebear.actmax.labels.scores import clearest
 from icebear.app.cli.demo import OTHER, PROMPT
 from icebear.app.web.explain import USUAL, explained
@@ -29,6 +29,7 @@ from icebear.app.web.state import (
     typed,
 )
 from icebear.cache import cache_folder, cached
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError
@@ -64,7 +65,7 @@ def show() -> None:
         args=("search",),
         kwargs={"text": word.strip()},
     )
-    explanation = investigation(relevance, Ranking(10, None))
+    explanation = investigation(relevance, Ranking(10))
     if explanation.nodes:
         strongest = explanation.nodes[0].ranked.neuron
         buttons[2].button(f"Switch {strongest} off", key="try_steer", on_click=to_steer, args=(strongest,))

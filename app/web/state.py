@@ -26,7 +26,8 @@ from icebear.records import Neuron
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
-    from icebear.actmax.explanation import Explanation, Ranking
+    from icebear.actmax.explanation import Explanation
+    from icebear.concepts.attribution.ranking import Ranking
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.models.model import Model
 

@@ -8,7 +8,6 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.actmax.explanation import Ranking
 from icebear.app.web import charts
 from icebear.app.web.explain import answered, explained_words
 from icebear.app.web.start import neurons_of
@@ -24,6 +23,7 @@ from icebear.app.web.state import (
     typed,
     why_heading,
 )
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.sources import Origins, origins
 from icebear.concepts.attribution.units import units
@@ -46,7 +46,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     relevance = explained_words(text, turn, (start, stop), rather.strip() or None)
     _tokens(relevance, answer.probabilities[start:stop])
     _parts(relevance, origins_of(model_name(), text, turn, (start, stop)))
-    explanation = investigation(relevance, Ranking(10, None, "last"))
+    explanation = investigation(relevance, Ranking(10, position="last"))
     before = Chat(chat.messages[:turn])
     if explanation.nodes:
         neurons_of(explanation)

@@ -20,18 +20,21 @@ Position = int | Literal["last", "all"]
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which neurons are ranked, and how: the arguments of `Relevance.top`."""
+class Ranking:
+    """Which neurons are ranked, and how: the arguments of `Relevance.top`, which explains them."""
 
+    k: int = 10
     site: str | None = None
     polarity: Literal["+", "-"] | None = None
-    position: Position = "last"
+    position: Position | None = None
+    """None: an explanation chooses ``all`` for a comparison and ``last`` otherwise."""
     include_sinks: bool = False
     sign: Literal["+", "-"] = "+"
     layers: int | Iterable[int] | None = None
     include_template: bool = False
 
     def __post_init__(self) -> None:
+        whole(self.k, "The number of neurons to rank")
         one_of(self.sign, "sign", POLARITIES)
         if self.polarity is not None:
             one_of(self.polarity, "polarity", POLARITIES)
@@ -94,21 +97,20 @@ class NeuronScores:
             return self.largest.heads
         return values.unflatten(-1, (self.head_count, -1)).sum(-1)
 
-    def top(self, k: int, selection: Selection, prompt: PromptTokens) -> list[Ranked]:
-        """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id."""
-        k = whole(k, "The number of neurons to rank")
+    def top(self, ranking: Ranking, prompt: PromptTokens) -> list[Ranked]:
+        """The neurons with the largest relevance, largest first; ties go to the smaller neuron id."""
         rows: list[Ranked] = []
-        for site in self.relevance if selection.site is None else [selection.site]:
-            if self.largest and selection.position == "all" and site != "head":
+        for site in self.relevance if ranking.site is None else [ranking.site]:
+            if self.largest and ranking.position == "all" and site != "head":
                 self.of(site)
-                rest = (selection.polarity, selection.include_sinks, selection.include_template)
-                if any(rest) or selection.layers is not None:
+                rest = (ranking.polarity, ranking.include_sinks, ranking.include_template)
+                if any(rest) or ranking.layers is not None:
                     raise InputError("Only the largest of each site were kept; to choose among all pass keep='all'.")
-                rows += self.largest.top(k, site, selection.sign)
+                rows += self.largest.top(ranking.k, site, ranking.sign)
             else:
-                rows += self._top_of_site(k, site, selection, self._columns(site, selection.positions(prompt)))
-        rows.sort(key=lambda r: (-selection.factor * r.relevance, r.neuron, r.position))
-        return rows[:k]
+                rows += self._top_of_site(site, ranking, self._columns(site, ranking.positions(prompt)))
+        rows.sort(key=lambda r: (-ranking.factor * r.relevance, r.neuron, r.position))
+        return rows[: ranking.k]
 
     def of_neuron(self, neuron: Neuron | str, position: Position, prompt: PromptTokens) -> float:
         """The relevance of one neuron (or head) at a position, or summed over several."""
@@ -117,16 +119,15 @@ class NeuronScores:
         layers, _, width = values.shape
         whole(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
         whole(neuron.index, f"The index of {neuron}", 0, width - 1)
-        columns = self._columns(neuron.site, Selection(position=position).positions(prompt))
+        columns = self._columns(neuron.site, Ranking(position=position).positions(prompt))
         return values[neuron.layer, columns, neuron.index].sum().item()
 
     def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
         """Of all positions what ``keep="top"`` keeps: those recorded, and the largest."""
         at = [whole(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
-        support, oppose = Selection(position="all"), Selection(position="all", sign="-")
         ranked = {
             site: tuple(
-                self.top(k, replace(support, site=site), prompt) + self.top(k, replace(oppose, site=site), prompt)
+                row for sign in POLARITIES for row in self.top(Ranking(k, site, None, "all", sign=sign), prompt)
             )
             for site in self.relevance
         }
@@ -163,24 +164,24 @@ class NeuronScores:
             )
         return [have.index(position) for position in positions]
 
-    def _top_of_site(self, k: int, site: str, selection: Selection, columns: list[int]) -> Iterable[Ranked]:
+    def _top_of_site(self, site: str, ranking: Ranking, columns: list[int]) -> Iterable[Ranked]:
         """At several target positions a neuron's sum is ranked, at the position that contributes most."""
         relevance = self.heads() if site == "head" else self.of(site)
         activation, there = self.activation.get(site), self.counterfactual.get(site)  # heads have none
         chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
         where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
-        if selection.position == "last":
-            most = (selection.factor * chosen).argmax(-1, keepdim=True)
+        if ranking.position == "last":
+            most = (ranking.factor * chosen).argmax(-1, keepdim=True)
             where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
-        scores = selection.factor * chosen
-        if selection.polarity and activation is not None:
+        scores = ranking.factor * chosen
+        if ranking.polarity and activation is not None:
             signs = (activation if there is None else activation - there).transpose(1, 2).gather(-1, where)
-            scores = scores.masked_fill(signs >= 0 if selection.polarity == "-" else signs < 0, -torch.inf)
-        if selection.layers is not None:
-            layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in several(selection.layers)}
+            scores = scores.masked_fill(signs >= 0 if ranking.polarity == "-" else signs < 0, -torch.inf)
+        if ranking.layers is not None:
+            layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
             scores = scores.clone()
             scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
-        for place in _largest(scores.flatten(), k):
+        for place in _largest(scores.flatten(), ranking.k):
             layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
             index, p = divmod(rest, chosen.shape[2])
             column = int(where[layer, index, p])

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from icebear.concepts import files
-from icebear.concepts.attribution import export
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
-from icebear.concepts.attribution.ranking import NeuronScores, Position, Selection
+from icebear.concepts.attribution.ranking import NeuronScores, Position, Ranking
 from icebear.concepts.lrp.positions import Reading, over_layers
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.images import ImageMap
@@ -23,6 +22,7 @@ from icebear.concepts.passes.run import Conservation
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
 from icebear.tables import Tabled
+from icebear.values import whole
 
 if TYPE_CHECKING:
     import pandas
@@ -62,6 +62,19 @@ class Counterfactual:
     model: str = ""
     """The other model, of which it is the same prompt."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "prompts": [list(tokens) for tokens in self.prompts],
+            "contrasts": list(self.contrasts),
+            "own_answers": self.own,
+            "at": self.at,
+            "numbers": list(self.numbers),
+            "model": self.model or None,
+            "overlap": self.overlap,
+            "note": self.note,
+        }
+
     def __str__(self) -> str:
         if self.model:
             return f"the model {self.model} on the same prompt: relevance here less relevance there"
@@ -84,6 +97,11 @@ class Rather:
     """The tokens of it that were read, all but its last one."""
     tokens: Tensor
     """Their own relevance, which `Conservation.tokens` counts as well."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        tokens = zip(self.strings, self.tokens.tolist(), strict=True)
+        return {"text": self.text, "tokens": [{"text": text, "relevance": value} for text, value in tokens]}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -239,8 +257,8 @@ class Relevance(Tabled):
         sign: ``-`` ranks the most negative relevance first: what speaks against the target.
         layers: only this one, or these.
         """
-        selection = Selection(site, polarity, position, include_sinks, sign, layers, include_template)
-        return self.neurons.top(k, selection, self.prompt)
+        ranking = Ranking(k, site, polarity, position, include_sinks, sign, layers, include_template)
+        return self.neurons.top(ranking, self.prompt)
 
     def of_neuron(self, neuron: Neuron | str, position: Position = "last") -> float:
         """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks and a template's;
@@ -262,10 +280,10 @@ class Relevance(Tabled):
         """Where the number explained went, in a line."""
         if self.counterfactual is None:
             return f"{'Logit difference' if self.contrast_text else OBJECTIVES[self.prediction.objective]} {self.sums}"
-        whole, tokens, there = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
+        total, tokens, there = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
         return (
-            f"Difference {whole:z.3f}: {whole + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
-            f"tokens {tokens:z.3f}, rest {whole - tokens:z.3f}"
+            f"Difference {total:z.3f}: {total + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
+            f"tokens {tokens:z.3f}, rest {total - tokens:z.3f}"
         )
 
     def meaning(self) -> str:
@@ -278,7 +296,31 @@ class Relevance(Tabled):
 
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """JSON-ready: tokens, target, conservation, sinks, and the top k neurons of each site."""
-        return export.to_dict(self, k)
+        k, prompt, rather, other = whole(k, "The number of neurons", 0), self.prompt, self.rather, self.counterfactual
+        tokens = zip(prompt.ids, prompt.strings, self.tokens.tolist(), strict=True)
+        return {
+            **self.made_with,
+            "method": repr(self.method),
+            "target": vars(self.target) if self.target else None,
+            "target_text": self.target_text,
+            "contrast": vars(self.contrast) if self.contrast else None,
+            "rather": rather.to_dict() if rather else None,
+            "predictions": [vars(token) for token in self.predictions],
+            "tokens": [{"id": id, "text": text, "relevance": value} for id, text, value in tokens],
+            "predicted_at": self.predicted_at,
+            "explained_at": list(prompt.target_positions),
+            "read": prompt.encoder_length,
+            "positions": None if self.positions is None else self.positions.tolist(),
+            "patches": self.image.patches.tolist() if self.image else None,
+            "sinks": list(prompt.sinks),
+            "turns": [vars(turn) for turn in prompt.turns],
+            "template": list(prompt.template),
+            "answer_from": prompt.answer_start,
+            "conservation": self.sums.to_dict(),
+            "counterfactual": {**other.to_dict(), "linear_share": self.linear_share} if other else None,
+            "missing_rules": list(self.missing_rules),
+            "top": {site: [row.to_dict() for row in self.top(k, site)] for site in self.sites} if k else {},
+        }
 
     def to_json(self, k: int = 20) -> str:
         return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1, allow_nan=False)
@@ -289,7 +331,24 @@ class Relevance(Tabled):
         A head has neither polarity nor activation: there the table has nothing. Prompt, target and contrast are the
         same in each row, so that tables of several prompts can be put together.
         """
-        return export.neurons_frame(self, k, ranking)
+        import pandas
+
+        numbers = ["activation", *(["counterfactual"] if self.counterfactual else []), "relevance"]
+        whose = [self.prompt.text, self.target_text, self.contrast_text or None]
+        rows = [
+            [
+                *whose,
+                str(row.neuron),
+                *vars(row.neuron).values(),
+                row.position,
+                self.prompt.strings[row.position],
+                row.polarity or None,
+                *(getattr(row, name) for name in numbers),
+            ]
+            for row in self.top(k, **ranking)
+        ]
+        names = ["prompt", "target", "contrast", "neuron", "layer", "site", "index", "position", "token", "polarity"]
+        return pandas.DataFrame(rows, columns=[*names, *numbers]).astype(dict.fromkeys(numbers, float))
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """All of it as a JSON file, for `load`. Raises `InputError`."""

@@ -61,10 +61,11 @@ def explain(options: Options) -> None:
       icebear explain "The ice bear lives in the" --contrast " desert"
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
-    from icebear.actmax.explanation import CARDS, Ranking, controlled
+    from icebear.actmax.explanation import CARDS, controlled
     from icebear.app.cli.terminal import investigation, units_table
     from icebear.concepts.attribution.attribute import attribute
     from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
+    from icebear.concepts.attribution.ranking import Ranking
     from icebear.concepts.attribution.units import units
 
     explained, position = _checked(options), position_of(options.position)
@@ -77,7 +78,7 @@ def explain(options: Options) -> None:
         site = options.site or usual_site(model, arguments["method"])
         kept = recorded(site, options.top, None if explained.counterfactual else position or "last")
         relevance = attribute(model, **arguments, **kept)
-    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position)
+    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position=position)
     with store_if_any(options.store, model) as store:
         cards = CARDS if options.html or options.json else 0
         explanation = controlled(model, prompt, relevance, ranking, store=store, graph=graph, cards=cards)

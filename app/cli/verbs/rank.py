@@ -61,16 +61,17 @@ def rank(options: Options) -> None:
         return _rank_file(options)
     if options.ablate and (not options.compares or options.site not in ("ffn", "head")):
         raise click.UsageError("--ablate goes with --counterfactual or --base-model, and --site ffn or head.")
-    from icebear.actmax.explanation import Explanation, Ranking
+    from icebear.actmax.explanation import Explanation
     from icebear.app.cli.terminal import investigation
     from icebear.concepts.attribution.attribute import attribute
+    from icebear.concepts.attribution.ranking import Ranking
 
     position: Any = position_of(options.position) or ("all" if options.compares else "last")
     ranking = Ranking(
         options.top,
         options.site,
-        position,
         options.polarity,
+        position,
         include_sinks=options.include_sinks,
         include_template=options.include_template,
     )
