@@ -121,10 +121,15 @@ class Edit:
         op, sign = ops[match["op"]]
         return cls(neuron, op, sign * value, match["unit"] or "", match["where"] or "all", decay, share)  # type: ignore[arg-type]
 
-    def in_raw_units(self, statistic: Callable[[Neuron, str], float]) -> Edit:
+    def in_raw_units(self, statistic: Callable[[Neuron, str], float] | None) -> Edit:
         """The same edit with its value in raw activation; `statistic(neuron, unit)` looks the unit up."""
         if not self.unit:
             return self
+        if statistic is None:
+            raise InputError(
+                f"An edit of {self.neuron} is in units of its {self.unit}, which an index records; build one with "
+                "icebear index and name it with --store, or give a plain number."
+            )
         one = real(statistic(self.neuron, self.unit), f"The {self.unit} of {self.neuron}")
         return replace(self, value=self.value * one, unit="")
 

@@ -63,7 +63,7 @@ def steer(
         edits.check(model)
     if prompt_tokens is not None:
         prompt_tokens = whole(prompt_tokens, "The number of the prompt's tokens")
-    wanted = [edit.in_raw_units(statistic or _no_statistic) for edit in parse_edits(edits)]
+    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     most = torch.finfo(model.dtype).max
     for edit in wanted:
         model.check(edit.neuron)
@@ -89,13 +89,6 @@ def steer(
 
     with model.lock.yielding(edited):
         yield acts
-
-
-def _no_statistic(neuron: Neuron, unit: str) -> float:
-    raise InputError(
-        f"An edit of {neuron} is in units of its {unit}, which an index records; build one with icebear index and "
-        "name it with --store, or give a plain number."
-    )
 
 
 def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[Act] | None) -> Tensor:
@@ -239,10 +232,14 @@ class _Positions:
         stack = self.model.stack_of(edit.neuron.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)
-        if edit.condition:
-            acts = self._holds(edit, stack) & (positions >= 0)
-        elif edit.turn:
-            acts = self._said(edit, stack)
+        if edit.condition or edit.turn:
+            read = self.read[stack]
+            if (read == UNKNOWN).any():
+                raise InputError(
+                    f"{edit} waits for a token or a message; give the model input_ids, all of them inside `steer`."
+                )
+            acts = self._holds(edit, read) if edit.condition else self._in_message(edit, read)
+            acts = acts[:, -positions.shape[1] :] & (positions >= 0)
         else:
             acts = torch.tensor(
                 [
@@ -253,39 +250,25 @@ class _Positions:
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
         return acts.to(x.device)[..., None], strength.to(x.device, x.dtype)[..., None]
 
-    def _said(self, edit: Edit, stack: int) -> Tensor:
-        """(B, T) whether each token is of a message that the edit names, of what was read so far."""
-        read = self._known(edit, stack)
+    def _in_message(self, edit: Edit, read: Tensor) -> Tensor:
+        """(B, past + T) whether each token is in a message that the edit names."""
         last, role, number = edit.turn or (False, "", None)
         acts = torch.zeros(read.shape, dtype=torch.bool)
-        for row, ids in enumerate(read.tolist()):
-            columns = [column for column, token in enumerate(ids) if token != PADDING]
-            said = self._messages(tuple(ids[column] for column in columns))
-            named = said[number : number + 1] if number is not None else [one for one in said if one.role == role]
+        for row, tokens in enumerate(read.tolist()):
+            columns = [column for column, token in enumerate(tokens) if token != PADDING]
+            ids = tuple(tokens[column] for column in columns)
+            if ids not in self.turns:  # without the empty system message that a template puts in
+                self.turns[ids] = [one for one in self.model.turns(ids) if one.role != "system" or one.first < one.last]
+            turns = self.turns[ids]
+            named = turns[number : number + 1] if number is not None else [one for one in turns if one.role == role]
             if not named:
                 raise InputError(f"{edit} names a message that the prompt does not have; name one of a chat's.")
             for turn in named[-1:] if last else named:
                 acts[row, columns[turn.first : turn.last]] = True
-        return acts[:, -self.position[stack].shape[1] :]
+        return acts
 
-    def _messages(self, ids: tuple[int, ...]) -> list[Turn]:
-        """Without the system message that a template puts in where none was given; once a pass."""
-        if ids not in self.turns:
-            self.turns[ids] = [one for one in self.model.turns(ids) if one.role != "system" or one.first < one.last]
-        return self.turns[ids]
-
-    def _known(self, edit: Edit, stack: int) -> Tensor:
-        """(B, past + T) ids up to the running pass. Raises `InputError` where the model was not given all of them."""
-        read = self.read[stack]
-        if (read == UNKNOWN).any():
-            raise InputError(
-                f"{edit} waits for a token or a message; give the model input_ids, all of them inside `steer`."
-            )
-        return read
-
-    def _holds(self, edit: Edit, stack: int) -> Tensor:
-        """(B, T) whether the token of the edit's condition was seen at each token, or was not."""
+    def _holds(self, edit: Edit, read: Tensor) -> Tensor:
+        """(B, past + T) whether the token of the edit's condition was seen at each token, or was not."""
         kind, text = edit.condition or ("", "")
-        read = self._known(edit, stack)
         seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
-        return (seen if kind == "seen" else ~seen)[:, -self.position[stack].shape[1] :]
+        return seen if kind == "seen" else ~seen

@@ -37,7 +37,7 @@ def random_edit_control(
     target: the most probable token without edits, unless told otherwise.
     """
     draws, seed = whole(draws, "The number of draws"), seed_of(seed)
-    wanted = [edit.in_raw_units(statistic) if statistic else edit for edit in parse_edits(edits)]
+    wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, behind=prompt) for token in (target, contrast)]
     wanted_id = model.predict(prompt, 1)[0].id if ids[0] is None else ids[0]
 
@@ -70,10 +70,10 @@ def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> 
     choices: dict[frozenset[str], list[Edit]] = {}
     for _ in range(TRIES * draws):
         drawn = _elsewhere(model, edits, generator)
-        choices.setdefault(frozenset(map(str, drawn)), drawn)
-        if len(choices) == draws or not drawn:
+        if not drawn or len(choices) == draws:
             break
-    return [drawn for drawn in choices.values() if drawn]
+        choices.setdefault(frozenset(map(str, drawn)), drawn)
+    return list(choices.values())
 
 
 def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:

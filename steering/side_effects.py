@@ -77,12 +77,10 @@ class SideEffects:
     """Nats that the recipe was meant to cost at most."""
 
     @property
-    def over_budget(self) -> bool:
-        return self.budget is not None and self.kl > self.budget
-
-    @property
     def warnings(self) -> list[str]:
-        over = [f"it costs {self.kl:.3f} nats, more than the budget of {self.budget}"] * self.over_budget
+        over = []
+        if self.budget is not None and self.kl > self.budget:
+            over.append(f"it costs {self.kl:.3f} nats, more than the budget of {self.budget}")
         for neuron, share in self.of_its_range.items():
             if share is None:
                 over.append(f"{neuron} is set to a sign that it was not seen to take")
@@ -118,7 +116,7 @@ def side_effects(
     budget: nats that the KL may cost; `SideEffects.warnings` says when it costs more.
     """
     recipe.check(model)
-    edits = [edit.in_raw_units(statistic) if statistic else edit for edit in recipe]
+    edits = [edit.in_raw_units(statistic) for edit in recipe]
     contexts = HeldOutContexts(model, neutral)
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, held_out or neutral)

@@ -13,10 +13,10 @@ from torch import Tensor
 from icebear.concepts.models.dispatch import replaceable
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
-from icebear.edits import Edit
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
 from icebear.records import WRITERS
+from icebear.steering.apply import steer
 
 
 def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
@@ -30,7 +30,13 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
     maps: dict[str, tuple[Linear, Tensor, Tensor]] = {}
     names = {id(module): name for name, module in model.net.named_modules()}
     for edit in recipe:
-        site = _expressible(model, edit)
+        site = "attn" if edit.neuron.site == "head" else edit.neuron.site
+        if edit.where != "all" or edit.decay != 1:
+            raise RecipeError(f"{edit} acts at some tokens only, as no weight does; a patch needs edits at all tokens.")
+        if edit.unit:
+            raise RecipeError(f"{edit} is in units of an index; give its value as a plain number.")
+        if site not in WRITERS or (site == "ffn" and model.family.experts):
+            raise RecipeError(f"{edit} is not read by one linear map, so no weight can express it.")
         module = model.site_module(site, edit.neuron.layer)
         if not replaceable(module):
             raise RecipeError(
@@ -41,7 +47,8 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
         _, scales, constants = maps.setdefault(names[id(module)], (linear, ones, torch.zeros_like(ones)))  # (in,)
         width = model.head_dim if edit.neuron.site == "head" else 1
         columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
-        scale, constant = _affine(edit)
+        s, c = {"set": (0.0, edit.value), "scale": (edit.value, 0.0), "add": (1.0, edit.value)}[edit.op]
+        scale, constant = 1 + edit.share * (s - 1), edit.share * c
         scales[columns] *= scale
         constants[columns] = scale * constants[columns] + constant
     found: dict[str, Tensor] = {}
@@ -51,23 +58,6 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
         if constants.any():
             found[f"{name}.bias"] = matrix @ constants + (0 if linear.bias is None else linear.bias)
     return found
-
-
-def _expressible(model: Model, edit: Edit) -> str:
-    site = "attn" if edit.neuron.site == "head" else edit.neuron.site
-    if edit.where != "all" or edit.decay != 1:
-        raise RecipeError(f"{edit} acts at some tokens only, which no weight does; a patch needs edits at all tokens.")
-    if edit.unit:
-        raise RecipeError(f"{edit} is in units of an index; give its value as a plain number.")
-    if site not in WRITERS or (site == "ffn" and model.family.experts):
-        raise RecipeError(f"{edit} is not read by one linear map, so no weight can express it.")
-    return site
-
-
-def _affine(edit: Edit) -> tuple[float, float]:
-    """(s, c) of x -> s x + c."""
-    s, c = {"set": (0.0, edit.value), "scale": (edit.value, 0.0), "add": (1.0, edit.value)}[edit.op]
-    return 1 + edit.share * (s - 1), edit.share * c
 
 
 def new_biases(model: Model, weights: dict[str, Tensor]) -> list[str]:
@@ -104,22 +94,18 @@ def apply_patch(net: Any, file: str | Path) -> None:
         weights = load_file(str(file))
     except Exception as error:  # safetensors has no class for what is no file of its own
         raise RecipeError(f"{file} cannot be read as a patch ({error}); check the path.") from None
+    modules = dict(net.named_modules())
     for path, value in weights.items():
-        if not _fits(net, path, value):
+        home, _, name = path.rpartition(".")
+        module = modules.get(home)
+        fits = name in getattr(module, "_parameters", {}) and replaceable(module)  # type: ignore[arg-type]
+        old = getattr(module, name) if fits else None
+        if not fits or value.shape != ((Linear(module).out_features,) if old is None else old.shape):  # type: ignore[arg-type]
             raise RecipeError(
                 f"{file} is of another model: {path} does not fit this one; apply it to the one it is of."
             )
     for path, value in weights.items():
         _put(net, path, value)
-
-
-def _fits(net: Any, path: str, value: Tensor) -> bool:
-    home, _, name = path.rpartition(".")
-    module = dict(net.named_modules()).get(home)
-    if name not in getattr(module, "_parameters", {}) or not replaceable(module):  # type: ignore[arg-type]
-        return False
-    old = getattr(module, name)
-    return value.shape == ((Linear(module).out_features,) if old is None else old.shape)
 
 
 def _put(net: Any, path: str, value: Tensor) -> tuple[Any, str, Any]:
@@ -149,8 +135,6 @@ def patched(model: Model, weights: dict[str, Tensor]) -> Iterator[Model]:
 @torch.no_grad()
 def difference(model: Model, recipe: Recipe, weights: dict[str, Tensor], prompt: str) -> float:
     """The largest difference of a logit between the patched and the steered model, as a share of the largest logit."""
-    from icebear.steering.apply import steer
-
     inputs = model.inputs(model.encode([prompt]))
     with steer(model, recipe):
         steered = model.net(**inputs).logits

@@ -254,12 +254,11 @@ def test_the_side_effects(smol, desert):
     assert plain[-1].probability == pytest.approx(cost.new.before, rel=1e-4)
     with steer(smol, desert):
         assert smol.probability(ICE_BEAR, " desert") == pytest.approx(cost.new.after, rel=1e-4)
-    assert cost.over_budget
     assert "more than the budget of 0.001" in cost.warnings[0]
     empty = Recipe.for_model(smol, "nothing", [])
     nothing = side_effects(smol, empty, NEUTRAL[:1], held)
     assert (nothing.kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
-    assert (nothing.old, nothing.new, nothing.over_budget) == (None, None, False)
+    assert (nothing.old, nothing.new, nothing.warnings) == (None, None, [])
     assert nothing.perplexity == cost.perplexity != side_effects(smol, empty, NEUTRAL[:1]).perplexity
     with pytest.raises(InputError, match="shorter"):
         side_effects(smol, desert, ["a"])
@@ -490,7 +489,7 @@ def test_the_commands(tmp_path, monkeypatch):
     found = json.loads(done.stdout)
     assert found["provenance"]["side_effects"]["kl"] > 0.01
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
-    assert SideEffects.of(Recipe.load("d.json")).over_budget
+    assert SideEffects.of(Recipe.load("d.json")).warnings
     assert "more than the budget of 0.0001" in found["warnings"][0]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout

@@ -342,7 +342,7 @@ class Tools:
         whole = DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None
-            raw = [edit.in_raw_units(statistic) if statistic else edit for edit in wanted]
+            raw = [edit.in_raw_units(statistic) for edit in wanted]
         control = random_edit_control(model, asked, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         found = compare(model, asked, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
         kl = self.session.neutral.divergence(raw)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.vocabulary import BLOCK, unembedding, vocabulary, written
 from icebear.errors import InputError
 
@@ -63,10 +62,6 @@ class Material:
         order = np.argsort(-scores, kind="stable")
         return order[~self.left_out[order]]
 
-    @property
-    def word_ids(self) -> list[int]:
-        return word_ids(self.model, self.words)
-
 
 def word_ids(model: Model, words: Sequence[str]) -> list[int]:
     """Return the first token of each word, with a space before it. Raises `InputError` without words."""
@@ -91,7 +86,7 @@ def cna(data: Material) -> Ranking:
 def relevance(data: Material) -> Ranking:
     """Rank by AttnLRP's relevance for the concept's words as the next token of examples: for the sum of their centered
     logits, with each neuron compared with its mean over the tokens of texts without the concept."""
-    model, ids, places = data.model, data.word_ids, columns_of(data.seen.neurons)
+    model, ids, places = data.model, word_ids(data.model, data.words), columns_of(data.seen.neurons)
     reference = data.seen.means[data.rank[~data.positive[data.rank]]].mean(0)
     texts = [data.texts[row] for row in data.rank if data.positive[row]][:EXPLAINED]
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
@@ -111,14 +106,11 @@ def relevance(data: Material) -> Ranking:
     return data.ordered(scores), data.apart
 
 
-class CenteredLogits:
+class CenteredLogits(Target):
     """The objective is the sum of the centered logits of some tokens after each text."""
 
     def __init__(self, batch: Batch, ids: Sequence[int]) -> None:
         self.batch, self.ids = batch, list(ids)
-
-    def reading(self, model: Model) -> nullcontext[None]:
-        return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
         ends = [length - 1 for length in self.batch.lengths]
@@ -129,7 +121,7 @@ class CenteredLogits:
 @torch.no_grad()
 def w2(data: Material) -> Ranking:
     """Rank by what W_out rows add to the logits of the concept's words, less the mean logit; the sign that adds."""
-    model, ids = data.model, data.word_ids
+    model, ids = data.model, word_ids(data.model, data.words)
     size = vocabulary(model).out_features
     parts = [unembedding(model, slice(start, start + BLOCK)).sum(0) for start in range(0, size, BLOCK)]
     mean = torch.stack(parts).sum(0) / size
@@ -154,10 +146,4 @@ def search(data: Material) -> Ranking:
     return np.array(columns), data.apart
 
 
-RANKINGS: dict[str, Callable[[Material], Ranking]] = {
-    "means": means,
-    "cna": cna,
-    "relevance": relevance,
-    "w2": w2,
-    "search": search,
-}
+RANKINGS: dict[str, Callable[[Material], Ranking]] = {by.__name__: by for by in (means, cna, relevance, w2, search)}

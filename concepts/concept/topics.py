@@ -12,6 +12,7 @@ import numpy as np
 
 from icebear.errors import InputError
 from icebear.hashing import stable_hash
+from icebear.values import one_of
 
 CONCEPTS: dict[str, str] = json.loads((Path(__file__).parent / "topics.json").read_text(encoding="utf-8"))
 """Name -> sixteen words; every other one is left for the report."""
@@ -51,9 +52,8 @@ def split_of(title: str) -> str:
 
 def topics(rows: Sequence[Row], names: Sequence[str], seed: int = 0) -> TopicSentences:
     """Raises `InputError` for a concept with too few sentences in the corpus, and an unknown one."""
-    unknown = [name for name in names if name not in CONCEPTS]
-    if unknown:
-        raise InputError(f"There is no concept {unknown[0]!r} here; there are {', '.join(CONCEPTS)}.")
+    for name in names:
+        one_of(name, "concept", CONCEPTS)
     order = np.random.default_rng(seed).permutation(len(rows))
     found = {text: set(re.findall(r"[a-z]+", text.lower())) for _, text in rows}
     first: dict[str, set[str]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +24,7 @@ class Target(Protocol):
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
         """Hooks, where the number is read inside the model."""
+        return nullcontext()
 
     def numbers(self, model: Model) -> Tensor | list[Tensor]:
         """(B,), or S of them, after a forward pass, which it makes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
 
 Place = tuple[int, int, int]
@@ -89,14 +89,11 @@ class LastToken:
         return gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
-class _Margin:
+class _Margin(Target):
     """The objective is a number of the next tokens' logits."""
 
     def __init__(self, inputs: dict[str, Any], explained: Callable[[Tensor], Tensor]) -> None:
         self.inputs, self.explained = inputs, explained
-
-    def reading(self, model: Model) -> nullcontext[None]:
-        return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
         return self.explained(model.net(**self.inputs).logits[0].float())[None]
