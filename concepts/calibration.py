@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from icebear.cache import cache_folder
-from icebear.concepts.models import norms
+from icebear.concepts.models.linear import norm_divisor
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.neurons import AllNeurons
@@ -135,7 +135,7 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
     """Keeps what the norms between a neuron and the unembedding divide by: path -> (layer, (B, T))."""
 
     def before(path: str, layer: int, norm: Any, args: tuple) -> None:
-        seen[path] = layer, norms.divisor(norm, args[0])[..., 0]
+        seen[path] = layer, norm_divisor(norm, args[0])[..., 0]
 
     sites = [site for site in ("ffn", "attn") if site in model.sites]
     layers = range(model.layers)

@@ -146,7 +146,7 @@ def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) 
 
 
 def said(told: dict[str, Any]) -> str:
-    """`icebear.concepts.models.provenance` in a line, for the foot of a page."""
+    """Return `Model.made_with` in one line, for the foot of a page."""
     model = told["model"]
     index = [f"{key} {told['index'][key]}" for key in ("corpus", "limit", "k", "by") if key in told.get("index", {})]
     parts = [

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.models import experts, norms
-from icebear.concepts.models.linear import WHOLE, Chosen, Linear
+from icebear.concepts.models import experts
+from icebear.concepts.models.linear import WHOLE, Chosen, Linear, through_norm
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import WRITERS, Neuron, Projection, Promotion
@@ -92,7 +92,7 @@ def written(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tenso
     rows = rows * model.residual_scale
     divisors = calibrate(model).divisors
     for path in model.norms_behind(layer, site):
-        rows = norms.through(model.net.get_submodule(path), rows, model.family.norm_offset, divisors[path][1])
+        rows = through_norm(model.net.get_submodule(path), rows, model.family.norm_offset, divisors[path][1])
     return rows
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from icebear.concepts.models import images
 from icebear.concepts.models.chat import Turn
+from icebear.concepts.models.lock import replaced
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.replaced import replaced
 from icebear.concepts.passes.sites import hooks
 from icebear.edits import Edit, acts_at, parse_edits
 from icebear.errors import InputError

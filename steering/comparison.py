@@ -8,7 +8,6 @@ from typing import Any
 
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.models.provenance import provenance
 from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
@@ -83,7 +82,7 @@ def compare(
             on_token(done + count)
 
     def continuation(also: Sequence[TokenScore]) -> Continuation:
-        text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if model.generates else None
+        text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if model.task.generates else None
         following = tuple(model.predict(prompt, 5, [token.id for token in also]))
         return Continuation(following[0].text if text is None else text, following)
 
@@ -102,5 +101,5 @@ def compare(
         name,
         temperature,
         seed,
-        provenance(model),
+        model.made_with,
     )

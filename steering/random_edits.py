@@ -51,7 +51,7 @@ def random_edit_control(
         on_progress(done, draws)
         drawn.append(number(others))
     logits = model.next_logits(prompt)
-    names = [None if id is None else model.token_score(logits, id) for id in (wanted_id, ids[1])]
+    names = [None if id is None else model.token_scores(logits, [id])[0] for id in (wanted_id, ids[1])]
     count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
     return RandomControl(
         f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",

@@ -306,7 +306,7 @@ def test_one_entry_adds_a_family(monkeypatch):
         layer.mlp.second = layer.mlp.down_proj
     model = Model(net)
     assert not model.has_family
-    entry = replace(FAMILIES["llama"], name="made", ffn_out="mlp.second")
+    entry = replace(FAMILIES["llama"], ffn_out="mlp.second")
     monkeypatch.setitem(FAMILIES, "made", entry)
     seen = []
     hook = net.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))

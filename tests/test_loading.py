@@ -21,7 +21,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from icebear import Model, attribute, load_model
 from icebear.cache import hub_reachable
-from icebear.concepts.models import gguf as gguf_files
+from icebear.concepts.models import conversion
 from icebear.errors import IcebearError, ModelError
 
 IDS = [7, 3, 12]
@@ -225,8 +225,8 @@ def write_gguf(path, seed=0):
 def test_a_gguf_file_is_converted_once_for_what_it_says(tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     converted = []
-    plain = gguf_files.load_gguf
-    monkeypatch.setattr(gguf_files, "load_gguf", lambda *given: converted.append(given) or plain(*given))
+    plain = conversion.from_gguf
+    monkeypatch.setattr(conversion, "from_gguf", lambda *given: converted.append(given) or plain(*given))
     write_gguf(tmp_path / "a.gguf")
     first = load_model(str(tmp_path / "a.gguf"), device="cpu")
     (tmp_path / "a.gguf").rename(tmp_path / "b.gguf")

@@ -11,7 +11,7 @@ from benchmarks.projection import PROMPTS
 from icebear import Model, Neuron, attribute, project, steer
 from icebear.concepts import calibration as texts
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.models.norms import divisor
+from icebear.concepts.models.linear import norm_divisor as divisor
 from icebear.concepts.vocabulary import typical, unembedding, w2_row
 
 

@@ -20,7 +20,6 @@ from icebear.actmax.index.scan import Settings, neuron_count, shards
 from icebear.actmax.index.summary import ScanSummary, empty_summary, merge
 from icebear.concepts.corpus import Corpus
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.provenance import provenance
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.extras import need
@@ -88,7 +87,7 @@ def build_index(
                 "statistics_tokens": table.counted,
                 "counts": {**counts, **{what: n for what, n in passed_over.items() if n}},
                 "gated": "ffn" in settings.sites and gated(model),
-                "made_with": provenance(model),
+                "made_with": model.made_with,
             }
             store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
         ensure_vectors(model, store)

@@ -198,7 +198,7 @@ class _Predictions:
         return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
-        output = model.forward(self.batch, output_hidden_states=True)
+        output = model.task.forward(model, self.batch, output_hidden_states=True)
         self.stream = output.encoder_last_hidden_state if self.batch.decoder else output.hidden_states[-1]
         predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
         if predicted.dim() == 1:

@@ -63,7 +63,9 @@ def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[i
 
 
 def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], found: np.ndarray) -> None:
-    maps = model.forward(model.read([sample.ids[number] for number in part]), output_attentions=True).attentions
+    maps = model.task.forward(
+        model, model.read([sample.ids[number] for number in part]), output_attentions=True
+    ).attentions
     for row, number in enumerate(part):
         span = slice(sample.starts[number], sample.ends[number])
         count = span.stop - span.start

@@ -151,7 +151,7 @@ class Tools:
         """What the model says next: the most probable tokens, and its greedy continuation."""
         model, asked = self.session.model, _asked(prompt, chat)
         report = reporting(ctx, whole=max_new_tokens)
-        text = model.generate(asked, max_new_tokens, on_token=report) if model.generates else ""
+        text = model.generate(asked, max_new_tokens, on_token=report) if model.task.generates else ""
         return {"next": list(map(vars, model.predict(asked, k))), "continuation": text}
 
     @tool

@@ -13,7 +13,6 @@ from icebear.concepts.lrp.positions import Sinks
 from icebear.concepts.methods.method import OnePass
 from icebear.concepts.models import images
 from icebear.concepts.models.objective import Objective
-from icebear.concepts.models.provenance import provenance
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
@@ -73,7 +72,7 @@ def alone(request: AttributionRequest, plan: Objective) -> list[Relevance]:
                 method=method,
                 neurons=NeuronScores(*neurons.row(row), recorded[row], model.heads, largest=kept),
                 sums=Conservation(target=numbers[row].item(), tokens=tokens.sum().item(), **sums),
-                made_with=provenance(model),
+                made_with=model.made_with,
                 positions=positions,
                 image=image,
                 missing_rules=missing,
@@ -98,7 +97,7 @@ def _by_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
             method=method,
             neurons=_scored_neurons(request, plan, row),
             sums=Conservation(numbers[row].item(), tokens.sum().item()),
-            made_with=provenance(model),
+            made_with=model.made_with,
         )
         for row, tokens in enumerate(scores)
     ]

@@ -23,7 +23,6 @@ from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.concepts.models import images
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
-from icebear.concepts.models.provenance import provenance
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import Largest, LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
@@ -174,7 +173,7 @@ class _Sums:
                 self.sites, self.here.activation, self.recorded, model.heads, self.there, self.largest
             ),
             sums=Conservation(difference, tokens.sum().item()),
-            made_with=provenance(model),
+            made_with=model.made_with,
             image=image,
             counterfactual=Counterfactual(
                 prompts=tuple(model.pieces(pair.batch.row_ids(1)) for pair in self.pairs),

@@ -67,9 +67,9 @@ class Prediction:
         here = logits[row, plan.all_positions.index(plan.positions[row][0])].float()  # (V,)
         contrast = plan.contrasts[row]
         return cls(
-            model.token_score(here, targets[0]) if len(targets) == 1 else None,
+            model.token_scores(here, [targets[0]])[0] if len(targets) == 1 else None,
             "".join(model.answer_text(token) for token in targets),
-            None if contrast is None else model.token_score(here, contrast),
+            None if contrast is None else model.token_scores(here, [contrast])[0],
             tuple(model.top_tokens(here, 10)),
             plan.kind,
         )

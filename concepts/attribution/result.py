@@ -117,7 +117,7 @@ class Relevance(Tabled):
     sums: Conservation
     """See `conservation`."""
     made_with: dict[str, Any]
-    """See `icebear.concepts.models.provenance`."""
+    """See `Model.made_with`."""
     rather: Rather | None = None
     """The phrase that it is explained against."""
     positions: Tensor | None = None

@@ -14,7 +14,6 @@ from icebear.concepts.evaluation import report
 from icebear.concepts.evaluation.protocol import Evaluation, Line, Part
 from icebear.concepts.evaluation.report import Results
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.provenance import provenance
 from icebear.errors import InputError, NumericalError
 from icebear.paths import read_text, write_file
 
@@ -65,7 +64,7 @@ def run(
         methods = {name: repr(part.methods.get(name)) for name in (*part.methods, *part.unable)}
         settings = {
             "evaluation": evaluation.name,
-            **provenance(model),
+            **model.made_with,
             "methods": methods,
             **({"part": part.name} if part.name else {}),
             **evaluation.settings(),

@@ -22,7 +22,7 @@ from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
 from icebear.concepts.models.dispatch import packed
 from icebear.concepts.models.families import SCANS, family_of
 from icebear.concepts.models.linear import Linear
-from icebear.concepts.models.replaced import replaced
+from icebear.concepts.models.lock import replaced
 
 if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP, Difference

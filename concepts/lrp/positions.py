@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from icebear.concepts.lrp.rules import product
-from icebear.concepts.models.replaced import replaced
+from icebear.concepts.models.lock import replaced
 from icebear.values import one_of
 
 if TYPE_CHECKING:

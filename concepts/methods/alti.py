@@ -16,8 +16,7 @@ from torch import Tensor
 
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.methods.method import Method
-from icebear.concepts.models import norms
-from icebear.concepts.models.linear import Linear
+from icebear.concepts.models.linear import Linear, norm_divisor, through_norm
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import hooks
@@ -97,8 +96,8 @@ class Alti(Method):
                 parts = layer.from_tokens()
                 parts[range(len(parts)), range(len(parts))] += layer.x
                 norm = model.layer_modules[number].get_submodule(model.family.attn_norm)
-                by = norms.divisor(norm, parts.sum(1, keepdim=True))
-                down = layer.contributions(norms.through(norm, parts, model.family.norm_offset, by)) @ down
+                by = norm_divisor(norm, parts.sum(1, keepdim=True))
+                down = layer.contributions(through_norm(norm, parts, model.family.norm_offset, by)) @ down
             rows.append(down[list(plan.positions[row])].sum(0))
         return rows
 
@@ -107,7 +106,7 @@ def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: 
     """(...) what the logit reads off parts (..., D) of the final residual stream `last` (D,), at its norm's divisor."""
     norm = model.net.get_submodule(model.family.final_norm)
     word = unembedding(model, target) - (0 if contrast is None else unembedding(model, contrast))
-    return norms.through(norm, rows, model.family.norm_offset, norms.divisor(norm, last)) @ word
+    return through_norm(norm, rows, model.family.norm_offset, norm_divisor(norm, last)) @ word
 
 
 def _read(model: Model, plan: Objective, row: int) -> tuple[list[_Layer], Tensor]:

@@ -71,7 +71,7 @@ class _Maps:
         return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
-        output = model.forward(self.plan.batch, output_attentions=True)
+        output = model.task.forward(model, self.plan.batch, output_attentions=True)
         self.leaves = output.attentions
         return self.plan.evaluate(at(output.logits, self.plan.all_positions))[1]
 

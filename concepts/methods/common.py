@@ -64,7 +64,7 @@ def value(model: Model, plan: Objective) -> Tensor:
 
 def log_probability(model: Model, plan: Objective) -> Tensor:
     """(B,) of the answers explained, summed. Raises `InputError` for a model that has no probabilities."""
-    found = model.log_probabilities(model.logits(plan.batch, plan.all_positions).float())
+    found = model.task.log_probabilities(model, model.logits(plan.batch, plan.all_positions).float())
     if found is None:
         raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
     return replace(plan, contrasts=(None,) * len(plan.contrasts), kind="logit").evaluate(found)[1]

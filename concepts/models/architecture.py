@@ -76,10 +76,6 @@ class Architecture:
         """What it reads and predicts."""
         return task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
 
-    @property
-    def generates(self) -> bool:
-        return self.task.generates
-
     @cached_property
     def fingerprint(self) -> str:
         """Which model it is, see `icebear.concepts.models.fingerprint`."""

@@ -1,4 +1,4 @@
-"""What packages carry (GGUF, ONNX) as safetensors and tokenizer files that transformers loads."""
+"""GGUF files, and ONNX files of packages, as safetensors and tokenizer files that transformers loads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.cache import cache_folder, cached, ensure, sha256
 from icebear.errors import ModelError
 
 
-def from_gguf(parts: Sequence[Path], folder: Path, name: str) -> None:
-    """A GGUF file in parts; in float32, which holds every de-quantised value exactly."""
-    from icebear.concepts.models.gguf import load_gguf
+def converted(path: Path, dtype: torch.dtype) -> Path:
+    """Return a folder of a GGUF file's model and tokenizer, cached by the file's content."""
+    from gguf import GGUFReader
 
-    net, tokenizer = load_gguf(parts[0], torch.float32)
+    folder = cache_folder() / "gguf" / f"{sha256(path)[:32]}-{str(dtype).removeprefix('torch.')}"
+    if cached(folder):
+        return folder
+    room = sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors) * dtype.itemsize
+    return ensure(folder, lambda made: from_gguf([path], made, str(path), dtype), what=path.name, room=room)
+
+
+def from_gguf(parts: Sequence[Path], folder: Path, name: str, dtype: torch.dtype = torch.float32) -> None:
+    """Convert a GGUF file, which takes half a minute; float32 holds every de-quantised value exactly."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (file,) = parts
+    net = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+    # The weights are plain by now, but transformers refuses to save what it still calls quantized.
+    net.hf_quantizer = None
+    del net.config.quantization_config
     net.config._name_or_path = name
     net.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
 def flan_t5_small(parts: Sequence[Path], folder: Path, name: str) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 class Family:
     """Dotted module names, those below `layers` relative to one layer."""
 
-    name: str
     layers: str = "model.layers"
     ffn_out: str = "mlp.down_proj"
     """The FFN's second linear map: its input is the site `ffn`, its matrix is W2."""
@@ -66,21 +65,18 @@ class Family:
     """The decoder of an encoder-decoder; its layers are counted on from the encoder's."""
 
 
-LLAMA = Family("llama")
-LIKE_LLAMA = "stablelm smollm3 olmo seed_oss helium ministral hunyuan_v1_dense ernie4_5".split()
+LLAMA = Family()
+LIKE_LLAMA = """
+    llama mistral qwen2 qwen3 stablelm smollm3 olmo seed_oss helium ministral hunyuan_v1_dense ernie4_5
+""".split()
 UNGATED = replace(LLAMA, ffn_in="mlp.up_proj")
-OLMO2 = replace(LLAMA, name="olmo2", ffn_norm="post_feedforward_layernorm", attn_norm="post_attention_layernorm")
-GRANITE = replace(LLAMA, name="granite", residual_scale="residual_multiplier", logit_scale="/logits_scaling")
+OLMO2 = replace(LLAMA, ffn_norm="post_feedforward_layernorm", attn_norm="post_attention_layernorm")
+GRANITE = replace(LLAMA, residual_scale="residual_multiplier", logit_scale="/logits_scaling")
+COHERE = replace(LLAMA, logit_scale="logit_scale")
 MIXTURE = replace(LLAMA, experts="mlp.experts")
-GLM = replace(LLAMA, name="glm", ffn_in="mlp.gate_up_proj")
-GEMMA3 = Family(
-    "gemma3",
-    ffn_norm="post_feedforward_layernorm",
-    attn_norm="post_attention_layernorm",
-    norm_offset=1.0,
-)
+GLM = replace(LLAMA, ffn_in="mlp.gate_up_proj")
+GEMMA3 = replace(OLMO2, norm_offset=1.0)
 GPT2 = Family(
-    "gpt2",
     layers="transformer.h",
     ffn_out="mlp.c_proj",
     ffn_in="mlp.c_fc",
@@ -91,7 +87,6 @@ GPT2 = Family(
     position_embedding="transformer.wpe",
 )
 BLOOM = Family(
-    "bloom",
     layers="transformer.h",
     ffn_out="mlp.dense_4h_to_h",
     ffn_in="mlp.dense_h_to_4h",
@@ -102,32 +97,7 @@ BLOOM = Family(
     activations=("BloomGelu",),
     position_inputs=("alibi",),
 )
-NEOX = replace(
-    BLOOM,
-    name="gpt_neox",
-    layers="gpt_neox.layers",
-    attn_out="attention.dense",
-    qkv="attention.query_key_value",
-    final_norm="gpt_neox.final_layer_norm",
-    position_inputs=("position_embeddings",),
-)
-GPTJ = replace(
-    LLAMA,
-    name="gptj",
-    layers="transformer.h",
-    ffn_out="mlp.fc_out",
-    ffn_in="mlp.fc_in",
-    attn_out="attn.out_proj",
-    q="attn.q_proj",
-    k="attn.k_proj",
-    v="attn.v_proj",
-    final_norm="transformer.ln_f",
-    position_inputs=("position_ids",),
-    position_method="attn._get_embed_positions",
-)
-OPT = replace(
-    LLAMA,
-    name="opt",
+OPT = Family(
     layers="model.decoder.layers",
     ffn_out="fc2",
     ffn_in="fc1",
@@ -137,24 +107,9 @@ OPT = replace(
     position_inputs=(),
     position_embedding="model.decoder.embed_positions",
 )
-OPT_350M = replace(
-    OPT,
-    name="opt, norms behind",
-    final_norm="",
-    ffn_norm="final_layer_norm",
-    attn_norm="self_attn_layer_norm",
-)
-PHI = replace(
-    LLAMA,
-    name="phi",
-    ffn_out="mlp.fc2",
-    ffn_in="mlp.fc1",
-    attn_out="self_attn.dense",
-    final_norm="model.final_layernorm",
-)
+OPT_350M = replace(OPT, final_norm="", ffn_norm="final_layer_norm", attn_norm="self_attn_layer_norm")
 
 BERT = Family(
-    "bert",
     layers="bert.encoder.layer",
     ffn_out="output.dense",
     ffn_in="intermediate.dense",
@@ -168,22 +123,7 @@ BERT = Family(
     position_inputs=(),
     position_embedding="bert.embeddings.position_embeddings",
 )
-DISTILBERT = replace(
-    BERT,
-    name="distilbert",
-    layers="distilbert.transformer.layer",
-    ffn_out="ffn.lin2",
-    ffn_in="ffn.lin1",
-    attn_out="attention.out_lin",
-    q="attention.q_lin",
-    k="attention.k_lin",
-    v="attention.v_lin",
-    ffn_norm="output_layer_norm",
-    attn_norm="sa_layer_norm",
-    position_embedding="distilbert.embeddings.position_embeddings",
-)
 VIT = Family(
-    "vit",
     layers="vit.layers",
     ffn_out="mlp.fc2",
     ffn_in="mlp.fc1",
@@ -196,7 +136,6 @@ VIT = Family(
     position_embedding="vit.embeddings.position_embeddings",
 )
 T5_DECODER = Family(
-    "t5 decoder",
     layers="decoder.block",
     ffn_out="layer.2.DenseReluDense.wo",
     ffn_in="layer.2.DenseReluDense.wi_0 layer.2.DenseReluDense.wi",
@@ -209,60 +148,81 @@ T5_DECODER = Family(
     position_inputs=("position_bias",),
     position_method="layer.0.SelfAttention.compute_bias",
 )
-T5 = replace(
-    T5_DECODER,
-    name="t5",
-    layers="encoder.block",
-    ffn_out="layer.1.DenseReluDense.wo",
-    ffn_in="layer.1.DenseReluDense.wi_0 layer.1.DenseReluDense.wi",
-    cross="",
-    final_norm="encoder.final_layer_norm",
-    decoder=T5_DECODER,
-)
 
 FAMILIES: dict[str, Family] = {
-    "llama": LLAMA,
-    "mistral": replace(LLAMA, name="mistral"),
-    "qwen2": replace(LLAMA, name="qwen2"),
-    "qwen3": replace(LLAMA, name="qwen3"),
-    **{name: replace(MIXTURE, name=name) for name in "mixtral qwen3_moe olmoe".split()},
-    "gpt_oss": replace(MIXTURE, name="gpt_oss", expert_logits=True),
-    "qwen2_moe": replace(MIXTURE, name="qwen2_moe", shared="mlp.shared_expert.down_proj"),
-    "glm4_moe": replace(MIXTURE, name="glm4_moe", shared="mlp.shared_experts.down_proj"),
-    "deepseek_v3": replace(MIXTURE, name="deepseek_v3", shared="mlp.shared_experts.down_proj", q="", k="", v=""),
-    "granitemoe": replace(GRANITE, name="granitemoe", experts="block_sparse_moe.experts", expert_logits=True),
-    "olmo2": OLMO2,
-    "phi3": replace(LLAMA, name="phi3", ffn_in="mlp.gate_up_proj", qkv="self_attn.qkv_proj"),
-    **{name: replace(LLAMA, name=name) for name in LIKE_LLAMA},
+    **dict.fromkeys(LIKE_LLAMA, LLAMA),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe"), MIXTURE),
+    "gpt_oss": replace(MIXTURE, expert_logits=True),
+    "qwen2_moe": replace(MIXTURE, shared="mlp.shared_expert.down_proj"),
+    "glm4_moe": replace(MIXTURE, shared="mlp.shared_experts.down_proj"),
+    "deepseek_v3": replace(MIXTURE, shared="mlp.shared_experts.down_proj", q="", k="", v=""),
+    "granitemoe": replace(GRANITE, experts="block_sparse_moe.experts", expert_logits=True),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), OLMO2),
+    "phi3": replace(GLM, qkv="self_attn.qkv_proj"),
     "granite": GRANITE,
-    "cohere": replace(LLAMA, name="cohere", logit_scale="logit_scale"),
-    "cohere2": replace(LLAMA, name="cohere2", logit_scale="logit_scale"),
-    "arcee": replace(UNGATED, name="arcee"),
-    "apertus": replace(UNGATED, name="apertus"),
-    "nemotron": replace(UNGATED, name="nemotron", norm_offset=1.0),
-    "olmo3": replace(OLMO2, name="olmo3"),
-    "exaone4": replace(OLMO2, name="exaone4"),
-    "starcoder2": replace(LLAMA, name="starcoder2", ffn_out="mlp.c_proj", ffn_in="mlp.c_fc"),
+    "cohere": COHERE,
+    "cohere2": COHERE,
+    "arcee": UNGATED,
+    "apertus": UNGATED,
+    "nemotron": replace(UNGATED, norm_offset=1.0),
+    "starcoder2": replace(LLAMA, ffn_out="mlp.c_proj", ffn_in="mlp.c_fc"),
     "glm": GLM,
-    "glm4": replace(GLM, name="glm4", ffn_norm="post_mlp_layernorm", attn_norm="post_self_attn_layernorm"),
-    "gemma": replace(LLAMA, name="gemma", norm_offset=1.0),
-    "gemma2": replace(GEMMA3, name="gemma2"),
+    "glm4": replace(GLM, ffn_norm="post_mlp_layernorm", attn_norm="post_self_attn_layernorm"),
+    "gemma": replace(LLAMA, norm_offset=1.0),
+    "gemma2": GEMMA3,
     "gemma3_text": GEMMA3,
     "gemma3": replace(GEMMA3, layers="model.language_model.layers", final_norm="model.language_model.norm"),
     "gpt2": GPT2,
-    "phi": PHI,
-    "gpt_neox": NEOX,
-    "gptj": GPTJ,
+    "phi": Family(ffn_out="mlp.fc2", ffn_in="mlp.fc1", attn_out="self_attn.dense", final_norm="model.final_layernorm"),
+    "gpt_neox": replace(
+        BLOOM,
+        layers="gpt_neox.layers",
+        attn_out="attention.dense",
+        qkv="attention.query_key_value",
+        final_norm="gpt_neox.final_layer_norm",
+        position_inputs=("position_embeddings",),
+    ),
+    "gptj": Family(
+        layers="transformer.h",
+        ffn_out="mlp.fc_out",
+        ffn_in="mlp.fc_in",
+        attn_out="attn.out_proj",
+        q="attn.q_proj",
+        k="attn.k_proj",
+        v="attn.v_proj",
+        final_norm="transformer.ln_f",
+        position_inputs=("position_ids",),
+        position_method="attn._get_embed_positions",
+    ),
     "opt": OPT,
     "bloom": BLOOM,
-    "falcon": replace(BLOOM, name="falcon", position_inputs=("position_embeddings", "alibi")),
+    "falcon": replace(BLOOM, position_inputs=("position_embeddings", "alibi")),
     "bert": BERT,
-    "distilbert": DISTILBERT,
-    "t5": T5,
+    "distilbert": replace(
+        BERT,
+        layers="distilbert.transformer.layer",
+        ffn_out="ffn.lin2",
+        ffn_in="ffn.lin1",
+        attn_out="attention.out_lin",
+        q="attention.q_lin",
+        k="attention.k_lin",
+        v="attention.v_lin",
+        ffn_norm="output_layer_norm",
+        attn_norm="sa_layer_norm",
+        position_embedding="distilbert.embeddings.position_embeddings",
+    ),
+    "t5": replace(
+        T5_DECODER,
+        layers="encoder.block",
+        ffn_out="layer.1.DenseReluDense.wo",
+        ffn_in="layer.1.DenseReluDense.wi_0 layer.1.DenseReluDense.wi",
+        cross="",
+        final_norm="encoder.final_layer_norm",
+        decoder=T5_DECODER,
+    ),
     "vit": VIT,
     "deit": replace(
         VIT,
-        name="deit",
         layers="deit.layers",
         final_norm="deit.layernorm",
         position_embedding="deit.embeddings.position_embeddings",

@@ -1,4 +1,4 @@
-"""A linear map's weight, read by rows and columns: only what is asked for is converted (a packed one comes whole)."""
+"""Linear maps: weights by rows and columns, converted as they are read; and norms, linear at a fixed divisor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from icebear.concepts.models.dispatch import present, weight_of
 Chosen = int | slice | Tensor
 """One, several in a row, or indices."""
 WHOLE = slice(None)
+OWN_LAYER_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm", "OlmoLayerNorm")
+"""Classes that center as torch's LayerNorm, from which they do not inherit."""
 
 
 class Linear:
@@ -73,3 +75,27 @@ class Linear:
     def as_kept(self, weight: Tensor) -> Tensor:
         """A weight (out, in) the way round that the module keeps its own."""
         return weight.T if self._transposed else weight
+
+
+def norm_divisor(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return (..., 1) the number by which a norm divides x (..., D): the standard deviation or root mean square."""
+    eps: float = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))  # type: ignore[assignment]
+    x = x.float()
+    power = x.var(-1, correction=0, keepdim=True) if _centers(norm) else x.pow(2).mean(-1, keepdim=True)
+    return torch.sqrt(power + eps)
+
+
+def through_norm(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | float) -> Tensor:
+    """Return (..., D) the output of a norm with a fixed divisor for rows (..., D) (AttnLRP Eq. 19).
+
+    offset: the gain is offset + weight (see `Family.norm_offset`).
+    """
+    if _centers(norm):
+        rows = rows - rows.mean(-1, keepdim=True)
+    if getattr(norm, "weight", None) is not None:
+        rows = rows * (offset + weight_of(norm).float())
+    return rows / by
+
+
+def _centers(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in OWN_LAYER_NORMS

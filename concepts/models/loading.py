@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from icebear.cache import cache_folder, hub_reachable
-from icebear.concepts.models.gguf import converted
+from icebear.concepts.models.conversion import converted
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS, fetch
 from icebear.concepts.models.tasks import task_of

@@ -1,4 +1,4 @@
-"""Threads that share a model: a fair lock, which a generation yields between tokens."""
+"""Changes for a while to a model that threads share: a fair lock, seeded draws, replaced attributes."""
 
 from __future__ import annotations
 
@@ -104,3 +104,18 @@ def draws(device: torch.device, seed: int) -> PutIn:
             place.set_rng_state(others, *where)
 
     return drawing
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of one object, not of its class, and restore it on exit."""
+    missing = object()
+    before = vars(owner).get(name, missing)
+    vars(owner)[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del vars(owner)[name]
+        else:
+            vars(owner)[name] = before

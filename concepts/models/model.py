@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,11 +16,9 @@ from transformers import GenerationConfig
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.architecture import Architecture
 from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
-from icebear.concepts.models.lock import FairLock, draws
+from icebear.concepts.models.lock import FairLock, draws, replaced
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Batch, Prompt, PromptLike, Prompts, joined, prompts_of
-from icebear.concepts.models.provenance import provenance
-from icebear.concepts.models.replaced import replaced
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore
 from icebear.values import real, seed_of, several, whole
@@ -54,8 +53,9 @@ class Model(Architecture):
 
     @property
     def made_with(self) -> dict[str, Any]:
-        """See `icebear.concepts.models.provenance`."""
-        return provenance(self)
+        """The model and the versions of the software that computes, for every output (JSON-ready)."""
+        facts = {"name": self.name, "fingerprint": self.fingerprint, "dtype": self.dtype_name, "weights": self.weights}
+        return {"model": facts, "versions": versions()}
 
     # --- tokens ---------------------------------------------------------------------------------------
 
@@ -95,27 +95,24 @@ class Model(Architecture):
         if prompt.image is not None:
             raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")
         if prompt.ids is not None:
-            ids = self._checked(prompt.ids)
+            ids = list(prompt.ids)
         elif prompt.messages is not None:
-            ids = self._checked(rendered(self, prompt.messages))
+            ids = rendered(self, prompt.messages)
+        elif not prompt.text or not prompt.text.strip():
+            raise InputError("The prompt is empty; give it some text.")
         else:
-            if not prompt.text or not prompt.text.strip():
-                raise InputError("The prompt is empty; give it some text.")
-            ids = self._encoded(prompt.text)
+            ids = self._tokenizer()(readable(prompt.text))["input_ids"]
+        vocabulary = self.config.vocab_size
+        if not ids:
+            raise InputError("The prompt is empty; give it at least one token id.")
+        if not all(0 <= token < vocabulary for token in ids):
+            raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
         if len(ids) > self.context_length:
             raise InputError(
                 f"The prompt has {len(ids)} tokens, but {self.name} reads at most {self.context_length}; shorten it by "
                 f"{len(ids) - self.context_length}."
             )
         return ids
-
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        if not ids:
-            raise InputError("The prompt is empty; give it at least one token id.")
-        vocabulary = self.config.vocab_size
-        if not all(0 <= token < vocabulary for token in ids):
-            raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
-        return list(ids)
 
     def answer_id(self, answer: str | int, role: str = "target", behind: PromptLike | None = None) -> int:
         """The id of a label, or of a token as it is read behind a prompt (see `continuation`).
@@ -186,13 +183,9 @@ class Model(Architecture):
 
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """The tokens of a text as the model reads it, special ones included: the first `limit`, if there are more."""
-        ids = self._encoded(text)
+        ids = self._tokenizer()(readable(text))["input_ids"]
         limit = self.context_length if limit is None else whole(limit, "The limit of tokens")
         return ids[: min(limit, self.context_length)]
-
-    def _encoded(self, text: str) -> list[int]:
-        """With special tokens."""
-        return self._tokenizer()(readable(text))["input_ids"]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """The text of each token; a character of several tokens is whole in its last one, the others are empty."""
@@ -228,8 +221,7 @@ class Model(Architecture):
         logits = self.next_logits(prompt)
         also = [self.answer_id(token) for token in several(also)]
         found = self.top_tokens(logits, k)
-        known = {token.id for token in found}
-        return found + [self.token_score(logits, token) for token in also if token not in known]
+        return found + self.token_scores(logits, [token for token in also if token not in {best.id for best in found}])
 
     @torch.no_grad()
     def next_logits(self, prompt: PromptLike) -> Tensor:
@@ -251,35 +243,23 @@ class Model(Architecture):
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
         if "logits_to_keep" in parameters:
             options["logits_to_keep"] = torch.tensor(positions, device=self.device)
-            return self.forward(batch, **options).logits
-        return at(self.forward(batch, **options).logits, positions)
+            return self.task.forward(self, batch, **options).logits
+        return at(self.task.forward(self, batch, **options).logits, positions)
 
     def probability(self, prompt: PromptLike, answer: str | int, role: str = "target") -> float | None:
         """Of one answer; None for a model that predicts a number."""
-        return self.token_score(self.next_logits(prompt), self.answer_id(answer, role, prompt)).probability
-
-    def log_probabilities(self, logits: Tensor) -> Tensor | None:
-        """Of all answers, by logits (..., V): a softmax, but sigmoids of labels that do not exclude each other; None
-        for a regression, which has no probabilities."""
-        return self.task.log_probabilities(self, logits)
+        return self.token_scores(self.next_logits(prompt), [self.answer_id(answer, role, prompt)])[0].probability
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
         """The k largest of `logits` (V,)."""
-        return self._scores(logits, logits.topk(min(k, len(logits))).indices)
+        return self.token_scores(logits, logits.topk(min(k, len(logits))).indices.tolist())
 
-    def token_score(self, logits: Tensor, token: int) -> TokenScore:
-        """One token's logit, and its probability under all `logits` (V,)."""
-        return self._scores(logits, torch.tensor([token], device=logits.device))[0]
-
-    def _scores(self, logits: Tensor, tokens: Tensor) -> list[TokenScore]:
-        found = self.log_probabilities(logits)
+    def token_scores(self, logits: Tensor, tokens: list[int]) -> list[TokenScore]:
+        """Return each token's logit, and its probability under all `logits` (V,)."""
+        found = self.task.log_probabilities(self, logits)
         shares = [None] * len(tokens) if found is None else found[tokens].exp().tolist()
-        rows = zip(tokens.tolist(), logits[tokens].tolist(), shares, strict=True)
+        rows = zip(tokens, logits[tokens].tolist(), shares, strict=True)
         return [TokenScore(token, self.answer_text(token), logit, share) for token, logit, share in rows]
-
-    def forward(self, batch: Batch, **options: Any) -> Any:
-        """What the network gives for a batch."""
-        return self.task.forward(self, batch, **options)
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         if batch.pixels is not None:
@@ -294,7 +274,7 @@ class Model(Architecture):
         encoder-decoder the encoder's."""
         inputs = self.inputs(batch)
         if not batch.decoder:
-            options = {"use_cache": False} if self.generates else {}
+            options = {"use_cache": False} if self.task.generates else {}
             return self.net.base_model(**inputs, **options)[0]
         stream = self.net.get_encoder()(batch.ids, attention_mask=batch.mask)[0]
         self.net.get_decoder()(
@@ -322,7 +302,7 @@ class Model(Architecture):
         options: what transformers' `generate` takes (num_beams, repetition_penalty, use_cache, ...); what the model's
             own generation_config sets of these does not count.
         """
-        if not self.generates:
+        if not self.task.generates:
             raise InputError(f"{self.name} does not generate text; look at what it predicts (`Model.predict`).")
         tokenizer = self._tokenizer()
         prompts, single = prompts_of(prompt)
@@ -397,7 +377,9 @@ class Model(Architecture):
         if temperature != 0:
             real(temperature, "A temperature other than 0", *TEMPERATURES)
         seed = seed_of(seed)
-        options = {"do_sample": temperature > 0, "pad_token_id": self._pad_id(), **options}
+        padding = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0
+        padding_id = next(token for token in padding if token is not None)
+        options = {"do_sample": temperature > 0, "pad_token_id": padding_id, **options}
         if temperature > 0:
             options = {"temperature": float(temperature), "top_k": 0, **options}
         options["logits_processor"] = [*options.get("logits_processor", ()), _numbers]
@@ -423,16 +405,15 @@ class Model(Architecture):
             raise ModelError(f"{self.name} has no mask token; give it a tokenizer that has one.")
         return found
 
-    def _pad_id(self) -> int:
-        for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
-            if token is not None:
-                return token
-        return 0
-
     def _only_ids(self) -> GenerationConfig:
         """The model's generation_config without the penalties, limits and forced tokens that `generate` would use."""
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         return GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
+
+
+@cache
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("icebear", "torch", "transformers")}
 
 
 def _numbers(ids: Tensor, scores: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from icebear.concepts.models import images
+from icebear.concepts.models.lock import replaced
 from icebear.concepts.models.prompts import Batch, Prompt
-from icebear.concepts.models.replaced import replaced
 from icebear.errors import InputError, ModelError
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def _model_facts(model: Model) -> dict[str, Any]:
         "model": f"{model.name}, {model.layers} layers, {model.dtype_name}, {model.device}",
         "dtype": model.dtype_name,
         "fingerprint": model.fingerprint,
-        "family": model.family.name if model.has_family else "unknown",
+        "family": model.net.config.model_type if model.has_family else "unknown",
         "sites": ", ".join(f"{site} {width}" for site, width in test.sites.items()) or "none",
         "parity": f"logits under the rules differ by {test.parity:.1e} of the largest",
         "cp-lrp": str(test.conserved),

@@ -84,7 +84,6 @@ def _vocabulary(model: Model, wanted: Neuron, options: Options) -> None:
     """The vocabulary that a neuron promotes and suppresses, also in the base model."""
     from icebear.app.cli.terminal import projection
     from icebear.concepts.attribution.two_models import likeness
-    from icebear.concepts.models.provenance import provenance
     from icebear.concepts.vocabulary import project
 
     words = project(model, wanted, options.top)
@@ -93,7 +92,7 @@ def _vocabulary(model: Model, wanted: Neuron, options: Options) -> None:
     cosines = likeness(model, base, wanted) if base else {}
     if options.json:
         compared = {"base_model": {**base_words.to_dict(), "cosines": cosines}} if base_words else {}
-        print_json({"neuron": str(wanted), "vocabulary": words.to_dict(), **compared, **provenance(model)})
+        print_json({"neuron": str(wanted), "vocabulary": words.to_dict(), **compared, **model.made_with})
         return
     stdout().print(projection(words))
     if base and base_words:

@@ -96,7 +96,6 @@ def _rank_file(options: Options) -> None:
     """Neurons by their mean over the prompts of a file."""
     from icebear.app.cli.terminal import behaviour_table
     from icebear.concepts.attribution.behaviour import behaviour, read
-    from icebear.concepts.models.provenance import provenance
     from icebear.concepts.vocabulary import projections
 
     explained = options.explained
@@ -136,7 +135,7 @@ def _rank_file(options: Options) -> None:
             {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
             for row in rows
         ]
-        made = provenance(model, method=method and repr(method), seed=0)
+        made = {**model.made_with, "method": method and repr(method), "seed": 0}
         print_json({**made, "file": options.file, "prompts": len(cases), "ranking": shown})
     else:
         stdout().print(behaviour_table(rows, words, len(cases)))

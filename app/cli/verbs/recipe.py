@@ -57,7 +57,6 @@ def check(options: Check) -> None:
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
     """
-    from icebear.concepts.models.provenance import provenance
     from icebear.recipe import Recipe
     from icebear.steering.evaluations.flips import first_tokens
 
@@ -66,7 +65,7 @@ def check(options: Check) -> None:
     pairs = zip(options.files, recipes, strict=True)
     rows = [{"file": file, **first_tokens(model, recipe)} for file, recipe in pairs]
     if options.json:
-        print_json({**provenance(model), "recipes": rows})
+        print_json({**model.made_with, "recipes": rows})
     else:
         for row in rows:
             first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
@@ -121,7 +120,6 @@ def patch(options: Patch) -> None:
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
-    from icebear.concepts.models.provenance import provenance
     from icebear.errors import RecipeError
     from icebear.recipe import Recipe
     from icebear.steering.weight_patch import difference, new_biases, patch, save_patch
@@ -147,4 +145,4 @@ def patch(options: Patch) -> None:
         )
     if options.json:
         result = {"file": options.save, "weights": list(weights), "new_biases": new, "difference": off}
-        print_json({**provenance(model), "recipe": recipe.name, **result, "checked_on": options.check_on})
+        print_json({**model.made_with, "recipe": recipe.name, **result, "checked_on": options.check_on})
