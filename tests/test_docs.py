@@ -167,7 +167,7 @@ def test_every_verb_is_on_a_page():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_what_pages_and_notebooks_import_is_there():
