@@ -19,7 +19,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import EdgeFaithfulness, Without
+from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import projections
 from icebear.edits import Edit
@@ -84,7 +84,7 @@ class CheckedCircuit:
 
     graph: Graph
     faithfulness: EdgeFaithfulness
-    without: tuple[Without, ...]
+    without: tuple[GroupAblation, ...]
     """The answer without each of the graph's first groups."""
 
     @classmethod

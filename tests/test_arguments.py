@@ -197,8 +197,8 @@ DOORS = {
         lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, faithfulness=x),
         (0, -1, 1.1, NAN, "1", True),
     ),
-    "circuit.kept": (
-        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, kept=x),
+    "circuit.edge_threshold": (
+        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, edge_threshold=x),
         (0, -1, 1.1, NAN, "1", None),
     ),
     "circuit.counterfactual": (
@@ -210,7 +210,7 @@ DOORS = {
     "Graph.faithfulness.seed": (lambda at, x: at.graph.faithfulness(seed=x), NO_SEED),
     "Graph.sources_of.target": (lambda at, x: at.graph.sources_of(x, 3), ("x", 3, None)),
     "Graph.sources_of.k": (lambda at, x: at.graph.sources_of(at.graph.answer, x), NO_COUNT),
-    "Graph.regrouped": (lambda at, x: at.graph.regrouped(apart=x), (NAN, -1, "1", None)),
+    "Graph.regrouped": (lambda at, x: at.graph.regrouped(distance=x), (NAN, -1, "1", None)),
     "Graph.without": (lambda at, x: at.graph.without(x), ("x", 3, None)),
     "Graph.recipe": (lambda at, x: at.graph.recipe(x), ("x", 3, None)),
     "Concept.of_group": (lambda at, x: icebear.Concept.of_group(at.graph, x), ("x", 3, None)),

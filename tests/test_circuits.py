@@ -27,10 +27,10 @@ from torch.autograd.functional import jacobian
 
 from icebear import attribute, steer
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.circuits import checks, drawing, edges, nodes
+from icebear.concepts.circuits import drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.groups import grouped
-from icebear.concepts.circuits.records import Group, Node, Rest, Token
+from icebear.concepts.circuits.records import Group, Node, Remainder, Token
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 
@@ -180,7 +180,7 @@ def test_contributions_are_those_of_the_twin(name, build):
 @pytest.mark.parametrize("name", KNOWN)
 def test_contributions_sum_to_each_targets_own_difference(name):
     graph = made(name, heads=name in ("llama", "gpt2", "mixtral"))
-    assert graph.rest.abs().max() < 1e-6
+    assert graph.rounding_error.abs().max() < 1e-6
     assert graph.difference[-1].item() == pytest.approx(graph.relevances[0].conservation().target)
     for node, difference in zip(graph.nodes, graph.difference.tolist(), strict=False):
         assert difference == pytest.approx(node.activation - node.counterfactual)
@@ -191,7 +191,7 @@ def test_contributions_sum_to_each_targets_own_difference(name):
 def test_a_chunk_of_targets_is_one_by_one(graph, monkeypatch):
     monkeypatch.setattr(edges, "TOKENS", 1)
     alone = made()
-    for name in ("effect", "patterns", "contribution"):
+    for name in ("effect", "query_key_effect", "contribution"):
         assert torch.allclose(getattr(alone, name), getattr(graph, name), rtol=1e-9, atol=1e-12)
 
 
@@ -209,8 +209,8 @@ def test_attention_held_leaves_only_values(graph):
     """An edge into the same token of the next layer passes no pattern of another; the answer's own layer has none."""
     last = [number for number, node in enumerate(graph.nodes) if node.neuron.layer == graph.model.layers - 1]
     columns = [len(IDS) + number for number in last]
-    assert graph.patterns[-1, columns].abs().max() < 1e-12
-    assert graph.patterns.abs().max() > 1e-6
+    assert graph.query_key_effect[-1, columns].abs().max() < 1e-12
+    assert graph.query_key_effect.abs().max() > 1e-6
 
 
 def test_exchanging_the_prompts_changes_the_sign_of_contributions():
@@ -239,8 +239,8 @@ def test_influence_is_the_sum_over_all_paths(graph):
         weights = weights + step
     expected = weights[:, None] * shares
     assert torch.allclose(graph.influence, expected / expected.sum())
-    assert sum(edge.influence for edge in graph.edges) >= graph.kept
-    assert sum(edge.influence for edge in graph.edges[:-1]) < graph.kept
+    assert sum(edge.influence for edge in graph.edges) >= graph.edge_threshold
+    assert sum(edge.influence for edge in graph.edges[:-1]) < graph.edge_threshold
     values = [edge.influence for edge in graph.edges]
     assert values == sorted(values, reverse=True)
 
@@ -250,7 +250,7 @@ def test_nodes_are_the_largest_and_the_rest_is_not_lost(graph):
     smallest = min(abs(node.score) for node in graph.nodes)
     assert int((scores >= smallest).sum()) == 12
     kinds = {type(source) for source in graph.sources}
-    assert kinds == {Token, Node, Rest}
+    assert kinds == {Token, Node, Remainder}
     assert len(graph.sources) == graph.effect.shape[1]
     frame = graph.to_frame()
     assert list(frame.columns[:3]) == ["source", "target", "effect"]
@@ -264,9 +264,9 @@ def test_all_edges_between_nodes_are_the_nodes_ablation(graph):
         found = graph.faithfulness()
         nothing = graph.faithfulness(0)
         whole = everything.faithfulness()
-    assert nothing.share == pytest.approx(0, abs=1e-9)
-    assert nothing.nodes == pytest.approx(found.nodes)
-    assert whole.nodes == pytest.approx(1, abs=1e-6)
+    assert nothing.sufficiency == pytest.approx(0, abs=1e-9)
+    assert nothing.all_edges == pytest.approx(found.all_edges)
+    assert whole.all_edges == pytest.approx(1, abs=1e-6)
     assert everything.ablation().kept == pytest.approx(1, abs=1e-6)
 
 
@@ -313,7 +313,7 @@ def test_heads_are_nodes(graph):
     for node in heads:
         assert node.score == pytest.approx(node.activation - node.counterfactual, abs=1e-9)
     into = [edge for edge in found.edges if isinstance(edge.target, Node) and edge.target.neuron.site == "ffn"]
-    assert all(abs(edge.patterns) < 1e-12 for edge in into)  # past no attention
+    assert all(abs(edge.query_key_effect) < 1e-12 for edge in into)  # past no attention
     with Double():
         assert 0 <= found.faithfulness().edges <= len(found.edges)
 
@@ -342,8 +342,8 @@ def test_several_pairs_are_their_mean():
 def test_groups_are_a_partition_and_know_their_members(graph):
     found = graph.groups
     assert sorted(node.id for group in found for node in group.nodes) == sorted(node.id for node in graph.nodes)
-    assert len(grouped(graph, apart=1e-9)) == len(graph.nodes)
-    assert len(grouped(graph, apart=3)) == 1
+    assert len(grouped(graph, distance=1e-9)) == len(graph.nodes)
+    assert len(grouped(graph, distance=3)) == 1
     alone = made(count=1)
     assert len(alone.groups) == 1
 
@@ -363,9 +363,9 @@ def test_a_groups_recipe_is_its_exchange(graph):
 
 def test_fed_by_tokens_is_a_share(graph):
     """What a node is fed by sums to one, where nothing is lost."""
-    from icebear.concepts.circuits.groups import fed
+    from icebear.concepts.circuits.groups import inputs
 
-    assert torch.allclose(fed(graph).sum(-1), torch.ones(len(graph.nodes)).double(), atol=1e-6)
+    assert torch.allclose(inputs(graph).sum(-1), torch.ones(len(graph.nodes)).double(), atol=1e-6)
 
 
 # --- impossible wishes ---------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_other_families_have_circuits_too(monkeypatch):
         calibrate(model)
         with Double():
             graph = circuit(model, one, 1, 2, counterfactual=other, nodes=8)
-        assert graph.rest.abs().max() < 1e-6, name
+        assert graph.rounding_error.abs().max() < 1e-6, name
         assert graph.to_svg()
         with pytest.raises(InputError, match="causal"):
             graph.ablation()
@@ -405,8 +405,8 @@ def test_other_families_have_circuits_too(monkeypatch):
                 graph.interventions()
         else:
             with Double():
-                whole = replace(graph, kept=1.0).faithfulness()
-                assert whole.share == pytest.approx(whole.nodes, abs=1e-6), name  # later tokens count as well
+                whole = replace(graph, edge_threshold=1.0).faithfulness()
+                assert whole.sufficiency == pytest.approx(whole.all_edges, abs=1e-6), name  # later tokens count as well
                 half = graph.interventions(half=True)
             assert half.effect.corr(half.one_sided) > 0.9, name
 
@@ -429,9 +429,9 @@ def test_a_store_says_more_about_groups(graph):
         def examples(self, neuron, polarity):
             return [SimpleNamespace(sentence=SimpleNamespace(id=neuron.index % 3))]
 
-    found = graph.regrouped(Store(), apart=0.5)
+    found = graph.regrouped(Store(), distance=0.5)
     assert sorted(node.id for group in found.groups for node in group.nodes) == sorted(n.id for n in graph.nodes)
-    assert len(graph.regrouped(apart=1e-9).groups) == len(graph.nodes)
+    assert len(graph.regrouped(distance=1e-9).groups) == len(graph.nodes)
     assert graph.groups is graph.groups
 
 
@@ -441,14 +441,14 @@ def test_the_ice_bears_circuit(smol):
         smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
     )
     assert len(found.nodes) == 60
-    assert found.rest.abs().max() < 1e-3
+    assert found.rounding_error.abs().max() < 1e-3
     measured = found.interventions(half=True)
     assert measured.effect.corr(measured.one_sided) > 0.97
     relevance = attribute(
         smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
     )
     assert {node.neuron for node in found.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
-    assert checks.without(found, found.groups[0]).predictions
+    assert found.without(found.groups[0]).predictions
 
 
 def test_two_circuits_overlap_and_by_chance(graph):
@@ -497,7 +497,7 @@ def test_the_picture_begins_with_what_of_the_answer_it_shows(graph):
     assert max(widths, key=widths.get) == max(shares, key=lambda name: abs(shares[name]))
     for first, outside in ((0.1, 0.9), (0.3, 0.7)):
         parts = {"nodes": first, "tokens": 0.0, "outside the circuit": outside}
-        assert ("elsewhere" in drawing.bar_caption(parts)) is (first < drawing.ELSEWHERE)
+        assert ("elsewhere" in drawing.caption(parts)) is (first < drawing.ELSEWHERE)
 
 
 def test_hostile_words_stay_text(graph):
@@ -532,7 +532,7 @@ def test_the_file_for_neuronpedia_keeps_to_its_schema(graph):
     for node, row in zip(graph.nodes, told["nodes"][len(graph.tokens) :], strict=False):
         layer, index = node.neuron.layer, node.neuron.index
         assert row["feature"] == (layer + index) * (layer + index + 1) // 2 + index
-    whole = json.loads(replace(graph, kept=1.0).to_neuronpedia())
+    whole = json.loads(replace(graph, edge_threshold=1.0).to_neuronpedia())
     into = [link["weight"] for link in whole["links"] if link["target"] == logit["node_id"]]
     assert sum(into) == pytest.approx(graph.difference[-1].item(), abs=1e-6)
     with pytest.raises(InputError):
@@ -561,7 +561,7 @@ def test_the_command_tells_and_writes_it(smol, tmp_path):
     asked = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
     told = run(*asked, "--counterfactual", "The wild camel lives in the", "--ablate", *flags)
     assert "L24.ffn.299@5" in told
-    assert "edges alone" in told
+    assert "random edges" in told
     assert all(path.stat().st_size > 1000 for path in files.values())
     for wrong, says in (
         ([*asked, "--counterfactual", "The camel lives in the"], "6"),

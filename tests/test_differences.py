@@ -91,8 +91,9 @@ def test_every_layers_cut_adds_up(name):
             asked = objective_of(model, [one, other], 11, 12)
             inputs = Inputs()
             neurons = AllNeurons(
-                model, asked.batch, (site,), stop=True, compared=lambda site, layer, x: x - differences.partner(x)
+                model, asked.batch, (site,), compared=lambda site, layer, x: x - differences.partner(x)
             )
+            neurons.stop = True
             neurons.places = [(site, layer)]
             with Double():
                 numbers, _ = forward_backward(model, Logits(asked), [inputs, neurons], DIFFERENCE)

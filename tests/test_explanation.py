@@ -83,9 +83,11 @@ def test_beside_each_claim_stands_its_control(whole, tmp_path):
     for row in whole.ablations:
         assert f"<td>{row.left:z.0%}</td><td>{row.matched_left:z.0%}</td><td>{row.changed_left:z.0%}</td>" in page
         assert f"<td>{row.kept:z.0%}</td><td>{row.matched_kept:z.0%}</td><td>{row.changed_kept:z.0%}</td>" in page
-    assert f"drawn into the same targets from the same layers {whole.circuit.faithfulness.matched:.0%}" in page
+    assert (
+        f"drawn into the same targets from the same layers {whole.circuit.faithfulness.random_sufficiency:.0%}" in page
+    )
     for row in whole.circuit.without:
-        assert f"<td>{row.share:.0%}</td><td>{row.matched:.0%}</td>" in page
+        assert f"<td>{row.necessity:.0%}</td><td>{row.random_necessity:.0%}</td>" in page
 
 
 @pytest.mark.parametrize("counterfactual", [OTHER, None])

@@ -204,8 +204,8 @@ def test_what_to_compare_with(session, monkeypatch):
 def test_how_together(session, model):
     found = told(session, "circuit", prompt=PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
     graph = circuit(model, PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
-    assert [row["share"] for row in found["groups"]] == pytest.approx(
-        [graph.without(group).share for group in graph.groups[:8]], rel=1e-3, abs=1e-4
+    assert [row["necessity"] for row in found["groups"]] == pytest.approx(
+        [graph.without(group).necessity for group in graph.groups[:8]], rel=1e-3, abs=1e-4
     )
     more = told(session, "more", handle=found["handle"], part="edges", count=1)
     assert (more["total"], more["rows"][0]["source"]) == (len(graph.edges), graph.edges[0].source.id)

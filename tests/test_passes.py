@@ -19,6 +19,10 @@ from icebear.errors import InputError
 SITES = ("ffn", "attn")
 
 
+class DirectNeurons(AllNeurons):
+    stop = True
+
+
 def made(name):
     if name != "t5":
         return random_model({**mixtures(), "llama": LLAMA}[name], dtype=torch.float32)
@@ -37,7 +41,7 @@ def test_what_is_stopped_and_what_passes_is_all_there_is(llama):
     asked = objective_of(llama, prompts(3))
     for stop in (False, True):
         inputs = Inputs()
-        neurons = AllNeurons(llama, asked.batch, SITES, stop=stop)
+        neurons = (DirectNeurons if stop else AllNeurons)(llama, asked.batch, SITES)
         accounting = new_accounting(llama, 3)
         numbers, _ = forward_backward(llama, Logits(asked), [inputs, neurons], CP_LRP, accounting=accounting)
         for row in range(3):
@@ -52,24 +56,14 @@ def test_a_pass_may_start_at_neurons_and_stop_at_those_below(llama):
     layer and above there is none."""
     nodes = [(Neuron(1, "ffn", 3), 2), (Neuron(1, "ffn", 5), 4)]
     batch = llama.read([IDS, IDS])
-    inputs, neurons = Inputs(), AllNeurons(llama, batch, ("ffn",), stop=True)
-    numbers, _ = forward_backward(llama, Activations(batch, [[node] for node in nodes]), [inputs, neurons], CP_LRP)
+    inputs, neurons = Inputs(), DirectNeurons(llama, batch, ("ffn",))
+    numbers, _ = forward_backward(llama, Activations(batch, nodes), [inputs, neurons], CP_LRP)
     for row, (neuron, position) in enumerate(nodes):
         found = neurons.relevance["ffn"][row]
         torch.testing.assert_close(inputs.relevance()[0][row].sum() + found.sum(), numbers[row], rtol=1e-4, atol=1e-6)
         assert found[0, : position + 1].abs().sum() > 0
         assert not found[neuron.layer :].any()
         assert not found[:, position + 1 :].any()
-
-
-def test_a_sum_of_neurons_is_the_sum_of_their_passes(llama):
-    nodes = [(Neuron(1, "ffn", 3), 2), (Neuron(0, "ffn", 5), 4)]
-    parts = []
-    for chosen in ([nodes[0]], [nodes[1]], nodes):
-        batch, inputs = llama.read([IDS]), Inputs()
-        forward_backward(llama, Activations(batch, [chosen]), [inputs])
-        parts.append(inputs.relevance()[0])
-    torch.testing.assert_close(parts[0] + parts[1], parts[2])
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "qwen3_moe"])
@@ -101,14 +95,13 @@ def test_one_result_of_a_batch_does_not_keep_the_others_alive(llama):
         assert found.ffn.untyped_storage().nbytes() == found.ffn.nbytes
 
 
-@pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("name", ["llama", "t5", "qwen3_moe"])
-def test_the_largest_and_the_sums_are_those_of_all(name, stop):
+def test_the_largest_and_the_sums_are_those_of_all(name):
     """Of rows of different lengths; positions that are set apart are not ranked, but count in sums."""
     model = made(name)
     asked, apart = objective_of(model, prompts(2)), [(0,), (1, 2)]
-    every = AllNeurons(model, asked.batch, SITES, stop=stop)
-    largest = LargestNeurons(model, asked.batch, SITES, 7, apart.__getitem__, stop=stop)
+    every = AllNeurons(model, asked.batch, SITES)
+    largest = LargestNeurons(model, asked.batch, SITES, 7, apart.__getitem__)
     for recorder in (every, largest):
         forward_backward(model, Logits(asked), [Inputs(), recorder], CP_LRP)
     for row in range(2):

@@ -18,7 +18,7 @@ from icebear.actmax.labels import score_text
 from icebear.actmax.labels.score_text import HELD_OUT, measured
 from icebear.actmax.page import RELMAX, counted, nearest_title
 from icebear.concepts.attribution.controls import Ablation
-from icebear.concepts.circuits.drawing import sources, summary
+from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.render import color, hexadecimal, ink, shares, visible
 from icebear.steering.flipping.phrases import in_a_line
 from icebear.steering.flipping.record import EditedNeuron, FlipRecord
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.attribution.units import Unit
     from icebear.concepts.circuits.graph import Graph
-    from icebear.concepts.circuits.records import Without
+    from icebear.concepts.circuits.records import GroupAblation
     from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Meaning, Neuron, Projection, Promotion, TokenScore
     from icebear.steering.comparison import Comparison
@@ -205,9 +205,10 @@ def circuit_tables(
     if faithfulness and correlations:
         parts.append(
             Text(
-                f"Along {faithfulness['edges']} edges alone comes {faithfulness['share']:.0%} of the difference; along "
-                "as many drawn into the same targets from the same layers "
-                f"{faithfulness['matched']:.0%}, along all between the nodes {faithfulness['nodes']:.0%}.\n"
+                f"The sufficiency of {faithfulness['edges']} edges is {faithfulness['sufficiency']:.0%}, of as many "
+                "random edges into the same targets from the same layers "
+                f"{faithfulness['random_sufficiency']:.0%}, of all edges between the nodes "
+                f"{faithfulness['all_edges']:.0%}.\n"
                 f"Effects between neurons correlate with direct interventions at {correlations['effects']:.3f}, "
                 f"contributions with two-sided ones at {correlations['contributions']:.3f}.",
                 "dim",
@@ -216,33 +217,31 @@ def circuit_tables(
     return Group(*parts)
 
 
-def groups_table(graph: Graph, without: Sequence[Without] = ()) -> Table:
+def groups_table(graph: Graph, without: Sequence[GroupAblation] = ()) -> Table:
     """A circuit's groups; of the first what the answer is without each."""
-    off = [">left without", ">matched", "answer without"] if without else []
+    off = [">necessity", ">random", "answer without"] if without else []
     table = grid("group", ">nodes", ">score", *off, title="Groups")
     if without:
-        table.caption = (
-            "left: of the difference to the other prompt; matched: without others of the same layers and tokens"
-        )
+        table.caption = "random: the necessity of as many random nodes of the same layers and tokens"
     for number, group in enumerate(graph.groups[: len(without) or None]):
         told: list[Any] = []
         if without:
             found = without[number]
-            told = [f"{found.share:.0%}", f"{found.matched:.0%}", Text(repr(found.predictions[0].text))]
+            told = [f"{found.necessity:.0%}", f"{found.random_necessity:.0%}", Text(repr(found.predictions[0].text))]
         table.add_row(Text(group.name), str(len(group.nodes)), f"{group.score:+.3f}", *told)
     return table
 
 
 def _tree(graph: Graph) -> Tree:
     """The answer, then layer by layer downwards, each node with its three largest sources by share."""
-    tree = Tree(Text(f"{graph.answer}  from {sources(graph, graph.answer, 3)}"))
+    tree = Tree(Text(f"{graph.answer}  from {top_sources(graph, graph.answer, 3)}"))
     for layer in sorted({node.neuron.layer for node in graph.nodes}, reverse=True):
         branch = tree.add(f"L{layer}")
         for node in graph.nodes:
             if node.neuron.layer == layer:
                 token = repr(graph.tokens[node.position].text)
                 words = ", ".join(word.strip() for word in node.words[:3])
-                branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {sources(graph, node, 3)}"))
+                branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {top_sources(graph, node, 3)}"))
     return tree
 
 

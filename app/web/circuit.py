@@ -26,7 +26,7 @@ from icebear.app.web.state import (
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import Group, Node, Without
+from icebear.concepts.circuits.records import Group, GroupAblation, Node
 from icebear.errors import IcebearError
 from icebear.extras import need
 
@@ -136,8 +136,8 @@ def _groups(graph: Graph, asked: tuple) -> None:
     group, found = graph.groups[number], _without(asked, number, graph)
     answers = ", ".join(f"{token_label(token.text)} {token.number}" for token in found.predictions[:3])
     st.markdown(
-        f"Without this group the answer is {answers}. Of the difference {found.share:.0%} is left; without as many "
-        f"others of the same layers and tokens {found.matched:.0%}."
+        f"Without this group the answer is {answers}. The necessity of the group is {found.necessity:.0%}, that of as "
+        f"many random nodes of the same layers and tokens {found.random_necessity:.0%}."
     )
     with st.container(horizontal=True):
         neuron_pills("Cards", [(node.neuron, _sign(node)) for node in group.nodes if node.words], f"cards_{number}")
@@ -146,7 +146,7 @@ def _groups(graph: Graph, asked: tuple) -> None:
 
 
 @st.cache_data(max_entries=64, show_spinner="Switching it off ...")
-def _without(asked: tuple, number: int, _graph: Graph) -> Without:
+def _without(asked: tuple, number: int, _graph: Graph) -> GroupAblation:
     return _graph.without(_graph.groups[number])
 
 
@@ -166,9 +166,9 @@ def _measured(graph: Graph, asked: tuple) -> None:
         {"": f"the {carried.nodes} nodes", kept: carried.kept, left: carried.left},
         {"": "as many at the same layers and tokens", kept: carried.matched_kept, left: carried.matched_left},
         {"": "as many that change most", kept: carried.changed_kept, left: carried.changed_left},
-        {"": f"along {faithful.edges} edges alone", kept: faithful.share},
-        {"": "along as many others into the same targets", kept: faithful.matched},
-        {"": "along all edges between the nodes", kept: faithful.nodes},
+        {"": f"along {faithful.edges} edges alone", kept: faithful.sufficiency},
+        {"": "along as many others into the same targets", kept: faithful.random_sufficiency},
+        {"": "along all edges between the nodes", kept: faithful.all_edges},
     ]
     number = st.column_config.NumberColumn(format="percent")
     st.dataframe(pandas.DataFrame(rows), hide_index=True, column_config={kept: number, left: number})

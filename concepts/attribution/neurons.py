@@ -48,7 +48,7 @@ def attribute_neurons(
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
     batch = model.read(rows)
     accounting, inputs = new_accounting(model, len(prompts)), Inputs()
-    target = Activations(batch, [[node] for node in zip(neurons, positions, strict=True)])
+    target = Activations(batch, list(zip(neurons, positions, strict=True)))
     activations, _ = forward_backward(model, target, [inputs], method, accounting=accounting)
     tokens = torch.zeros(encoded.ids.shape, dtype=accounting["softmax"].dtype)  # (B, T)
     for relevance in inputs.relevance():  # encoder and decoder read the same

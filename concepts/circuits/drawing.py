@@ -1,21 +1,21 @@
-"""A graph as a picture: tokens left to right, layers upwards; the same SVG for page, notebook, app and paper.
+"""A graph as a picture: tokens from left to right, layers from bottom to top.
 
-Places and curves are computed here; `graph.js` only lights what is pointed at. The template escapes all text.
+This file places the boxes; the template draws them and escapes all text; `graph.js` highlights what is pointed at. The
+same SVG is in pages, notebooks, the app and papers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Token
-from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
+from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render
 from icebear.extras import need
 from icebear.values import real
 
@@ -23,28 +23,24 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
 
 DRAWN = 300
-"""Edges between tokens, nodes and the answer, the most influential."""
+"""The largest number of edges in the picture."""
 WIDE, HIGH, GAP, ROW = 64, 28, 5, 24
-"""Of a node's box, in pixels; between boxes, and between rows of layers."""
-IN_A_ROW = 5
-"""Nodes of a layer at a token, side by side."""
-LEFT, TOP, BAR = 36, 34, 10
-"""Where the picture begins, under the bar of shares."""
+"""Width and height of a node's box, the gap between boxes, and the gap between layers, in pixels."""
+PER_ROW = 5
+"""Nodes of a layer at a token that stand side by side."""
+LEFT, TOP = 36, 34
+GROUP_WIDE, GROUP_HIGH = 216, 45
 ELSEWHERE = 0.2
-"""Of the answer, by size: where the circuit has less, the picture says that most of it is elsewhere."""
-GROUP, GROUPS = 216, 45
-"""How wide a group's box is, and how high a row of them."""
+"""If the circuit has a smaller share of the answer (by size), the picture says that most of it is elsewhere."""
 UNDER = "var(--st-background-color, Canvas)"
-"""The page's own colour, under boxes, so that no edge is seen through them."""
+"""The background of the page, under boxes, so that no edge is seen through them."""
 COLORS = "#4e79a7 #f28e2b #59a14f #b07aa1 #9c755f #76b7b2 #edc948 #ff9da7 #e15759 #86bcb6".split()
-"""Of groups (Tableau 10); more are grey."""
+"""Colors of the first groups (Tableau 10); further groups are grey."""
 GREY = "#999999"
 
 
 @dataclass(frozen=True)
 class Box:
-    """Where something is drawn."""
-
     x: float
     y: float
     wide: float = WIDE
@@ -57,37 +53,34 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is drawn."""
-
     boxes: dict[str, Box]
-    """By the id of a token, node or the answer."""
+    """By the id of a token, a node or the answer."""
     layers: dict[int, float]
-    """Layer -> the height of its name; those that have nodes."""
+    """Layer -> the y of its name; only layers that have nodes."""
     wide: float
     high: float
 
 
 def layout(graph: Graph) -> Layout:
-    """Each layer that has nodes gets a row, each token a column as wide as its fullest row."""
-    cells: dict[tuple[int, int], list[Node]] = {}
+    """Give each layer that has nodes a row, and each token a column as wide as its fullest row."""
+    cells: dict[tuple[int, int], list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        cells.setdefault((node.neuron.layer, node.position), []).append(node)
+        cells[node.neuron.layer, node.position].append(node)
     columns, x = [], float(LEFT)
     for token in graph.tokens:
-        most = max((len(nodes) for (_, position), nodes in cells.items() if position == token.position), default=0)
-        wide = max(1, min(most, IN_A_ROW)) * (WIDE + GAP)
+        most = max((len(nodes) for (_, position), nodes in cells.items() if position == token.position), default=1)
+        wide = min(most, PER_ROW) * (WIDE + GAP)
         columns.append((x, x + wide))
         x += wide + ROW / 2
-    boxes, layers, y = {}, {}, float(TOP)
     start, end = columns[graph.answer.position]
-    boxes[graph.answer.id] = Box(start, y, max(end - start, 3 * WIDE) - GAP)
-    y += HIGH + ROW
+    boxes = {graph.answer.id: Box(start, TOP, max(end - start, 3 * WIDE) - GAP)}
+    layers, y = {}, float(TOP + HIGH + ROW)
     for layer in sorted({node.neuron.layer for node in graph.nodes}, reverse=True):
-        rows = max(-(-len(nodes) // IN_A_ROW) for (at, _), nodes in cells.items() if at == layer)
+        rows = max(-(-len(nodes) // PER_ROW) for (at, _), nodes in cells.items() if at == layer)
         layers[layer] = y + HIGH * 0.7
         for (at, position), nodes in cells.items():
             for place, node in enumerate(nodes if at == layer else ()):
-                down, right = divmod(place, IN_A_ROW)
+                down, right = divmod(place, PER_ROW)
                 boxes[node.id] = Box(columns[position][0] + right * (WIDE + GAP), y + down * (HIGH + GAP))
         y += rows * (HIGH + GAP) + ROW / 2
     y += ROW / 2
@@ -97,62 +90,36 @@ def layout(graph: Graph) -> Layout:
 
 
 def drawn(graph: Graph) -> list[Edge]:
-    """The edges of the picture, the most influential first."""
+    """Return the edges of the picture, the most influential first."""
     return graph.shown_edges[:DRAWN]
 
 
-def colors(graph: Graph) -> dict[str, str]:
-    """The colour of each node's group, by the node's id."""
-    known = [*COLORS, *[GREY] * len(graph.groups)]
-    return {node.id: color for group, color in zip(graph.groups, known, strict=False) for node in group.nodes}
-
-
 def svg(graph: Graph) -> Markup:
-    """The picture by itself, in a page's colours."""
-    places, of_group, shown = layout(graph), colors(graph), drawn(graph)
-    most = max((edge.influence for edge in shown), default=1.0)
-    order = sorted(graph.nodes, key=lambda node: -abs(node.score))
-    ranks = {node.id: rank for rank, node in enumerate(order)}
+    """Return the picture alone, in the colors of its page."""
+    places, parts = layout(graph), shares(graph)
     answer = places.boxes[graph.answer.id]
-    wide = max(places.wide, LEFT + 2 * (GROUP + GAP), answer.x + answer.wide + GAP)
-    beside = int((wide - LEFT) // (GROUP + GAP))
-    boxes = [
-        _labelled(graph.answer.id, answer, (str(graph.answer),)),
-        *(
-            _labelled(node.id, places.boxes[node.id], _lines(node), node.score, of_group[node.id], ranks[node.id])
-            for node in graph.nodes
-        ),
-        *(_labelled(token.id, places.boxes[token.id], _both(token)) for token in graph.tokens),
-    ]
-    groups = [
-        {
-            "name": _cut(group.name, 36),
-            "full_name": group.name,
-            "color": of_group[group.nodes[0].id],
-            "count": f"{len(group.nodes)} node{'s' * (len(group.nodes) != 1)}, score {group.score:+.2f}",
-            "x": LEFT + number % beside * (GROUP + GAP),
-            "y": places.high + number // beside * GROUPS,
-        }
-        for number, group in enumerate(graph.groups)
-    ]
-    parts = shares(graph)
+    wide = max(places.wide, LEFT + 2 * (GROUP_WIDE + GAP), answer.x + answer.wide + GAP)
+    colors = [*COLORS, *[GREY] * len(graph.groups)]
     return render(
         "icebear.concepts/circuit.svg",
-        name=repr(graph),
+        graph=graph,
+        places=places,
+        edges=drawn(graph),
+        shares=parts,
+        caption=caption(parts),
+        group_colors={
+            node.id: color for group, color in zip(graph.groups, colors, strict=False) for node in group.nodes
+        },
+        ranked=[node.id for node in sorted(graph.nodes, key=lambda node: -abs(node.score))],
         wide=wide,
-        high=places.high + -(-len(graph.groups) // beside) * GROUPS,
-        layers=places.layers,
-        bar=_bar(parts, wide - LEFT - GAP),
-        bar_caption=bar_caption(parts),
-        curves=[_curve(edge, places, rank, edge.influence / most) for rank, edge in enumerate(shown)],
-        boxes=boxes,
-        groups=groups,
-        size={"left": LEFT, "bar": BAR, "group": GROUP, "high": HIGH, "under": UNDER},
+        per_row=int((wide - LEFT) // (GROUP_WIDE + GAP)),
+        size={"left": LEFT, "high": HIGH, "gap": GAP, "group_wide": GROUP_WIDE, "group_high": GROUP_HIGH},
+        colors={"under": UNDER, "grey": GREY, "positive": hexadecimal(POSITIVE), "negative": hexadecimal(NEGATIVE)},
     )
 
 
 def shares(graph: Graph) -> dict[str, float]:
-    """What gives the answer its difference directly; sums to 1."""
+    """Return the direct contributions to the answer as shares of its difference; they sum to 1."""
     first, count = len(graph.tokens), len(graph.nodes)
     parts = graph.contribution[-1] / graph.difference[-1]
     sizes = [first, count, len(parts) - first - count]
@@ -160,85 +127,18 @@ def shares(graph: Graph) -> dict[str, float]:
     return {"nodes": nodes, "tokens": tokens, "outside the circuit": outside}
 
 
-def bar_caption(parts: dict[str, float]) -> str:
-    """The shares in words, and whether the circuit has next to nothing of the answer."""
+def caption(parts: dict[str, float]) -> str:
+    """Return `shares` in words, and say so if the circuit has little of the answer."""
     whole = sum(map(abs, parts.values()))
     more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > (1 - ELSEWHERE) * whole else ""
     return ", ".join(f"{name} {share:.0%}" for name, share in parts.items()) + more
-
-
-def _bar(parts: dict[str, float], wide: float) -> list[dict[str, Any]]:
-    """The shares above the picture, by size."""
-    whole = sum(map(abs, parts.values()))
-    widths = [wide * abs(share) / whole for share in parts.values()]
-    starts = accumulate(widths, initial=float(LEFT))
-    rows = zip(parts, starts, widths, (0.8, 0.5, 0.15), strict=False)
-    return [{"name": name, "x": x, "wide": part, "opacity": opacity} for name, x, part, opacity in rows]
-
-
-def _curve(edge: Edge, places: Layout, rank: int, share: float) -> dict[str, Any]:
-    start, end = places.boxes[edge.source.id], places.boxes[edge.target.id]
-    low, high = start.y, end.y + end.high
-    bend = max(12.0, (low - high) / 2)
-    points = (start.middle, low, start.middle, low - bend, end.middle, high + bend, end.middle, high)
-    return {
-        "source": edge.source.id,
-        "target": edge.target.id,
-        "rank": rank,
-        "path": "M{:.0f} {:.0f}C{:.0f} {:.0f} {:.0f} {:.0f} {:.0f} {:.0f}".format(*points),
-        "color": signed(edge.share),
-        "width": 0.6 + 3.4 * share,
-        "opacity": 0.12 + 0.5 * share**0.5,
-    }
-
-
-def signed(number: float) -> str:
-    """The colour of its sign."""
-    return hexadecimal(POSITIVE if number >= 0 else NEGATIVE)
-
-
-def _labelled(
-    id: str, box: Box, lines: Sequence[str], score: float = 0.0, color: str = GREY, rank: int = 0
-) -> dict[str, Any]:
-    """A box with a text; the strip on its left is the group's colour, its own the sign of the score."""
-    first, last = box.y + box.high / 2 + 3.5 - 6 * (len(lines) - 1), len(lines) - 1
-    return {
-        "id": id,
-        "rank": rank,
-        "label": " ".join(lines),
-        "box": box,
-        "fill": signed(score) if score else "#888888",
-        "opacity": 0.25 if score else 0.12,
-        "strip": color,
-        "lines": [
-            (first + 12 * number, 0.65 if number < last else 1, _cut(line, int((box.wide - 9) / 6)))
-            for number, line in enumerate(lines)
-        ],
-    }
-
-
-def _cut(text: str, fits: int) -> str:
-    return text if len(text) <= fits else text[: fits - 1] + "…"
-
-
-def _lines(node: Node) -> tuple[str, ...]:
-    """Its number, and the first word that it writes."""
-    if not node.words:
-        return (f"head {node.neuron.index}",)
-    return str(node.neuron.index), visible(node.words[0].strip() or node.words[0])
-
-
-def _both(token: Token) -> tuple[str, ...]:
-    """What the prompts have there."""
-    here, there = visible(token.text), visible(token.counterfactual)
-    return (here,) if here == there else (here, there)
 
 
 # --- pages ---------------------------------------------------------------------------------------------
 
 
 def fragment(graph: Graph) -> Markup:
-    """The picture that answers to pointing, for a notebook or a page: no frames, nothing fetched."""
+    """Return the interactive picture for a notebook or a page: no frames, nothing fetched."""
     script = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
     return render(
         "icebear.concepts/circuit.html",
@@ -252,60 +152,58 @@ def fragment(graph: Graph) -> Markup:
 
 
 def summary(graph: Graph) -> str:
-    """What is drawn, and how much of the answer it is."""
-    told = ", ".join(f"{name} {share:.0%}" for name, share in shares(graph).items())
+    """Return what is drawn, and the direct contributions to the answer, in a line."""
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares(graph).items())
     return (
         f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits, directly from "
-        f"{told} (contributions by difference rules)."
+        f"{parts} (contributions by difference rules)."
     )
 
 
 def cards(graph: Graph) -> dict[str, list[str]]:
-    """What is told of each token, node, answer and group: lines of text."""
-    known: dict[str, list[str]] = {}
-    out: dict[str, list[Edge]] = {}
+    """Return lines of text about each token, node, answer and group."""
+    lines: dict[str, list[str]] = {}
+    outgoing: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
-        out.setdefault(edge.source.id, []).append(edge)
+        outgoing[edge.source.id].append(edge)
     everything: tuple[Token | Node | AnswerNode, ...] = (*graph.shown, graph.answer)
     for what in everything:
-        lines = [str(what)]
+        card = lines[what.id] = [str(what)]
         if isinstance(what, Node):
-            lines = [
-                f"{what.neuron} at {graph.tokens[what.position].text!r}: {what.activation:+.3f} here, "
-                f"{what.counterfactual:+.3f} there, score {what.score:+.3f}",
-                *([f"writes {', '.join(map(repr, what.words))}"] if what.words else []),
-            ]
+            card[0] = (
+                f"{what.neuron} at {graph.tokens[what.position].text!r}: {what.activation:+.3f} in the prompt, "
+                f"{what.counterfactual:+.3f} in the counterfactual, score {what.score:+.3f}"
+            )
+            card += [f"promotes {', '.join(map(repr, what.words))}"] if what.words else []
         if not isinstance(what, Token):
-            lines.append(f"from {sources(graph, what, 6)}")
-        moved = sorted(out.get(what.id, ()), key=lambda edge: -edge.influence)[:6]
-        if moved:
-            lines.append("to " + ", ".join(f"{edge.target} {edge.effect:+.3f}" for edge in moved))
-        known[what.id] = lines
+            card.append(f"from {top_sources(graph, what, 6)}")
+        if outgoing[what.id]:
+            card.append("to " + ", ".join(f"{edge.target} {edge.effect:+.3f}" for edge in outgoing[what.id][:6]))
     for number, group in enumerate(graph.groups):
-        known[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", ", ".join(map(str, group.nodes))]
-    return known
+        lines[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", ", ".join(map(str, group.nodes))]
+    return lines
 
 
-def sources(graph: Graph, target: Node | AnswerNode, k: int) -> str:
-    """What gives it most, in words."""
+def top_sources(graph: Graph, target: Node | AnswerNode, k: int) -> str:
+    """Return the largest contributions to a target, in words."""
     edges, hidden = graph.sources_of(target, k)
-    return ", ".join([*(f"{edge.source} {edge.share:+.0%}" for edge in edges), f"not shown {hidden:+.0%}"])
+    return ", ".join([*(f"{edge.source} {edge.contribution_share:+.0%}" for edge in edges), f"not shown {hidden:+.0%}"])
 
 
 def html(graph: Graph) -> Markup:
-    """A self-contained page."""
+    """Return a self-contained page."""
     body = render("icebear.concepts/circuit_page.html", fragment=fragment(graph), made_with=graph.made_with)
     return page("icebear circuit", body, "body{max-width:80rem}")
 
 
 def on_paper(graph: Graph) -> str:
-    """The picture on white, for a file of its own."""
+    """Return the picture on a white background, for its own file."""
     picture = str(svg(graph)).replace("currentColor", "#111111").replace(UNDER, "#ffffff")
     return picture.replace('height="100%" fill="none"', 'height="100%" fill="#ffffff"', 1)
 
 
 def png(graph: Graph, scale: float = 2) -> bytes:
-    """The same as pixels, by vl-convert."""
+    """Return the same as pixels, by vl-convert."""
     need("circuits")
     import vl_convert
 

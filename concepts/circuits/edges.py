@@ -1,10 +1,11 @@
-"""Direct edges: what each node is given by the tokens and by all neurons below it, past no other neuron.
+"""Direct edges: the effect of the tokens and of all neurons below on each node, through no other neuron.
 
-All neurons of all layers and tokens are cut, shown or not, so that an edge does not depend on what is shown:
+The gradient stops at all neurons of all layers and tokens, shown or not, so that an edge does not depend on what is
+shown:
 
 1. A forward pass of the prompt, B times side by side, in which every neuron is a leaf of the graph.
-2. A backward pass from B targets, one a row: the gradient at every leaf and token is the direct influence of each
-   source on each target; times the source's difference between both prompts it is an edge.
+2. A backward pass from B targets, one a row. The gradient at every leaf and token is the direct influence of each
+   source on each target; times the difference of the source between both prompts it is an edge.
 3. The next B targets, from the same forward pass; each costs one backward pass from its own layer down.
 """
 
@@ -22,18 +23,18 @@ from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import Recorder
+from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.concepts.passes.run import forward, forward_backward
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.targets import Logits, Place
 
 TOKENS = 128
-"""Rows times tokens of a pass, about: few rows, because a backward pass of rows costs what its highest layer does."""
+"""Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A number inside the model: a direction (N,) in a part of a site's activations at a token."""
+    """A number inside the model: a direction (N,) in a part of the activations of a site at a token."""
 
     site: str
     layer: int
@@ -42,15 +43,11 @@ class Probe:
     direction: Tensor
 
 
-Target = Probe | None
-"""None is the answer, as the plan says."""
+class Probes:
+    """S times B numbers to explain, one a row; None is the answer. Further rows are counterfactuals."""
 
-
-class Targets:
-    """S times B numbers, one a row. Rows beyond B are partners, which have none."""
-
-    def __init__(self, plan: Objective, chosen: Sequence[Sequence[Target]]) -> None:
-        self.plan, self.chosen = plan, chosen
+    def __init__(self, objective: Objective, chosen: Sequence[Sequence[Probe | None]]) -> None:
+        self.objective, self.chosen = objective, chosen
         self.seen: dict[tuple[str, int], Tensor] = {}
 
     @contextmanager
@@ -60,120 +57,104 @@ class Targets:
             yield
 
     def numbers(self, model: Model) -> list[Tensor]:
-        _, answers = self.plan.evaluate(model.logits(self.plan.batch, self.plan.all_positions))
+        _, answers = self.objective.evaluate(model.logits(self.objective.batch, self.objective.all_positions))
 
-        def number(row: int, target: Target) -> Tensor:
-            if target is None:
+        def number(row: int, probe: Probe | None) -> Tensor:
+            if probe is None:
                 return answers[row]
-            position = target.position - self.plan.batch.span_of(model, target.layer).start
-            x = self.seen[target.site, target.layer][row, position, target.places]
-            return (x * target.direction.to(x)).sum()
+            position = probe.position - self.objective.batch.span_of(model, probe.layer).start
+            x = self.seen[probe.site, probe.layer][row, position, probe.places]
+            return (x * probe.direction.to(x)).sum()
 
         return [torch.stack([number(*pair) for pair in enumerate(row)]) for row in self.chosen]
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeSums:
-    """What each target is given: by the tokens (K, T), by chosen nodes (K, n), and by all neurons of a layer and token,
-    those chosen among them, (K, L, T)."""
+class Sources(NeuronRecorder):
+    """Stop the gradient at all neurons, and multiply it by the difference (L, T, N) of their activations."""
 
-    tokens: Tensor
-    nodes: Tensor
-    sums: Tensor
-
-
-Place = tuple[str, int, int, int]
-"""Of a node: its site (``head`` for whole heads), layer, token and index."""
-
-
-class Sources(Recorder):
-    """Stops the gradient at all neurons, and multiplies what comes to them by their difference (L, T, N)."""
+    stop = True
 
     def __init__(
         self,
         model: Model,
-        plan: Objective,
+        objective: Objective,
         rows: int,
         inputs: Inputs,
         read: Sequence[Tensor],
         difference: dict[str, Tensor],
         nodes: Sequence[Place],
-        told: Callable[[int], None],
+        on_targets: Callable[[int], None],
     ) -> None:
-        """read: what each stack reads, as differences. told: is told, after each backward pass, of how many targets it
-        was."""
-        super().__init__(model, plan.batch, tuple(difference), stop=True)
-        self.plan, self.rows, self.inputs, self.difference, self.nodes = plan, rows, inputs, difference, nodes
-        self.read, self.told = read, told
-        self.found: list[EdgeSums] = []
+        """The first `rows` rows have a target; for the other arguments see `direct`."""
+        super().__init__(model, objective.batch, tuple(difference))
+        self.objective, self.rows, self.inputs, self.difference, self.nodes = objective, rows, inputs, difference, nodes
+        self.read, self.on_targets = read, on_targets
+        self.edges: list[Tensor] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
-        span, rows = self.plan.batch.spans[1].stop, self.rows
-        self.sums = torch.zeros(rows, self.model.layers, span, **self.options)
-        self.given = torch.zeros(rows, len(self.nodes), **self.options)
+        span, rows, dtype = self.objective.batch.spans[1].stop, self.rows, self.options["dtype"]
+        self.remainders = torch.zeros(rows, self.model.layers, span, **self.options)
+        self.from_nodes = torch.zeros(rows, len(self.nodes), **self.options)
         super().finish(gradients)
-        dtype = self.options["dtype"]
+        for number, (neuron, position) in enumerate(self.nodes):
+            self.remainders[:, neuron.layer, position] -= self.from_nodes[:, number]
         parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
-        tokens = [token_relevance(self.model, self.plan, row, [part[row] for part in parts])[0] for row in range(rows)]
-        self.found.append(EdgeSums(torch.stack(tokens), self.given.cpu(), self.sums.cpu()))
-        self.told(rows)
+        tokens = [
+            token_relevance(self.model, self.objective, row, [part[row] for part in parts])[0] for row in range(rows)
+        ]
+        self.edges.append(torch.cat((torch.stack(tokens), self.from_nodes.cpu(), self.remainders.flatten(1).cpu()), 1))
+        self.on_targets(rows)
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         span = self.span(layer)
         here = gradient[: self.rows].to(self.options["dtype"]) * self.difference[site][layer, span].to(gradient.device)
-        self.sums[:, layer, span] += here.sum(-1)
+        self.remainders[:, layer, span] += here.sum(-1)
         name = "head" if site == "attn" else site
         if site == "attn":
             here = here.unflatten(-1, (self.model.heads, -1)).sum(-1)
-        for number, (of, at, position, index) in enumerate(self.nodes):
-            if (of, at) == (name, layer):
-                self.given[:, number] = here[:, position - span.start, index]
+        for number, (neuron, position) in enumerate(self.nodes):
+            if (neuron.site, neuron.layer) == (name, layer):
+                self.from_nodes[:, number] = here[:, position - span.start, neuron.index]
 
 
 def direct(
     model: Model,
     pair: Objective,
-    targets: Sequence[Target],
+    targets: Sequence[Probe | None],
     nodes: Sequence[Place],
     read: Sequence[Tensor],
     difference: dict[str, Tensor],
+    on_targets: Callable[[int], None],
     method: Difference | None = None,
-    held: bool = False,
-    told: Callable[[int], None] = lambda targets: None,
-) -> EdgeSums:
-    """What is given to each target (K) by the sources, of a plan of two rows, the prompt and the other one.
+    constant_attention: bool = False,
+) -> Tensor:
+    """Return the edges (K, T + nodes + L * T) into each target (K) from tokens, nodes and remainders.
 
-    read: what each stack reads in the prompt less that in the other one.
-    difference: site -> (L, T, N) activations in the prompt less those in the other; the sites that are cut.
-    method: None for effects, the gradient at the prompt; difference rules for contributions, which sum to the target's
-        own difference.
-    held: attention weights are constants.
-    told: is told of how many targets are done, after each backward pass.
+    pair: an objective of two rows, the prompt and the counterfactual prompt.
+    read: the input of each stack in the prompt minus that in the counterfactual prompt.
+    difference: site -> activations (L, T, N) in the prompt minus those in the counterfactual prompt, for the sites
+        where gradients stop.
+    on_targets: called after each backward pass with the number of its targets.
+    method: None for effects (the gradient at the prompt); difference rules for contributions, which sum to the
+        difference of the target.
+    constant_attention: attention weights are constants, because no gradient goes to queries and keys.
     """
     rows = max(1, min(len(targets), TOKENS // pair.batch.spans[1].stop))
     padded = [*targets, *[targets[-1]] * (-len(targets) % rows)]
+    chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
-    sources = Sources(model, many, rows, inputs, read, difference, nodes, told)
-    with model.lock, constant_attention(model) if held else nullcontext():
-        chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
-        forward_backward(model, Targets(many, chosen), [inputs, sources], method)
-    found = ([getattr(part, name) for part in sources.found] for name in ("tokens", "nodes", "sums"))
-    return EdgeSums(*(torch.cat(part)[: len(targets)] for part in found))
+    sources = Sources(model, many, rows, inputs, read, difference, nodes, on_targets)
+    places = [(site, layer) for site in ("q", "k") for layer in model.layers_with(site)]
+    constant = hooks(model, places, lambda site, layer, x: x.detach()) if constant_attention else nullcontext()
+    with model.lock, constant:
+        forward_backward(model, Probes(many, chosen), [inputs, sources], method)
+    return torch.cat(sources.edges)[: len(targets)]
 
 
 def inputs_of(model: Model, pair: Objective) -> list[Tensor]:
-    """What each stack reads, of both rows."""
+    """Return the input of each stack, for both rows."""
     inputs = Inputs()
-    forward(
-        model, Logits(pair), [inputs, Recorder(model, pair.batch, ("ffn",))]
-    )  # past a mixture's kernels, as in `forward_backward`
+    # A recorder takes a mixture past its kernels, as `forward_backward` does.
+    forward(model, Logits(pair), [inputs, NeuronRecorder(model, pair.batch, ("ffn",))])
     return [leaf.detach() for leaf in inputs.leaves]
-
-
-@contextmanager
-def constant_attention(model: Model) -> Iterator[None]:
-    """No gradient goes through attention weights, as none goes to queries and keys."""
-    places = [(site, layer) for site in ("q", "k") for layer in model.layers_with(site)]
-    with hooks(model, places, lambda site, layer, x: x.detach()):
-        yield

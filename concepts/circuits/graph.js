@@ -1,4 +1,4 @@
-// Lights what is pointed at in a circuit's picture. Text comes from the JSON beside it, as text only.
+// Highlights what is pointed at in the picture of a circuit. Text comes from the JSON beside it, as text only.
 function watchCircuits(root) {
   for (const circuit of root.querySelectorAll(".circuit:not([data-watched])")) {
     circuit.dataset.watched = "yes";
@@ -6,17 +6,17 @@ function watchCircuits(root) {
     const nodes = [...circuit.querySelectorAll(".node")];
     const edges = [...circuit.querySelectorAll(".edge")];
     const card = circuit.querySelector(".card");
-    const told = circuit.querySelector(".told");
+    const status = circuit.querySelector(".count");
     const ranges = Object.fromEntries([...circuit.querySelectorAll("input")].map((x) => [x.name, x]));
-    let kept = null; // what was clicked stays lit
+    let pinned = null; // what was clicked stays highlighted
 
     function show(chosen) {
-      const lit = new Set(chosen ? chosen.ids : []);
-      const near = new Set(lit);
+      const highlighted = new Set(chosen ? chosen.ids : []);
+      const near = new Set(highlighted);
       for (const edge of edges) {
-        const on = lit.has(edge.dataset.source) || lit.has(edge.dataset.target);
+        const on = highlighted.has(edge.dataset.source) || highlighted.has(edge.dataset.target);
         edge.classList.toggle("dim", chosen !== null && !on);
-        edge.classList.toggle("lit", chosen !== null && on);
+        edge.classList.toggle("highlight", chosen !== null && on);
         if (on && !edge.classList.contains("gone")) near.add(edge.dataset.source).add(edge.dataset.target);
       }
       for (const node of nodes) node.classList.toggle("dim", chosen !== null && !near.has(node.dataset.id));
@@ -34,17 +34,17 @@ function watchCircuits(root) {
     }
 
     function watch(element, chosen) {
-      const point = () => show(kept ?? chosen);
+      const point = () => show(pinned ?? chosen);
       element.addEventListener("mouseenter", point);
       element.addEventListener("focus", point);
-      element.addEventListener("mouseleave", () => show(kept));
-      element.addEventListener("blur", () => show(kept));
+      element.addEventListener("mouseleave", () => show(pinned));
+      element.addEventListener("blur", () => show(pinned));
       const click = () => {
-        kept = kept && kept.card === chosen.card ? null : chosen;
-        show(kept ?? chosen);
+        pinned = pinned && pinned.card === chosen.card ? null : chosen;
+        show(pinned ?? chosen);
         for (const one of circuit.querySelectorAll("[role=button]"))
-          one.setAttribute("aria-pressed", String(one === element && kept !== null));
-        circuit.dispatchEvent(new CustomEvent("pick", { detail: kept && kept.card, bubbles: true }));
+          one.setAttribute("aria-pressed", String(one === element && pinned !== null));
+        circuit.dispatchEvent(new CustomEvent("pick", { detail: pinned && pinned.card, bubbles: true }));
       };
       element.addEventListener("click", click);
       element.addEventListener("keydown", (event) => {
@@ -62,16 +62,16 @@ function watchCircuits(root) {
         node.classList.toggle("gone", hidden);
         if (hidden) gone.add(node.dataset.id);
       }
-      let count = 0;
+      let shown = 0;
       for (const edge of edges) {
         const hidden =
           Number(edge.dataset.rank) >= Number(ranges.edges.value) ||
           gone.has(edge.dataset.source) ||
           gone.has(edge.dataset.target);
         edge.classList.toggle("gone", hidden);
-        count += hidden ? 0 : 1;
+        shown += hidden ? 0 : 1;
       }
-      told.textContent = `${ranges.nodes.value} nodes, ${count} edges`;
+      status.textContent = `${ranges.nodes.value} nodes, ${shown} edges`;
     }
 
     for (const node of nodes) watch(node, { ids: [node.dataset.id], card: node.dataset.id });

@@ -7,29 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import pandas
 import torch
 from torch import Tensor
 
 from icebear.concepts import files
-from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.attribution.controls import Ablation, ablated
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks, drawing, neuronpedia
-from icebear.concepts.circuits.groups import APART, grouped
-from icebear.concepts.circuits.nodes import column, pair_of
-from icebear.concepts.circuits.records import (
-    AnswerNode,
-    Edge,
-    EdgeFaithfulness,
-    Group,
-    Node,
-    Rest,
-    Source,
-    Target,
-    Token,
-    Without,
-)
+from icebear.concepts.circuits import records as parts
+from icebear.concepts.circuits.groups import DISTANCE, grouped
+from icebear.concepts.circuits.nodes import column, pair_of, patchable
+from icebear.concepts.circuits.records import Edge, EdgeFaithfulness, Group, GroupAblation, Node
 from icebear.concepts.models.model import Model
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -38,38 +30,36 @@ from icebear.tables import Tabled
 from icebear.values import seed_of, several, shown, whole
 
 if TYPE_CHECKING:
-    import pandas
-
     from icebear.db.store import Store
 
 FORMAT = 1
-KEPT = 0.98
-"""Of the influence, by the edges that are kept (circuit-tracer's pruning)."""
+EDGE_THRESHOLD = 0.98
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Graph(Tabled):
-    """The circuit of an answer: which neurons make it, and what they give each other.
+    """The circuit of an answer: the neurons that make it, and the direct edges between them.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
-    nodes (K), and what is not shown of each layer and token (L * T). Of several pairs of prompts all is their mean.
+    nodes (K), and the remainder of each layer and token (L * T). With several pairs of prompts, all numbers are means.
     """
 
     model: Model
     relevances: tuple[Relevance, ...]
-    """Of each pair of prompts."""
+    """One for each pair of prompts."""
     nodes: tuple[Node, ...]
     """By layer, then token."""
     effect: Tensor
-    patterns: Tensor
+    query_key_effect: Tensor
     contribution: Tensor
     difference: Tensor
-    """(K + 1,) of each target, between both prompts."""
-    kept: float = KEPT
+    """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
+    edge_threshold: float = EDGE_THRESHOLD
+    """The share of the influence that `edges` have (circuit-tracer's pruning)."""
     heads: bool = False
     made_with: dict[str, Any] = field(default_factory=dict)
     other_groups: tuple[Group, ...] | None = None
-    """In place of those by default, see `regrouped`."""
+    """Replace the default groups, see `regrouped`."""
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
@@ -82,112 +72,105 @@ class Graph(Tabled):
 
     @property
     def meaning(self) -> str:
-        """What it is compared with, in words."""
-        told = self.relevances[0].counterfactual
-        assert told is not None
-        if self.relevances[0].image:
+        """What the prompt is compared with, in words."""
+        first, others = self.relevances[0], len(self.relevances) - 1
+        if first.image:
             return "one image compared with another"
-        more = f" and {len(self.relevances) - 1} more pairs" if len(self.relevances) > 1 else ""
-        return f"{''.join(self.relevances[0].prompt.strings)!r} compared with {''.join(told.prompts[0])!r}{more}"
+        counterfactual = "".join(token.counterfactual for token in self.tokens)
+        more = f" and {others} more pairs" if others else ""
+        return f"{''.join(first.prompt.strings)!r} compared with {counterfactual!r}{more}"
 
     @cached_property
-    def tokens(self) -> tuple[Token, ...]:
+    def tokens(self) -> tuple[parts.Token, ...]:
         first = self.relevances[0]
         assert first.counterfactual is not None
         there = first.prompt.strings if first.image else first.counterfactual.prompts[0]
-        pairs = enumerate(zip(first.prompt.strings, there, strict=True))
-        return tuple(Token(position, *texts) for position, texts in pairs)
+        return tuple(map(parts.Token, range(len(there)), first.prompt.strings, there))
 
     @cached_property
-    def answer(self) -> AnswerNode:
+    def answer(self) -> parts.AnswerNode:
         first = self.relevances[0]
-        return AnswerNode(first.predicted_at, first.target_text, first.contrast.text if first.contrast else None)
-
-    @property
-    def rests(self) -> tuple[Rest, ...]:
-        return tuple(Rest(layer, token) for layer in range(self.model.layers) for token in range(len(self.tokens)))
+        return parts.AnswerNode(first.predicted_at, first.target_text, first.contrast.text if first.contrast else None)
 
     @cached_property
-    def sources(self) -> tuple[Source, ...]:
-        return (*self.shown, *self.rests)
-
-    @cached_property
-    def targets(self) -> tuple[Target, ...]:
-        return (*self.nodes, self.answer)
-
-    @property
-    def shown(self) -> tuple[Token | Node, ...]:
+    def shown(self) -> tuple[parts.Token | Node, ...]:
         """Tokens and nodes, in the order of `sources`."""
         return (*self.tokens, *self.nodes)
 
+    @cached_property
+    def sources(self) -> tuple[parts.Source, ...]:
+        layers, tokens = range(self.model.layers), range(len(self.tokens))
+        return (*self.shown, *(parts.Remainder(layer, token) for layer in layers for token in tokens))
+
+    @cached_property
+    def targets(self) -> tuple[parts.Target, ...]:
+        return (*self.nodes, self.answer)
+
     @property
     def shown_edges(self) -> list[Edge]:
-        """Those from tokens and nodes."""
-        return [edge for edge in self.edges if not isinstance(edge.source, Rest)]
+        """The edges from tokens and nodes, the most influential first."""
+        return [edge for edge in self.edges if not isinstance(edge.source, parts.Remainder)]
 
-    # --- what matters ---------------------------------------------------------------------------------
+    # --- edges ----------------------------------------------------------------------------------------
 
     @cached_property
     def influence(self) -> Tensor:
-        """(K + 1, S) of each edge on the answer, along all paths; sums to 1. Effects by size, each target's normalised
-        over all its sources, those not shown too (circuit-tracer, `graph.py`)."""
+        """The influence (K + 1, S) of each edge on the answer along all paths; sums to 1.
+
+        Absolute effects, normalized over all sources of a target, remainders too (circuit-tracer, `graph.py`).
+        """
         sizes = self.effect.abs().double()
         shares = sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
         first, count = len(self.tokens), len(self.nodes)
         between = shares[:, first : first + count]  # (K + 1, K)
-        # What comes to a node along all paths p = answer's share + N^T p, N being acyclic.
+        # The influence of nodes along all paths is p = share of the answer + N^T p, where N is acyclic.
         weights = torch.linalg.solve(torch.eye(count).double() - between[:count].T, between[count])
         scores = torch.cat((weights, torch.ones(1).double()))[:, None] * shares
         return scores / scores.sum().clamp(min=1e-30)
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """Those that have `kept` of the influence, the largest first."""
+        """The most influential edges, which have `edge_threshold` of the influence, the largest first."""
         flat = self.influence.flatten()
         order = flat.argsort(descending=True, stable=True)
         running = flat[order].cumsum(0)
-        count = int((running < self.kept * running[-1]).sum()) + 1 if len(running) else 0
-        sources, targets = self.sources, self.targets
-        found = []
+        count = int((running < self.edge_threshold * running[-1]).sum()) + 1 if len(running) else 0
+        edges = []
         for place in order[:count].tolist():
-            row, column = divmod(place, len(sources))
-            contribution, whole = self.contribution[row, column].item(), self.difference[row].item()
-            found.append(
+            row, column = divmod(place, len(self.sources))
+            contribution, difference = self.contribution[row, column].item(), self.difference[row].item()
+            edges.append(
                 Edge(
-                    sources[column],
-                    targets[row],
+                    self.sources[column],
+                    self.targets[row],
                     self.effect[row, column].item(),
-                    self.patterns[row, column].item(),
+                    self.query_key_effect[row, column].item(),
                     contribution,
-                    contribution / whole if whole else 0.0,
+                    contribution / difference if difference else 0.0,
                     flat[place].item(),
                 )
             )
-        return tuple(found)
+        return tuple(edges)
 
-    def _row(self, target: Target | str) -> int:
-        """Of a target, or its id, in `targets`. Raises `InputError` where there is none."""
-        for row, one in enumerate(self.targets):
-            if target in (one, one.id):
-                return row
-        raise InputError(f"{shown(target)} is no target of this graph; give a node of it, or 'answer'.")
-
-    def sources_of(self, target: Target | str, k: int) -> tuple[list[Edge], float]:
-        """The edges to a target (or its id) from tokens and nodes, the k largest shares first, and the share of all not
-        shown."""
-        k, row = whole(k, "The number of edges"), self._row(target)
+    def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float]:
+        """Return the k edges to a target (or its id) with the largest share of its difference, and the share of all
+        remainders. Raises `InputError`."""
+        k = whole(k, "The number of edges")
+        row = next((row for row, one in enumerate(self.targets) if target in (one, one.id)), None)
+        if row is None:
+            raise InputError(f"{shown(target)} is no target of this graph; give a node of it, or 'answer'.")
         edges = [edge for edge in self.shown_edges if edge.target is self.targets[row]]
         difference = self.difference[row].item()
         hidden = self.contribution[row, len(self.shown) :].sum().item() / difference if difference else 0.0
-        return sorted(edges, key=lambda edge: -abs(edge.share))[:k], hidden
+        return sorted(edges, key=lambda edge: -abs(edge.contribution_share))[:k], hidden
 
     @property
-    def rest(self) -> Tensor:
-        """(K + 1,) what contributions lack to each target's own difference: rounding."""
+    def rounding_error(self) -> Tensor:
+        """The difference (K + 1,) of each target minus all contributions to it."""
         return self.difference - self.contribution.sum(-1)
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
-        """(L, T, W) a choice of nodes (default: all) as `icebear.concepts.attribution.controls.Nodes` takes it."""
+        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.attribution.controls.Nodes`."""
         width = self.model.width("ffn") + self.model.heads * self.heads
         chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
         for node in self.nodes if nodes is None else several(nodes):
@@ -199,41 +182,82 @@ class Graph(Tabled):
     # --- checks ---------------------------------------------------------------------------------------
 
     def ablation(self, seed: int = 0) -> Ablation:
-        """What the nodes carry of the answer, and what is left without them, beside controls."""
-        return checks.ablation(self, seed_of(seed))
+        """Measure sufficiency and necessity of the nodes, with random controls; for several pairs their mean."""
+        generator = torch.Generator().manual_seed(seed_of(seed))
+        each = [
+            ablated(patchable(self.model, relevance, self.heads), self.mask(), generator)
+            for relevance in self.relevances
+        ]
+        means = [fmean(column) for column in zip(*(list(vars(one).values())[1:] for one in each), strict=True)]
+        return Ablation(each[0].nodes, *means)
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> EdgeFaithfulness:
-        """What comes about along the edges alone (`icebear.concepts.circuits.checks.faithfulness`)."""
+        """Measure the share of the difference that edges alone recover.
+
+        Node by node, upwards, each node is computed while its sources along these edges have the values computed so
+        far, and all else keeps its counterfactual value; the answer is last. For several pairs the mean.
+
+        Parameters
+        ----------
+        edges
+            The number of edges from tokens and nodes, the most influential first; None for all edges of the graph.
+        seed
+            The seed of the random edges.
+        """
         return checks.faithfulness(self, [edges], seed)[0]
 
     def interventions(self, half: bool = False) -> pandas.DataFrame:
-        """Edges as predicted and as measured (`icebear.concepts.circuits.checks.interventions`)."""
+        """Measure each possible edge from a token or node to a node or the answer, in the first pair of prompts.
+
+        Parameters
+        ----------
+        half
+            Go half of the way to the other prompt, and count the change twice; only for edges from nodes.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row an edge. ``effect`` and ``contribution`` are predictions. ``one_sided`` is the change of the target
+            when the source alone takes its counterfactual value while all other neurons are fixed; ``two_sided`` is
+            the mean of that and of the same from the counterfactual prompt to the prompt.
+        """
         return checks.interventions(self, half)
 
     def correlations(self) -> dict[str, float]:
-        """Of edges as predicted with those measured (`icebear.concepts.circuits.checks.correlations`)."""
-        return checks.correlations(self)
+        """Return Pearson's correlation of predicted and measured edges between neurons (see `interventions`)."""
+        edges = checks.between(self.interventions())
+        return {f"{name}s": float(edges[of].corr(edges[truth])) for name, (of, truth) in checks.READINGS.items()}
 
     def overlap(self, other: Graph) -> tuple[float, float]:
-        """The share of nodes in common with another circuit, and by chance
-        (`icebear.concepts.circuits.checks.overlap`)."""
+        """Return the share of nodes in common with another circuit (of the smaller one), and the share expected for
+        random nodes of the same layers and tokens. Raises `InputError` for circuits that cannot be compared."""
         if not isinstance(other, Graph):
             raise InputError(f"{shown(other)} is not a circuit; give another Graph.")
-        return checks.overlap(self, other)
+        if self.model.fingerprint != other.model.fingerprint:
+            raise InputError(
+                f"One graph is of {self.model.name}, the other of {other.model.name}; compare those of one."
+            )
+        one, two = self.mask(), other.mask()
+        if one.shape != two.shape:
+            raise InputError(
+                f"The graphs are of {len(self.tokens)} and {len(other.tokens)} tokens; compare circuits of one length, "
+                "both with heads or without."
+            )
+        return checks.shared(one, two)
 
     # --- groups ---------------------------------------------------------------------------------------
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Nodes that belong together (`icebear.concepts.circuits.groups`), those of the largest score first."""
+        """Similar nodes (`icebear.concepts.circuits.groups`), the groups with the largest score first."""
         return grouped(self) if self.other_groups is None else self.other_groups
 
-    def regrouped(self, store: Store | None = None, apart: float = APART) -> Graph:
-        """The same graph with other groups: by the sentences of a store too, or joined up to another distance."""
-        return replace(self, other_groups=grouped(self, store, apart))
+    def regrouped(self, store: Store | None = None, distance: float = DISTANCE) -> Graph:
+        """Return the same graph with other groups: also by the sentences of a store, or up to another distance."""
+        return replace(self, other_groups=grouped(self, store, distance))
 
     def group(self, group: Group | str) -> Group:
-        """A group, or that of a name. Raises `InputError` where there is none."""
+        """Return a group, or the group of a name. Raises `InputError` if there is none."""
         for one in self.groups if isinstance(group, str) else ():
             if one.name == group:
                 return one
@@ -242,13 +266,17 @@ class Graph(Tabled):
             raise InputError(f"{shown(group)} is no group of this graph; take one of its groups, such as {names}.")
         return group
 
-    def without(self, group: Group | str) -> Without:
-        """The answer when a group takes the other prompt's activations, all other neurons computed as ever."""
-        return checks.without(self, self.group(group))
+    def without(self, group: Group | str) -> GroupAblation:
+        """Give the nodes of a group their counterfactual values while all other neurons are recomputed, in the first
+        pair of prompts. Raises `InputError`."""
+        mask = self.mask(self.group(group).nodes)
+        nodes = patchable(self.model, self.relevances[0], self.heads)
+        measured = ablated(nodes, mask, torch.Generator().manual_seed(0))
+        return GroupAblation(1 - measured.left, 1 - measured.matched_left, tuple(nodes.predictions(~mask)))
 
     def recipe(self, group: Group | str, off: bool = False) -> Recipe:
-        """Edits that put a group to the other prompt's values, at its tokens; off: to zero. Raises `InputError` for a
-        head that is not switched off, which has no one value."""
+        """Return edits that set the nodes of a group to their counterfactual values, at their tokens; off: to zero.
+        Raises `InputError` for a head that is not switched off, which has no single value."""
         edits, group = [], self.group(group)
         for node in group.nodes:
             if node.neuron.site == "head" and not off:
@@ -262,19 +290,18 @@ class Graph(Tabled):
     # --- files ----------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        first = self.relevances[0]
+        """Return the graph as a dictionary for JSON."""
         groups = {node.id: group.name for group in self.groups for node in group.nodes}
         return {
             "icebear_circuit": FORMAT,
-            "prompt": list(first.prompt.strings),
+            "prompt": [token.text for token in self.tokens],
             "counterfactual": [token.counterfactual for token in self.tokens],
             "pairs": len(self.relevances),
             "target": self.answer.text,
             "contrast": self.answer.contrast,
             "difference": self.difference[-1].item(),
             "nodes": [
-                {**vars(node), "id": node.id, "neuron": str(node.neuron), "group": groups[node.id]}
+                {"id": node.id, **vars(node), "neuron": str(node.neuron), "group": groups[node.id]}
                 for node in self.nodes
             ],
             "groups": [
@@ -286,59 +313,56 @@ class Graph(Tabled):
         }
 
     def to_json(self) -> str:
+        """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """All of it as a JSON file, for `load`. Raises `InputError`."""
+        """Write the whole graph to a JSON file, for `load`. Raises `InputError`."""
         files.save(self, path, overwrite)
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> Graph:
-        """What `save` wrote; its checks need the model that it was made with. Raises `InputError`."""
+        """Read a graph that `save` wrote, with the model that it was made with. Raises `InputError`."""
         return files.load(cls, path, model)
 
     def to_neuronpedia(self, slug: str = "icebear") -> str:
-        """The file of circuit-tracer and Neuronpedia (`icebear.concepts.circuits.neuronpedia`)."""
-        return json.dumps(neuronpedia.written(self, slug), ensure_ascii=False)
+        """Return the file of circuit-tracer and Neuronpedia. Raises `InputError`.
+
+        Parameters
+        ----------
+        slug
+            The name of the graph: letters, digits, dots, dashes and underscores.
+        """
+        return json.dumps(neuronpedia.graph_file(self, slug), ensure_ascii=False)
 
     def to_svg(self) -> str:
-        """The picture: tokens left to right, layers upwards."""
+        """Return the picture: tokens from left to right, layers from bottom to top."""
         return drawing.on_paper(self)
 
     def to_png(self, scale: float = 2) -> bytes:
+        """Return the picture as a PNG file; scale: pixels per unit of the SVG."""
         return drawing.png(self, scale)
 
     def to_html(self) -> str:
-        """A self-contained page whose picture answers to pointing."""
+        """Return a self-contained page with an interactive picture."""
         return drawing.html(self)
 
     def _repr_html_(self) -> str:
         return drawing.fragment(self)
 
     def to_frame(self) -> pandas.DataFrame:
-        """The edges as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
-        import pandas
-
+        """Return the edges as a pandas table, a row each; `to_arrow` returns an Arrow table."""
         rows = [{**vars(edge), "source": edge.source.id, "target": edge.target.id} for edge in self.edges]
         return pandas.DataFrame(rows)
 
     def nodes_frame(self) -> pandas.DataFrame:
-        """The nodes as a pandas table, a row each."""
-        import pandas
-
-        groups = {node.id: group.name for group in self.groups for node in group.nodes}
+        """Return the nodes as a pandas table, a row each."""
         rows = [
             {
-                "node": node.id,
-                "neuron": str(node.neuron),
-                "position": node.position,
-                "token": self.tokens[node.position].text,
-                "score": node.score,
-                "activation": node.activation,
-                "counterfactual": node.counterfactual,
-                "group": groups[node.id],
-                "words": ", ".join(word.strip() for word in node.words),
+                **row,
+                "token": self.tokens[row["position"]].text,
+                "words": ", ".join(word.strip() for word in row["words"]),
             }
-            for node in self.nodes
+            for row in self.to_dict()["nodes"]
         ]
         return pandas.DataFrame(rows)

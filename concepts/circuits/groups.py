@@ -1,8 +1,8 @@
-"""Groups: nodes that are fed by the same tokens, move the same things and write the same words."""
+"""Groups of similar nodes: the same tokens act on them, they act on the same nodes, and they promote the same words."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,48 +19,47 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
     from icebear.db.store import Store
 
-APART = 0.6
-"""Mean cosine distance at which groups are not joined any more."""
+DISTANCE = 0.6
+"""The largest mean cosine distance inside a group."""
 
 
-def grouped(graph: Graph, store: Store | None = None, apart: float = APART) -> tuple[Group, ...]:
-    """All nodes of a graph in groups, those of the largest score first.
+def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE) -> tuple[Group, ...]:
+    """Return all nodes of a graph in groups, the groups with the largest score first.
 
-    Agglomerative clustering (complete linkage) by the mean of cosine similarities of what each node is fed by, what it
-    moves, what its difference writes and, with a store, which sentences it is most active in. apart: no group has two
-    nodes that are further from each other.
+    Agglomerative clustering (complete linkage) by the mean of cosine similarities of the nodes' input, effect and
+    output profiles and, with a store, example profiles. No two nodes of a group have a larger distance.
     """
-    real(apart, "The distance of groups", 0)
-    if len(graph.nodes) < 2:
-        return tuple(Group(_name(graph, [node]), (node,)) for node in graph.nodes)
-    need("circuits")
-    from sklearn.cluster import AgglomerativeClustering
+    real(distance, "The distance of groups", 0)
+    labels = [0] * len(graph.nodes)
+    if len(graph.nodes) > 1:
+        need("circuits")
+        from sklearn.cluster import AgglomerativeClustering
 
-    views = [fed(graph), moved(graph), written(graph), *([] if store is None else [lit(graph, store)])]
-    alike = torch.stack([normalize(view, dim=-1) @ normalize(view, dim=-1).T for view in views]).mean(0)
-    distances = (1 - alike).clamp(min=0).fill_diagonal_(0)
-    clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=apart)
-    labels = clustering.fit(distances.numpy()).labels_.tolist()
-    members: dict[int, list[Node]] = {}
+        profiles = [inputs(graph), effects(graph), outputs(graph), *([examples(graph, store)] if store else [])]
+        units = [normalize(profile, dim=-1) for profile in profiles]
+        distances = (1 - torch.stack([unit @ unit.T for unit in units]).mean(0)).clamp(min=0).fill_diagonal_(0)
+        clusters = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=distance)
+        labels = clusters.fit(distances.numpy()).labels_.tolist()
+    members: dict[int, list[Node]] = defaultdict(list)
     for label, node in zip(labels, graph.nodes, strict=True):
-        members.setdefault(label, []).append(node)
-    found = [Group(_name(graph, nodes), tuple(nodes)) for nodes in members.values()]
-    return tuple(sorted(found, key=lambda group: -abs(group.score)))
+        members[label].append(node)
+    groups = [Group(_name(graph, nodes), tuple(nodes)) for nodes in members.values()]
+    return tuple(sorted(groups, key=lambda group: -abs(group.score)))
 
 
-def fed(graph: Graph) -> Tensor:
-    """(K, T) the share of each node's difference that is from each token: directly, from what is not shown at that
-    token, and through other nodes."""
+def inputs(graph: Graph) -> Tensor:
+    """Return the share (K, T) of each node's difference that comes from each token: directly, through the remainders
+    at that token, and through other nodes."""
     first, count = len(graph.tokens), len(graph.nodes)
     shares = (graph.contribution / graph.difference.masked_fill(graph.difference == 0, 1)[:, None])[:count]
-    rest = shares[:, first + count :].unflatten(-1, (-1, first)).sum(1)  # (K, T), of all layers
+    remainders = shares[:, first + count :].unflatten(-1, (-1, first)).sum(1)  # (K, T), of all layers
     between = shares[:, first : first + count]
-    return torch.linalg.solve(torch.eye(count, dtype=shares.dtype) - between, shares[:, :first] + rest)
+    return torch.linalg.solve(torch.eye(count, dtype=shares.dtype) - between, shares[:, :first] + remainders)
 
 
-def moved(graph: Graph) -> Tensor:
-    """(K, K + 1) each node's effects on the answer: by way of each other node, so much as that one's score is for its
-    difference, and directly."""
+def effects(graph: Graph) -> Tensor:
+    """Return the effects (K, K + 1) of each node on the answer: through each other node, weighted by the score of that
+    node per difference, and directly."""
     first, count = len(graph.tokens), len(graph.nodes)
     own = graph.difference[:count]
     weights = own.new_tensor([node.score for node in graph.nodes]) / own.masked_fill(own == 0, 1)
@@ -68,41 +67,41 @@ def moved(graph: Graph) -> Tensor:
     return (graph.effect[:, first : first + count] * weights[:, None]).T
 
 
-def written(graph: Graph) -> Tensor:
-    """(K, D) what each node's difference writes to the residual stream."""
-    moves = change(graph.relevances[0], "attn") if graph.heads else torch.empty(0)
+def outputs(graph: Graph) -> Tensor:
+    """Return what the difference of each node adds to the residual stream, (K, D)."""
+    rows = []
+    for node in graph.nodes:
+        if node.neuron.site == "head":
+            layer, dim = node.neuron.layer, graph.model.head_dim
+            part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
+            w_out = vocabulary.written(graph.model, "attn", layer, part)
+            assert w_out is not None
+            difference = change(graph.relevances[0], "attn")[layer, node.position, part]
+            rows.append(difference.to(w_out.dtype) @ w_out.cpu())
+        else:
+            difference = node.activation - node.counterfactual
+            rows.append(vocabulary.w2_row(graph.model, node.neuron).cpu() * difference)
+    return torch.stack(rows).to(graph.difference)
 
-    def row(node: Node) -> Tensor:
-        if node.neuron.site != "head":
-            return vocabulary.w2_row(graph.model, node.neuron).cpu() * (node.activation - node.counterfactual)
-        dim, layer = graph.model.head_dim, node.neuron.layer
-        part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
-        rows = vocabulary.written(graph.model, "attn", layer, part)
-        assert rows is not None
-        return moves[layer, node.position, part].to(rows.dtype) @ rows.cpu()
 
-    return torch.stack([row(node).to(graph.difference) for node in graph.nodes])
-
-
-def lit(graph: Graph, store: Store) -> Tensor:
-    """(K, sentences) whether each is among a node's examples in the store."""
-    kept = [
+def examples(graph: Graph, store: Store) -> Tensor:
+    """Return whether each sentence is among a node's examples in the store, (K, sentences)."""
+    rows = [
         {example.sentence.id for example in store.examples(node.neuron, polarity="+" if node.activation > 0 else "-")}
         if node.neuron.site != "head"
         else set()
         for node in graph.nodes
     ]
-    known = sorted(set().union(*kept))
-    return graph.difference.new_tensor([[float(sentence in some) for sentence in known] or [0.0] for some in kept])
+    known = sorted(set().union(*rows))
+    return graph.difference.new_tensor([[float(sentence in row) for sentence in known] or [0.0] for row in rows])
 
 
 def _name(graph: Graph, nodes: list[Node]) -> str:
-    """Words that at least half of them write; else their tokens and layers."""
+    """Return words that at least half of the nodes promote, or else their tokens and layers."""
     each = [dict.fromkeys(word.strip().lower() for word in node.words) for node in nodes]
     counts = Counter(word for words in each for word in words if word)
-    shared = [
-        word for word, count in counts.most_common(3) if count * 2 >= len(nodes) and (count > 1 or len(nodes) == 1)
-    ]
+    fewest = max(len(nodes) / 2, min(len(nodes), 2))
+    shared = [word for word, count in counts.most_common(3) if count >= fewest]
     if shared:
         return ", ".join(shared)
     tokens = dict.fromkeys(graph.tokens[node.position].text.strip() for node in nodes)

@@ -1,4 +1,4 @@
-"""What a circuit is made of: tokens, nodes, what is not shown, the answer; edges and groups."""
+"""The records of a circuit: tokens, nodes, remainders, the answer, edges and groups."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from icebear.records import Neuron, TokenScore
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the prompt, and what stands there in the other one."""
+    """A token of the prompt, with the token at its position in the counterfactual prompt."""
 
     position: int
     text: str
     counterfactual: str
+    height = -1.0
 
     @property
     def id(self) -> str:
         return f"token.{self.position}"
-
-    @property
-    def height(self) -> float:
-        return -1
 
     def __str__(self) -> str:
         return repr(self.text) if self.text == self.counterfactual else f"{self.text!r} ({self.counterfactual!r})"
@@ -29,18 +26,18 @@ class Token:
 
 @dataclass(frozen=True)
 class Node:
-    """A neuron (or a head) at a token."""
+    """A neuron (or an attention head) at a token."""
 
     neuron: Neuron
     position: int
     score: float
-    """Its relevance compared with the other prompt."""
+    """Its relevance, compared with the counterfactual prompt."""
     activation: float
-    """Of a head the part of its output that speaks for the answer: output times coefficient."""
+    """For a head: its output times the multipliers of the answer."""
     counterfactual: float
-    """The same in the other prompt."""
+    """The activation in the counterfactual prompt."""
     words: tuple[str, ...] = ()
-    """What its difference writes, strongest first."""
+    """The vocabulary projection of its difference, strongest first."""
 
     @property
     def id(self) -> str:
@@ -48,7 +45,7 @@ class Node:
 
     @property
     def height(self) -> float:
-        """In layers; attention comes before the FFN."""
+        """The layer; the FFN is half a layer above attention."""
         return self.neuron.layer + 0.5 * (self.neuron.site == "ffn")
 
     def __str__(self) -> str:
@@ -56,18 +53,18 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Rest:
-    """All neurons (and heads, where they are nodes) of a layer at a token that are not shown."""
+class Remainder:
+    """All neurons (and heads, if heads are nodes) of a layer at a token that are not nodes of the graph."""
 
     layer: int
     position: int
 
     @property
     def id(self) -> str:
-        return f"rest.{self.layer}@{self.position}"
+        return f"remainder.{self.layer}@{self.position}"
 
     def __str__(self) -> str:
-        return f"rest of L{self.layer}@{self.position}"
+        return f"remainder of L{self.layer}@{self.position}"
 
 
 @dataclass(frozen=True)
@@ -77,45 +74,39 @@ class AnswerNode:
     position: int
     text: str
     contrast: str | None
-
-    @property
-    def id(self) -> str:
-        return "answer"
-
-    @property
-    def height(self) -> float:
-        return float("inf")
+    id = "answer"
+    height = float("inf")
 
     def __str__(self) -> str:
         return repr(self.text) + (f" against {self.contrast!r}" if self.contrast is not None else "")
 
 
-Source = Token | Node | Rest
+Source = Token | Node | Remainder
 Target = Node | AnswerNode
 
 
 @dataclass(frozen=True)
 class Edge:
-    """What a source gives a target directly, past no other neuron."""
+    """The direct effect of a source on a target, through no other neuron."""
 
     source: Source
     target: Target
     effect: float
-    """Gradient at the prompt x the source's difference: by how much more the target is than if the source alone takes
-    its value of the other prompt."""
-    patterns: float
-    """What of the effect goes through attention patterns (queries and keys), the rest through values."""
+    """Gradient at the prompt x difference of the source: the change of the target that the source alone causes, to
+    first order, compared with its counterfactual value."""
+    query_key_effect: float
+    """The part of the effect through attention weights (queries and keys); the other part goes through values."""
     contribution: float
-    """By difference rules; those to a target sum to its own difference."""
-    share: float
-    """The contribution over the target's own difference."""
+    """By difference rules; the contributions to a target sum to the difference of the target."""
+    contribution_share: float
+    """The contribution divided by the difference of the target."""
     influence: float
-    """On the answer, along all paths, as a share of all edges' (circuit-tracer's definition)."""
+    """On the answer along all paths, as a share of the influence of all edges (circuit-tracer's definition)."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes of a graph that belong together."""
+    """Similar nodes of a graph."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -127,25 +118,25 @@ class Group:
 
 @dataclass(frozen=True)
 class EdgeFaithfulness:
-    """How much of the difference between both prompts comes about along edges alone."""
+    """The share of the difference between both prompts that edges alone recover."""
 
     edges: int
-    """From tokens and nodes."""
-    share: float
-    matched: float
-    """Of as many edges into the same targets from the same layers, drawn among the graph's nodes and tokens with an
-    effect, where there are enough not those kept; the mean of five draws."""
-    nodes: float
-    """Of all edges between the graph's nodes and tokens."""
+    """The number of edges from tokens and nodes."""
+    sufficiency: float
+    random_sufficiency: float
+    """The same for as many random edges into the same targets from the same layers, the mean of five draws. They are
+    drawn from edges with an effect, and not from the graph's own edges while there are enough others."""
+    all_edges: float
+    """The same for all edges between the tokens and nodes of the graph."""
 
 
 @dataclass(frozen=True)
-class Without:
-    """The answer when some nodes take the other prompt's activations."""
+class GroupAblation:
+    """The answer when the nodes of a group take their counterfactual values."""
 
-    share: float
-    """Of the difference that all nodes' exchange makes, what is there (F)."""
+    necessity: float
+    """1 minus the share of the difference that remains."""
+    random_necessity: float
+    """The same for as many random nodes of the same layers and tokens."""
     predictions: tuple[TokenScore, ...]
-    """The most probable answers then."""
-    matched: float
-    """The share with as many nodes at the same layers and tokens instead, drawn from all neurons."""
+    """The most probable answers."""

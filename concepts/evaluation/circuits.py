@@ -41,9 +41,9 @@ PARTS: dict[str, dict[str, str]] = {
         "tokens": "median of the correlation of edges from tokens",
     },
     "graph": {
-        "share": "median [quartiles] of the share of the difference that comes about along these edges alone",
-        "matched": "median of the same along as many edges into the same targets from the same layers",
-        "nodes": "median of the same along all edges between the graph's nodes and tokens",
+        "sufficiency": "median [quartiles] of the share of the difference that comes about along these edges alone",
+        "random_sufficiency": "median of the same along as many edges into the same targets from the same layers",
+        "all_edges": "median of the same along all edges between the graph's nodes and tokens",
         "edges": "median of the number of edges",
     },
     "groups": {

@@ -50,7 +50,6 @@ def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
 def relevance_rules(
     net: nn.Module,
     method: AttnLRP | Difference,
-    *,
     accounting: dict[str, Tensor] | None = None,
     strict: bool = True,
     checkpoint_layers: Iterable[nn.Module] = (),

@@ -53,17 +53,17 @@ class AltiLogit(Method):
     per_token = True
 
     @torch.no_grad()
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if not model.task.is_causal or model.family.attn_norm:
             raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
         rows = []
-        for row in range(len(plan.positions)):
-            layers, last = _read(model, plan, row)
+        for row in range(len(objective.positions)):
+            layers, last = _read(model, objective, row)
             total = torch.zeros(len(last))
-            targets = plan.targets[row]
+            targets = objective.targets[row]
             assert targets is not None
-            for at, target in zip(plan.positions[row], targets, strict=True):
-                reading = partial(_logit, model, last[at], target, plan.contrasts[row])
+            for at, target in zip(objective.positions[row], targets, strict=True):
+                reading = partial(_logit, model, last[at], target, objective.contrasts[row])
                 down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
                 for layer in layers:
                     parts = layer.from_tokens()
@@ -83,14 +83,14 @@ class Alti(Method):
     per_token = True
 
     @torch.no_grad()
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
             raise InputError(
                 f"ALTI is for encoders of text with the norm behind attention (BERT), not for {model.name}."
             )
         rows = []
-        for row in range(len(plan.positions)):
-            layers, last = _read(model, plan, row)
+        for row in range(len(objective.positions)):
+            layers, last = _read(model, objective, row)
             down = torch.eye(len(last))
             for number, layer in enumerate(layers):
                 parts = layer.from_tokens()
@@ -98,7 +98,7 @@ class Alti(Method):
                 norm = model.layer_modules[number].get_submodule(model.family.attn_norm)
                 by = norm_divisor(norm, parts.sum(1, keepdim=True))
                 down = layer.contributions(through_norm(norm, parts, model.family.norm_offset, by)) @ down
-            rows.append(down[list(plan.positions[row])].sum(0))
+            rows.append(down[list(objective.positions[row])].sum(0))
         return rows
 
 
@@ -109,10 +109,10 @@ def _logit(model: Model, last: Tensor, target: int, contrast: int | None, rows: 
     return through_norm(norm, rows, model.family.norm_offset, norm_divisor(norm, last)) @ word
 
 
-def _read(model: Model, plan: Objective, row: int) -> tuple[list[_Layer], Tensor]:
+def _read(model: Model, objective: Objective, row: int) -> tuple[list[_Layer], Tensor]:
     """The layers of one prompt, and the residual stream (T, D) behind the last."""
-    length = plan.batch.lengths[row]
-    ids, mask = plan.batch.ids[row : row + 1, :length], plan.batch.mask[row : row + 1, :length]
+    length = objective.batch.lengths[row]
+    ids, mask = objective.batch.ids[row : row + 1, :length], objective.batch.mask[row : row + 1, :length]
     streams: dict[int, Tensor] = {}
     values: dict[int, Tensor] = {}
     with ExitStack() as stack:

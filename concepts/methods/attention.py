@@ -23,13 +23,13 @@ class AttentionRollout(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
-        maps, _ = _attention(model, plan)
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        maps, _ = _attention(model, objective)
         joint = torch.eye(maps[0].shape[-1], device=maps[0].device)
         for attention in maps:
             mean = attention.mean(1)  # (B, T, T)
             joint = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2 @ joint
-        return _rows(plan, joint)
+        return _rows(objective, joint)
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,12 +38,12 @@ class GradientRollout(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
-        maps, gradients = _attention(model, plan)
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        maps, gradients = _attention(model, objective)
         joint = torch.eye(maps[0].shape[-1], device=maps[0].device).expand(len(maps[0]), -1, -1)
         for attention, gradient in zip(maps, gradients, strict=True):
             joint = joint + (attention * gradient).clamp(min=0).mean(1) @ joint
-        return _rows(plan, joint - torch.eye(joint.shape[-1], device=joint.device))
+        return _rows(objective, joint - torch.eye(joint.shape[-1], device=joint.device))
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,18 +52,18 @@ class GradCAM(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
-        maps, gradients = _attention(model, plan)
-        parts = zip(gradients[-1], plan.batch.lengths, strict=True)  # without padding
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        maps, gradients = _attention(model, objective)
+        parts = zip(gradients[-1], objective.batch.lengths, strict=True)  # without padding
         weights = torch.stack([g[:, :n, :n].mean((-1, -2), keepdim=True) for g, n in parts])  # (B, H, 1, 1)
-        return _rows(plan, (weights * maps[-1]).mean(1).clamp(min=0))
+        return _rows(objective, (weights * maps[-1]).mean(1).clamp(min=0))
 
 
 class _Maps:
-    """Explains a plan from a pass that gives attention maps (B, H, T, T), and records them with their gradients."""
+    """The number of an objective, from a pass that records attention maps (B, H, T, T) and their gradients."""
 
-    def __init__(self, plan: Objective) -> None:
-        self.plan = plan
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
         self.leaves: tuple[Tensor, ...] = ()
         self.gradients: list[Tensor] = []
 
@@ -71,28 +71,29 @@ class _Maps:
         return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
-        output = model.task.forward(model, self.plan.batch, output_attentions=True)
+        output = model.task.forward(model, self.objective.batch, output_attentions=True)
         self.leaves = output.attentions
-        return self.plan.evaluate(at(output.logits, self.plan.all_positions))[1]
+        return self.objective.evaluate(at(output.logits, self.objective.all_positions))[1]
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         self.gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(self.leaves, gradients, strict=True)]
 
 
-def _attention(model: Model, plan: Objective) -> tuple[list[Tensor], list[Tensor]]:
+def _attention(model: Model, objective: Objective) -> tuple[list[Tensor], list[Tensor]]:
     """Attention maps (B, H, T, T) of each layer in float32, and their gradients."""
     if model.task.stacks == 2:
         raise InputError(f"The attention maps of {model.name}, an encoder-decoder, are not one chain of layers.")
-    maps = _Maps(plan)
+    maps = _Maps(objective)
     with eager(model):
         forward_backward(model, maps, [Inputs(), maps])
     return [x.detach().float() for x in maps.leaves], [g.float() for g in maps.gradients]
 
 
-def _rows(plan: Objective, joint: Tensor) -> list[Tensor]:
+def _rows(objective: Objective, joint: Tensor) -> list[Tensor]:
     """Rows of (B, T, T) at the positions explained, summed."""
     return [
-        joint[row, list(places)].sum(0)[: plan.batch.lengths[row]].cpu() for row, places in enumerate(plan.positions)
+        joint[row, list(places)].sum(0)[: objective.batch.lengths[row]].cpu()
+        for row, places in enumerate(objective.positions)
     ]
 
 

@@ -17,7 +17,7 @@ from icebear.concepts.methods.lrp import PA_LRP
 from icebear.concepts.methods.method import Method, Multiplying, OnePass, Place
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
-from icebear.concepts.passes.inputs import Change, Inputs
+from icebear.concepts.passes.inputs import InputHook, Inputs
 from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
 
@@ -28,10 +28,10 @@ class Random(Method):
 
     seed: int = 0
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         rows = []
-        for row in range(len(plan.positions)):
-            ids = plan.batch.row_ids(row)
+        for row in range(len(objective.positions)):
+            ids = objective.batch.row_ids(row)
             digest = hashlib.blake2b(f"{self.seed} {ids}".encode(), digest_size=7).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
             rows.append(torch.rand(len(ids), generator=generator))
@@ -44,8 +44,10 @@ class Gradient(Method):
 
     norm: Literal[1, 2] = 2
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
-        return common.by_row(plan, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in _pass(model, plan)])
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        return common.by_row(
+            objective, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in _pass(model, objective)]
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,12 +67,12 @@ class IntegratedGradients(Multiplying):
     def scores_neurons(self) -> bool:
         return self.needs_counterfactual
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         total: list[Tensor] = []
         for share in self.shares():
-            parts = [(x / share * g).sum(-1) for x, g in _pass(model, plan, partial(_scaled, share))]
+            parts = [(x / share * g).sum(-1) for x, g in _pass(model, objective, partial(_scaled, share))]
             total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
-        return common.by_row(plan, [part / self.steps for part in total])
+        return common.by_row(objective, [part / self.steps for part in total])
 
     def shares(self) -> list[float]:
         return [(step + 0.5) / self.steps for step in range(self.steps)]
@@ -90,9 +92,9 @@ class SmoothGrad(Method):
     samples: int = 10
     seed: int = 0
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
-        rows = [torch.Generator().manual_seed(self.seed) for _ in plan.positions]  # so that a batch is one by one
-        batches = (plan.batch, plan.batch.decoder)
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        rows = [torch.Generator().manual_seed(self.seed) for _ in objective.positions]  # so that a batch is one by one
+        batches = (objective.batch, objective.batch.decoder)
         total: list[Tensor] = []
 
         def noisy(stack: int, x: Tensor) -> Tensor:
@@ -103,11 +105,11 @@ class SmoothGrad(Method):
                 changed[row, :length] = own + self.noise * own.std() * noise
             return changed
 
-        plain = [x for x, _ in _pass(model, plan)]
+        plain = [x for x, _ in _pass(model, objective)]
         for _ in range(self.samples):
-            parts = [(x * g).sum(-1) for x, (_, g) in zip(plain, _pass(model, plan, noisy), strict=True)]
+            parts = [(x * g).sum(-1) for x, (_, g) in zip(plain, _pass(model, objective, noisy), strict=True)]
             total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
-        return common.by_row(plan, [part / self.samples for part in total])
+        return common.by_row(objective, [part / self.samples for part in total])
 
     def cost(self, tokens: int) -> float:
         return self.samples + 1
@@ -127,14 +129,14 @@ class Positions(Method):
     reading: Reading = "relu"
     tokens: bool = False
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
-        return common.with_positions(model, plan, PA_LRP, self.reading, self.tokens)
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        return common.with_positions(model, objective, PA_LRP, self.reading, self.tokens)
 
 
-def _pass(model: Model, plan: Objective, change: Change = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
+def _pass(model: Model, objective: Objective, change: InputHook = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
     """(embeddings, gradients), each (B, T, D), of each stack, at changed embeddings."""
     inputs = Inputs(change)
-    forward_backward(model, Logits(plan), [inputs])
+    forward_backward(model, Logits(objective), [inputs])
     return [(x.float(), g.float()) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
 
 

@@ -50,11 +50,15 @@ class AttnLRP(OnePass):
     def rules(self) -> AttnLRP:
         return self
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         """With `positions`, of tokens and what is positive of their positions in each layer (PA-LRP, Eq. 11)."""
         from icebear.concepts.methods import common
 
-        return common.with_positions(model, plan, self, "relu") if self.positions else super().scores(model, plan)
+        return (
+            common.with_positions(model, objective, self, "relu")
+            if self.positions
+            else super().scores(model, objective)
+        )
 
     def compared(self) -> Multiplying:
         if self.positions:

@@ -38,12 +38,12 @@ class Method:
     def needs_counterfactual(self) -> bool:
         return self.at is not None
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
-        """(T,) the scores of each prompt's tokens; the plan's targets are known. Raises `InputError`."""
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        """(T,) the scores of each prompt's tokens; the objective's targets are known. Raises `InputError`."""
         raise InputError(f"{self!r} does not score tokens of a prompt alone; choose another method.")
 
-    def neuron_scores(self, model: Model, plan: Objective, site: str) -> Tensor:
-        """(L, T, N) the scores of a site's neurons, for a plan of one prompt. Raises `InputError`."""
+    def neuron_scores(self, model: Model, objective: Objective, site: str) -> Tensor:
+        """(L, T, N) the scores of a site's neurons, for an objective of one prompt. Raises `InputError`."""
         raise InputError(f"{self!r} does not score neurons of a prompt alone; choose attnlrp, cp-lrp or gxi.")
 
     per_token = False
@@ -101,12 +101,12 @@ class OnePass(Multiplying):
         """The relevance rules of the pass; None for the plain gradient."""
         return None
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         from icebear.concepts.methods import common
 
-        return common.token_relevance(model, plan, self.rules)
+        return common.token_relevance(model, objective, self.rules)
 
-    def neuron_scores(self, model: Model, plan: Objective, site: str) -> Tensor:
+    def neuron_scores(self, model: Model, objective: Objective, site: str) -> Tensor:
         from icebear.concepts.methods import common
 
-        return common.neuron_relevance(model, plan, site, self.rules)
+        return common.neuron_relevance(model, objective, site, self.rules)

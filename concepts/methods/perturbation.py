@@ -22,12 +22,12 @@ class Occlusion(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         rows = []
-        for row in range(len(plan.positions)):
-            count = len(plan.batch.columns(row))
+        for row in range(len(objective.positions)):
+            count = len(objective.batch.columns(row))
             removed = torch.cat((torch.zeros(1, count), torch.eye(count))).bool()
-            measured = without(model, plan, row, removed, value).float().cpu()
+            measured = without(model, objective, row, removed, value).float().cpu()
             rows.append(measured[0] - measured[1:])
         return rows
 
@@ -43,20 +43,20 @@ class AtMan(Method):
 
     per_token = True
 
-    def scores(self, model: Model, plan: Objective) -> list[Tensor]:
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if model.task.stacks == 2:
             raise InputError(f"AtMan is for one stack of layers, not for {model.name}, an encoder-decoder.")
         modules = (name.rpartition(".")[2] for name, _ in model.layer_modules[0].named_modules())
         if {"k_norm", "k_layernorm"} & set(modules):
             raise InputError(f"{model.name} normalises its keys, so attention cannot be scaled by them.")
-        return [_scaled_down(model, plan, row, self.p) for row in range(len(plan.positions))]
+        return [_scaled_down(model, objective, row, self.p) for row in range(len(objective.positions))]
 
     def variants(self) -> Sequence[Method]:
         return [AtMan(p) for p in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)]
 
 
-def _scaled_down(model: Model, plan: Objective, row: int, p: float) -> Tensor:
-    length = plan.batch.lengths[row]
+def _scaled_down(model: Model, objective: Objective, row: int, p: float) -> Tensor:
+    length = objective.batch.lengths[row]
     keys = [("k", layer) for layer in range(model.layers)]
     measured = []
     # The first variant is the prompt as it is.
@@ -67,6 +67,6 @@ def _scaled_down(model: Model, plan: Objective, row: int, p: float) -> Tensor:
             return x * factor
 
         with model.lock, torch.no_grad(), hooks(model, keys, scale):
-            measured.append(log_probability(model, plan.rows([row] * len(part))))
+            measured.append(log_probability(model, objective.rows([row] * len(part))))
     scores = torch.cat(measured).cpu()
     return scores[0] - scores[1:]

@@ -101,10 +101,10 @@ def _split(names: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def why_not(model: Model, plan: Objective, method: Method) -> str | None:
+def why_not(model: Model, objective: Objective, method: Method) -> str | None:
     """Why a method cannot score the tokens of a model, tried on one prompt; None if it can."""
     try:
-        method.scores(model, plan.resolved(model))
+        method.scores(model, objective.resolved(model))
     except IcebearError as error:
         return str(error)
     return None

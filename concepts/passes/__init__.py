@@ -1,1 +1,1 @@
-"""One forward and backward pass: what it explains, what is kept of it, how it runs."""
+"""One forward and backward pass: the number that it explains, what is recorded of it, and how it runs."""

@@ -1,4 +1,4 @@
-"""What a model reads, as leaves of the graph: token embeddings, or pixels."""
+"""The input of a model as leaves of the graph: token embeddings or pixels."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.models.model import Model
+from icebear.concepts.passes.run import Recorder
 
-Change = Callable[[int, Tensor], Tensor]
-"""Of a stack (0 is the encoder or the only one, 1 the decoder) and what it reads: (B, T, D), or pixels (B, C, H, W)."""
+InputHook = Callable[[int, Tensor], Tensor]
+"""Takes a stack (0 for the encoder or the only one, 1 for the decoder) and its input, embeddings (B, T, D) or pixels
+(B, C, H, W), and returns the input that the stack reads."""
 
 
 @contextmanager
-def changing(model: Model, change: Change) -> Iterator[None]:
-    """What the model reads goes through `change`."""
+def input_hooks(model: Model, hook: InputHook) -> Iterator[None]:
+    """Call the hook on the input of each stack."""
     calls = [0]
 
     def embedded(module: Any, args: Any, output: Tensor) -> Tensor:
         calls[0] += 1
-        return change((calls[0] - 1) % model.task.stacks, output)
+        return hook((calls[0] - 1) % model.task.stacks, output)
 
     def pixels(module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return args, {**kwargs, "pixel_values": change(0, kwargs["pixel_values"])}
+        return args, {**kwargs, "pixel_values": hook(0, kwargs["pixel_values"])}
 
     with ExitStack() as undo:
         if not model.task.reads_text:
@@ -36,17 +38,17 @@ def changing(model: Model, change: Change) -> Iterator[None]:
         yield
 
 
-class Inputs:
-    """Keeps value and gradient of what each stack reads."""
+class Inputs(Recorder):
+    """Record the input of each stack and its gradient."""
 
-    def __init__(self, change: Change = lambda stack, x: x) -> None:
-        """change: values to be put in place of the model's own."""
+    def __init__(self, change: InputHook = lambda stack, x: x) -> None:
+        """change: returns the input to use in place of the model's own."""
         self.change = change
         self._leaves: dict[int, Tensor] = {}
         self.values: list[Tensor] = []
-        """Of each stack, (B, T, D) or (B, C, H, W)."""
+        """The input of each stack, (B, T, D) or (B, C, H, W)."""
         self.gradients: list[Tensor] = []
-        """Zero where the number explained does not depend on it."""
+        """Zero where the number explained does not depend on the input."""
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
@@ -55,7 +57,7 @@ class Inputs:
                 self._leaves[stack] = self.change(stack, x.detach()).detach().requires_grad_()
             return self._leaves[stack].clone()  # some models change it in place
 
-        with changing(model, leaf):
+        with input_hooks(model, leaf):
             yield
 
     @property
@@ -67,6 +69,6 @@ class Inputs:
         self.gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(self.values, gradients, strict=True)]
 
     def relevance(self) -> list[Tensor]:
-        """Value x gradient of each stack, in float32 (float64 for a float64 model)."""
+        """Return input x gradient of each stack, in float32 (float64 for a float64 model)."""
         dtype = torch.promote_types(self.values[0].dtype, torch.float32)
         return [x.to(dtype) * g.to(dtype) for x, g in zip(self.values, self.gradients, strict=True)]

@@ -1,4 +1,4 @@
-"""The most relevant neurons of a pass and the sums over all of them, without keeping all."""
+"""The most relevant neurons of a pass, and sums over all neurons, in little memory."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from torch import Tensor
 
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
-from icebear.concepts.passes.neurons import Recorder
+from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
 
 
 @dataclass(frozen=True, eq=False)
 class Largest:
-    """What ``keep="top"`` keeps of all positions, where their neurons are not kept whole."""
+    """The result of ``keep="top"``, for all positions."""
 
     k: int
     ranked: dict[str, tuple[Ranked, ...]]
-    """site -> its k that contribute most to the target and its k that contribute most against it, without sinks and a
-    chat's template."""
+    """site -> the k neurons with the largest and the k with the most negative relevance, without sinks and the template
+    of a chat."""
     layers: dict[str, Tensor]
     """site -> (L, T) sums over all its neurons."""
     heads: Tensor | None
-    """(L, T, H) of whole heads, with the site `attn`."""
+    """(L, T, H) sums over whole heads, if the sites include ``attn``."""
 
     def top(self, k: int, site: str, sign: str) -> list[Ranked]:
         if k > self.k:
-            raise InputError(f"The {self.k} largest of each site were kept; pass attribute(k={k}), or keep='all'.")
+            raise InputError(
+                f"Only the {self.k} largest of each site were recorded; pass attribute(k={k}), or keep='all'."
+            )
         return sorted(self.ranked[site], key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron))[:k]
 
 
-class LargestNeurons(Recorder):
-    """Keeps, for each row, site and sign, the k largest relevances, and the sums by layer and by head.
-
-    Memory is one place's activations beyond what is kept: sums take (B, L, T) a site, those of heads (B, L, T, H).
-    """
+class LargestNeurons(NeuronRecorder):
+    """Record, for each row, site and sign, the k largest relevances, and sums by layer (B, L, T) and head (B, L, T, H).
+    Beyond these it takes the memory of the activations of one place."""
 
     def __init__(
         self,
@@ -48,18 +48,16 @@ class LargestNeurons(Recorder):
         k: int,
         apart: Callable[[int], Iterable[int]] = lambda row: (),
         partner: Callable[[Tensor], Tensor] | None = None,
-        stop: bool = False,
     ) -> None:
-        """apart: a row's positions that are not ranked; asked in the backward pass, when sinks are known.
-        partner: of activations (B, T, N) those that they are compared with; relevance is then of the difference."""
+        """apart: returns the positions of a row that are not ranked; called in the backward pass, when sinks are known.
+        partner: returns the counterfactual of activations (B, T, N); relevance is then that of the difference."""
         sites = tuple(sites)
-        super().__init__(model, batch, sites, stop=stop)
+        super().__init__(model, batch, sites)
         self.k, self.apart, self.partner, rows = k, apart, partner, len(batch.ids)
-        self.sums = {site: torch.zeros(rows, model.layers, self.kept, **self.options) for site in sites}
-        self.heads = torch.zeros(rows, model.layers, self.kept, model.heads, **self.options)
-        """Of the site `attn`."""
+        self.sums = {site: torch.zeros(rows, model.layers, self.width, **self.options) for site in sites}
+        self.heads = torch.zeros(rows, model.layers, self.width, model.heads, **self.options)
         self.unranked: Tensor | None = None
-        """(B, T) padding, and what is set apart."""
+        """(B, T) padding, and positions set apart."""
         kinds = 1 if partner is None else 2
         self.best = {
             site: (
@@ -69,8 +67,8 @@ class LargestNeurons(Recorder):
             )
             for site in sites
         }
-        """Largest first: relevance (B, 2, <= k), signed as -r for the second, which are the most negative; activation
-        here (and there), (B, 2, <= k, 1 or 2); layer, column and index (B, 2, <= k, 3)."""
+        """Largest first: relevance (B, 2, <= k), times -1 in the second half, the most negative; activation (and its
+        counterfactual), (B, 2, <= k, 1 or 2); layer, column and index (B, 2, <= k, 3)."""
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         dtype, span = self.options["dtype"], self.span(layer)
@@ -93,7 +91,7 @@ class LargestNeurons(Recorder):
 
     def _unranked(self) -> Tensor:
         if self.unranked is None:
-            self.unranked = torch.ones(len(self.batch.ids), self.kept, dtype=torch.bool)
+            self.unranked = torch.ones(len(self.batch.ids), self.width, dtype=torch.bool)
             for row, unranked in enumerate(self.unranked):
                 apart = set(self.apart(row))
                 unranked[[at for place, at in enumerate(self.batch.columns(row)) if place not in apart]] = False
@@ -101,13 +99,13 @@ class LargestNeurons(Recorder):
 
     def _merge(self, site: str, halves: Sequence[Tensor]) -> None:
         pairs = zip(self.best[site], halves, strict=True)
-        relevance, values, where = (torch.cat((kept, x.to(kept.device)), 2) for kept, x in pairs)
+        relevance, values, where = (torch.cat((best, x.to(best.device)), 2) for best, x in pairs)
         relevance, order = relevance.topk(min(self.k, relevance.shape[-1]), -1)
         values, where = (x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (values, where))
         self.best[site] = relevance, values, where
 
     def row(self, row: int) -> Largest:
-        """What is kept of one prompt, on the CPU."""
+        """Return the result for one prompt, on the CPU."""
         columns = self.batch.columns(row)
         return Largest(
             self.k,

@@ -1,4 +1,4 @@
-"""One forward and one backward pass. Everything that explains anything goes through it."""
+"""One forward and one backward pass, which every explanation goes through, and its conservation accounting."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """The number that is explained, one a row; rows do not see each other, so that one backward pass from the sum of
-    them explains each. Of several numbers a row there are as many backward passes from the one forward pass."""
+    """The number that is explained, one a row. Rows do not see each other, so one backward pass from the sum of all
+    rows explains each. Several numbers a row take one forward pass and a backward pass each."""
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
-        """Hooks, where the number is read inside the model."""
+        """Return hooks for a number that is read inside the model."""
         return nullcontext()
 
     def numbers(self, model: Model) -> Tensor | list[Tensor]:
-        """(B,), or S of them, after a forward pass, which it makes."""
+        """Run a forward pass, and return the numbers (B,), or S of them."""
 
 
 class Recorder(Protocol):
-    """What is kept of the pass."""
+    """What is recorded of a pass."""
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
-        """Hooks that see the forward pass."""
+        """Return hooks on the forward pass."""
 
     @property
     def leaves(self) -> Sequence[Tensor]:
-        """Values of the forward pass whose gradients it wants."""
+        """Values of the forward pass whose gradients are recorded."""
+        return ()
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
-        """The gradients of its leaves, None where the number does not depend on one; S times."""
+        """Take the gradients of the leaves, None where the number does not depend on one; called S times."""
 
 
 @dataclass(frozen=True)
 class Conservation:
-    """Where the relevance of the target went; the parts add up to `target`.
+    """Where the relevance of the target went; the parts sum to `target`.
 
-    `softmax` is what the bias term of the Taylor rule keeps (AttnLRP Eq. 13; 0 in CP-LRP), `rest` what no
-    rule accounts for: rounding, and functions with f(0) != 0.
+    `softmax` is the share of the bias term of the Taylor rule (AttnLRP Eq. 13; 0 in CP-LRP). `rest` is relevance that
+    no rule accounts for: rounding, and functions with f(0) != 0.
     """
 
     target: float
@@ -69,34 +70,31 @@ class Conservation:
         return {**vars(self), "rest": self.rest}
 
     def __str__(self) -> str:
-        others = {
-            "positions": self.positions,
-            "biases": self.biases,
-            "softmax bias (not attributable to a token)": self.softmax,
-        }
-        parts = [f"{name} {value:z.3f}" for name, value in others.items() if abs(value) >= 5e-4]
+        names = ("positions", "biases", "softmax bias (not attributable to a token)")
+        others = zip(names, (self.positions, self.biases, self.softmax), strict=True)
+        parts = [f"{name} {value:z.3f}" for name, value in others if abs(value) >= 5e-4]
         return f"{self.target:z.3f}: {', '.join([f'tokens {self.tokens:z.3f}', *parts, f'rest {self.rest:.1e}'])}"
 
 
 LONG = 2048
-"""Tokens from which on memory matters more than the third of a pass that it takes to compute twice."""
+"""From this number of tokens, memory matters more than the third of a pass that recomputation takes."""
 
 
 def new_accounting(model: Model, count: int) -> dict[str, Tensor]:
-    """Conservation accounting: zeros (B,) for what rules keep, by name, in float32 (float64 for a float64 model)."""
+    """Return zeros (B,) for conservation accounting, by name, in float32 (float64 for a float64 model)."""
     dtype = torch.promote_types(model.dtype, torch.float32)
     return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
 
 
 def forward(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:
-    """The numbers (B,) of a forward pass alone, seen by recorders; those that ask for gradients get none."""
+    """Run a forward pass, and return its numbers (B,); recorders get no gradients."""
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.no_grad())
-        stack.enter_context(target.reading(model))
-        for recorder in recorders:
-            stack.enter_context(recorder.reading(model))
-        return _together(target.numbers(model))
+        for one in (target, *recorders):
+            stack.enter_context(one.reading(model))
+        numbers = target.numbers(model)
+    return numbers if isinstance(numbers, Tensor) else torch.cat(numbers)
 
 
 def forward_backward(
@@ -109,42 +107,34 @@ def forward_backward(
     strict: bool = True,
     checkpoint: bool | None = None,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """The numbers (B,) or (S, B) that were explained, and the operations without a rule (with strict=False).
+    """Return the numbers (B,) that were explained (one after the other, if there are several a row), and the operations
+    without a rule (with strict=False).
 
-    method: None takes the plain gradient; with a `Difference` the second half of rows are partners of the first. At
-        least one recorder must make leaves (`Inputs` does).
-    accounting: of `new_accounting`; what the rules keep is added to it.
-    checkpoint: keep one residual stream a layer and recompute the rest; None does so from `LONG` tokens on.
+    method: None takes the plain gradient; with a `Difference` the second half of rows are counterfactuals of the first.
+        At least one recorder must make leaves (`Inputs` does).
+    accounting: from `new_accounting`; the relevance that rules retain is added to it.
+    checkpoint: store one residual stream a layer and recompute everything else; None does so from `LONG` tokens.
     """
     missing: tuple[str, ...] = ()
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.enable_grad())
         if method is not None:
-            start = 0 if checkpoint or model.offloaded else LONG  # the graph would keep what is loaded
+            start = 0 if checkpoint or model.offloaded else LONG  # the graph would hold what is loaded
             layers = model.layer_modules if checkpoint is not False else ()
-            mode = stack.enter_context(
-                relevance_rules(
-                    model.net,
-                    method,
-                    accounting=accounting,
-                    strict=strict,
-                    checkpoint_layers=layers,
-                    checkpoint_from=start,
-                )
-            )
-            # Ours take both partners' experts for both, and know whose tokens an expert's bias was added to.
+            rules = relevance_rules(model.net, method, accounting, strict, layers, start)
+            mode = stack.enter_context(rules)
+            # Our experts run those of both prompts for both, and know whose tokens an expert's bias was added to.
             if model.has_family and model.family.experts:
                 routers = [("router", layer) for layer in model.layers_with("router")]
                 stack.enter_context(hooks(model, routers, lambda site, layer, x: None))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
-        stack.enter_context(target.reading(model))
-        for recorder in recorders:
-            stack.enter_context(recorder.reading(model))
+        for one in (target, *recorders):
+            stack.enter_context(one.reading(model))
         numbers = target.numbers(model)
+        seeds = [numbers] if isinstance(numbers, Tensor) else numbers  # a backward pass costs only what is below it
         counts = [len(recorder.leaves) for recorder in recorders]
         leaves = [leaf for recorder in recorders for leaf in recorder.leaves]
-        seeds = [numbers] if isinstance(numbers, Tensor) else numbers  # apart: a pass costs what is below its own only
         for left, seed in zip(reversed(range(len(seeds))), seeds, strict=True):
             gradients = list(torch.autograd.grad(seed.sum(), leaves, retain_graph=left > 0, allow_unused=True))
             for recorder, count in zip(recorders, counts, strict=True):
@@ -152,9 +142,4 @@ def forward_backward(
                 del gradients[:count]
         if method is not None:
             missing = tuple(dict.fromkeys(mode.missing))
-    return _together(numbers).detach(), missing
-
-
-def _together(numbers: Tensor | list[Tensor]) -> Tensor:
-    """(B,) or (S, B)"""
-    return numbers if isinstance(numbers, Tensor) else torch.stack(numbers)
+    return torch.cat(seeds).detach(), missing

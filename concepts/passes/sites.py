@@ -1,4 +1,4 @@
-"""Where neurons are in a running model: read, and edit, them through hooks that are removed on exit."""
+"""Hooks on the neurons of a running model, which read and edit activations; they are removed on exit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from icebear.concepts.models import experts
 from icebear.concepts.models.model import Model
 from icebear.records import WRITERS
 
-Visit = Callable[[str, int, Tensor], Tensor | None]
+Hook = Callable[[str, int, Tensor], Tensor | None]
 
 
 @contextmanager
-def hooks(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> Iterator[None]:
-    """Call `visit(site, layer, activations (B, T, N))` whenever the model passes one of `places`.
+def hooks(model: Model, places: Iterable[tuple[str, int]], hook: Hook) -> Iterator[None]:
+    """Call `hook(site, layer, activations (B, T, N))` whenever the model passes one of `places`.
 
-    What `visit` returns, unless it is None, replaces the activations.
+    The return value of the hook, unless it is None, replaces the activations.
     """
     mixed: dict[int, list[str]] = {}
     with ExitStack() as undo:
@@ -29,61 +29,61 @@ def hooks(model: Model, places: Iterable[tuple[str, int]], visit: Visit) -> Iter
             if site in ("ffn", "router") and model.family.experts:
                 mixed.setdefault(layer, []).append(site)
             elif site in WRITERS:
-                _input(model, site, layer, visit, undo)
+                _input(model, site, layer, hook, undo)
             else:
-                _output(model, site, layer, visit, undo)
+                _output(model, site, layer, hook, undo)
         for layer, sites in mixed.items():
-            _experts(model, sites, layer, visit, undo)
+            _experts(model, sites, layer, hook, undo)
         yield
 
 
-def _input(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
+def _input(model: Model, site: str, layer: int, hook: Hook, undo: ExitStack) -> None:
     """The site is the input of a linear map."""
     shape = _shape(model, layer, undo)
 
     def before(_: Any, args: tuple) -> tuple | None:
         if args[0].dim() == 3:
-            changed = visit(site, layer, args[0])
+            changed = hook(site, layer, args[0])
             return None if changed is None else (changed, *args[1:])
-        x = args[0].unflatten(0, shape)  # some (OPT) run their FFN on (B * T, D); the gradient shall pass here
-        changed = visit(site, layer, x)
+        x = args[0].unflatten(0, shape)  # some (OPT) run their FFN on (B * T, D); the gradient must pass here
+        changed = hook(site, layer, x)
         return ((x if changed is None else changed).flatten(0, 1), *args[1:])
 
     undo.callback(model.site_module(site, layer).register_forward_pre_hook(before).remove)
 
 
-def _output(model: Model, site: str, layer: int, visit: Visit, undo: ExitStack) -> None:
+def _output(model: Model, site: str, layer: int, hook: Hook, undo: ExitStack) -> None:
     """The site is the output of a linear map, or a part of it."""
     columns = model.columns(site)
 
     def after(_: Any, args: Any, output: Tensor) -> Tensor | None:
         if columns is None:
-            return visit(site, layer, output)
+            return hook(site, layer, output)
         # A part is taken out and put back, so that its gradient is its own.
         places = columns.to(output.device)
         x = output.index_select(-1, places)
-        changed = visit(site, layer, x)
+        changed = hook(site, layer, x)
         return output.index_copy(-1, places, x if changed is None else changed)
 
     undo.callback(model.site_module(site, layer).register_forward_hook(after).remove)
 
 
-def _experts(model: Model, sites: list[str], layer: int, visit: Visit, undo: ExitStack) -> None:
+def _experts(model: Model, sites: list[str], layer: int, hook: Hook, undo: ExitStack) -> None:
     """The sites are inside a mixture of experts."""
     mixture = model.experts(layer)
     shape = _shape(model, layer, undo)
 
     def inside(site: str, neurons: Tensor) -> Tensor:  # (B * T, N)
         x = neurons.unflatten(0, shape)
-        changed = visit(site, layer, x)
+        changed = hook(site, layer, x)
         return (x if changed is None else changed).flatten(0, 1)
 
-    visits: dict[str, Callable[[Tensor], Tensor]] = {site: partial(inside, site) for site in sites}
-    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, visits, forward)))
+    by_site: dict[str, Callable[[Tensor], Tensor]] = {site: partial(inside, site) for site in sites}
+    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, by_site, forward)))
 
 
 def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:
-    """Always holds B and T of the running forward pass."""
+    """Return a list that always holds B and T of the running forward pass."""
     shape: list[int] = []
 
     def enter(_: Any, args: tuple) -> None:

@@ -1,4 +1,4 @@
-"""The residual stream behind each layer: whether a pass is finite, and which tokens are sinks."""
+"""The residual stream after each layer: whether a pass is finite, and which tokens are sinks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from torch import Tensor
 
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
+from icebear.concepts.passes.run import Recorder
 from icebear.errors import NumericalError
 
 SINK_RATIO = 4
-"""A sink's residual stream exceeds the median position's this many times, in most layers. Massive activations
-(Sun et al. 2024) reach 10 to 150 on SmolLM2 and Gemma 3, other positions stay under 2."""
+"""In most layers, the norm at a sink is above this multiple of the median norm. Massive activations (Sun et al. 2024)
+reach 10 to 150 on SmolLM2 and Gemma 3; other positions stay under 2."""
 
 
-class Stream:
-    """Keeps the norm of the residual stream behind each layer."""
+class Stream(Recorder):
+    """Record the norm of the residual stream after each layer."""
 
     def __init__(self, model: Model, batch: Batch, gradients: bool = False) -> None:
-        """gradients: look at them too, to say where a backward pass breaks."""
+        """gradients: read them too, to find where a backward pass breaks."""
         self.model, self.batch, self.gradients = model, batch, gradients
         self.options: dict[str, Any] = {
             "dtype": torch.promote_types(model.dtype, torch.float32),
@@ -32,8 +33,7 @@ class Stream:
         self.norms = torch.zeros(len(batch.ids), model.layers, batch.spans[1].stop, **self.options)
         """(B, L, T); zero in layers of the other stack."""
         self.gradient = torch.zeros(model.layers, **self.options)
-        """The sum of the gradient behind each layer: finite if the gradient is."""
-        self.leaves: Sequence[Tensor] = ()
+        """The sum of the gradient after each layer: finite if the gradient is."""
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
@@ -62,8 +62,7 @@ class Stream:
             bad |= ~torch.isfinite(self.norms[row, :, self.batch.columns(row)]).all(-1).cpu()
         if bad.any():
             raise NumericalError(
-                f"The output of layer {int(bad.nonzero()[0])} is NaN or infinite; try --dtype float32, or check "
-                "the weights."
+                f"The output of layer {int(bad.nonzero()[0])} is NaN or infinite; try other weights or --dtype float32."
             )
         bad = ~torch.isfinite(self.gradient)
         if bad.any():
@@ -72,7 +71,7 @@ class Stream:
             )
 
     def sinks(self, row: int) -> tuple[int, ...]:
-        """Positions of a prompt to set apart: the first, special tokens, and huge residual streams."""
+        """Return the sinks of a prompt: the first position, special tokens, and huge residual streams."""
         ids, read = self.batch.row_ids(row), self.batch.lengths[row]
         own = self.model.task.own_tokens(self.model)
         if own is not None:
