@@ -82,7 +82,7 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
 def circuit() -> None:
     """As the command draws it."""
     from icebear import circuit, load_model
-    from icebear.app.cli.demo import CONTRAST, OTHER, PROMPT
+    from icebear.app.cli.verbs.demo import CONTRAST, OTHER, PROMPT
 
     graph = circuit(load_model(), PROMPT, contrast=CONTRAST, counterfactual=OTHER)
     (DOCS / "circuit.png").write_bytes(graph.to_png(1.5))

@@ -278,7 +278,6 @@ def few_contexts(monkeypatch):
     few = partial(held_out, 2)
     monkeypatch.setattr(side_effects, "PLACES", 6)
     monkeypatch.setattr("icebear.concepts.corpus.held_out", few)
-    monkeypatch.setattr("icebear.app.cli.demo.held_out", few)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from serving import open_view, serving, settled
 
 from icebear import Neuron, Recipe, annotate, build_index, circuit, open_store, read_corpus
-from icebear.app.cli.demo import CONTRAST, OTHER, PROMPT
+from icebear.app.cli.verbs.demo import CONTRAST, OTHER, PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
 
 TALK = [

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from pages import runs_on_a_page
 
-from icebear.app.cli import demo
 from icebear.app.cli.main import main
+from icebear.app.cli.verbs import demo
 from icebear.app.recipes import EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.usefixtures("smol", "few_contexts")

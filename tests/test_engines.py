@@ -11,7 +11,7 @@ from conftest import printed
 
 from icebear import Edit, Neuron, annotate, attribute, build_index, describe, open_store, read_corpus
 from icebear.actmax.index.engines import on_ray
-from icebear.app.cli.terminal import card
+from icebear.app.cli.terminal import card_report
 from icebear.concepts.attribution.result import Relevance
 from icebear.errors import InputError, StoreError
 from icebear.steering.flipping.search import _neurons, _start
@@ -163,9 +163,9 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
     with open_store(tmp_path / "r.db", create=True) as store:
         build_index(model, corpus, store, k=K, by="relevance")
         found = describe(store, neuron, model)
-        for shown in (printed(card(found)), found.to_html()):
+        for shown in (printed(card_report(found)), found.to_html()):
             assert "An index by relevance" in shown
-        heads = [line.split() for line in printed(card(found)).splitlines() if line.strip().endswith("sentence")]
+        heads = [line.split() for line in printed(card_report(found)).splitlines() if line.strip().endswith("sentence")]
         assert heads == [["relevance", "sentence"]] * 2
         assert "What drives it to" not in found.to_html()
         data = found.to_dict()

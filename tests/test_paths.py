@@ -32,8 +32,8 @@ SAVERS = {
         "a recipe", parse_edits(["L1.ffn.3=2"]), model.name, model.fingerprint, {}
     ).save(path),
     "Concept": lambda model, path: Concept.of(model, "a concept", {("L1.ffn.3", "+"): 1.0}).save(path),
-    "page": lambda model, path: write_page(str(path), "<p>page</p>" * 99),
-    "picture": lambda model, path: write_page(str(path), b"\x89PNG" * 99),
+    "page": lambda model, path: write_page(str(path), lambda: "<p>page</p>" * 99),
+    "picture": lambda model, path: write_page(str(path), lambda: b"\x89PNG" * 99),
 }
 
 

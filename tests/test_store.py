@@ -19,7 +19,7 @@ from transformers import GPT2Config
 
 from icebear import Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.app.cli.terminal import card
+from icebear.app.cli.terminal import card_report
 from icebear.concepts.vocabulary import w1, w2_row
 from icebear.db import vectors
 from icebear.db.search import DRAWS, nearest_by_chance
@@ -280,7 +280,7 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
             found = describe(store, neuron)
             named = f"{hits[0].neuron} {hits[0].polarity}".strip() + f" ({hits[0].score:.2f})"
             assert named in re.sub("</?code>", "", found.to_html())
-            assert named in printed(card(found))
+            assert named in printed(card_report(found))
             assert found.to_dict()["nearest"]["reads"][0]["polarity"] == hits[0].polarity
             assert {hit.polarity for hit in store.similar(neuron, 60, by="writes")} == {"+", "-"}
 
@@ -466,5 +466,5 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
         assert set(card_.nearest) == set(card_.nearest_by_chance) == {"writes", "reads", "examples"}
         median, most = nearest_by_chance(store, "reads")
         said = f"random neurons: {median:.2f}, at most {most:.2f}"
-        assert said in printed(card(card_)).replace("\n", " ")
+        assert said in printed(card_report(card_)).replace("\n", " ")
         assert said in card_.to_html()

@@ -26,7 +26,7 @@ from icebear import (
     steer,
 )
 from icebear.actmax.index.neuron_vectors import gated
-from icebear.app.cli.terminal import side_by_side, token_relevance
+from icebear.app.cli.terminal import comparison_table, relevance_report
 from icebear.app.web import charts
 from icebear.concepts.attribution.random_controls import removing
 from icebear.concepts.models.objective import objective_of
@@ -377,9 +377,9 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     number = found.target.logit
     assert json.loads(found.to_json())["target"]["probability"] is None
     console = Console(file=io.StringIO(), width=100)
-    console.print(token_relevance(found))
+    console.print(relevance_report(found))
     steered = compare(model, "the ice bear", [Edit.parse("L1.ffn.3*0")], 5)
-    console.print(side_by_side(steered))
+    console.print(comparison_table(steered))
     shown = console.file.getvalue()
     assert f"{number:+.2f}" in shown.splitlines()[0]
     assert "1.00" not in shown.splitlines()[0]

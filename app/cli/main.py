@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from icebear.app.cli import verbs
-from icebear.app.cli.launch import log_to_stderr
+from icebear.app.cli.output import log_to_stderr
 from icebear.errors import IcebearError, InputError, out_of_memory
 
 ORDER = "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate app mcp doctor"

@@ -1,7 +1,7 @@
-"""Options: the table of those that verbs share, and records that click fills.
+"""Options: the table of shared options, records that click fills, and the records that several verbs have.
 
-A verb's options are a frozen dataclass, a field each. A field without a value is the shared option of its name; other
-fields are written as `option` or `argument`; a field whose type is such a record stands for all of its options.
+A verb's options are a frozen dataclass with a field for each. A field without a value is the shared option of its name.
+Other fields are written as `option` or `argument`. A field whose type is such a record stands for all of its options.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, TypeVar, dataclass_transform, get_type_hints
 
 import click
 
+import icebear
+from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.errors import InputError
 from icebear.paths import local, read_text
 from icebear.values import LAST_SEED
-
-if TYPE_CHECKING:
-    from icebear.concepts.models.model import Model
 
 Record = TypeVar("Record")
 
@@ -54,10 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "The prompt that this one is compared with; several times: the mean.",
     },
     "--base-model": {"help": "Another model of the same shape to compare with on the same prompt: base, fine-tuned."},
-    "--at": {
-        "type": int,
-        "help": "The token whose label is explained, for a model that labels tokens.",
-    },
+    "--at": {"type": int, "help": "The token whose label is explained, for a model that labels tokens."},
     "--method": {
         "show_default": "attnlrp; with --counterfactual difference",
         "help": "attnlrp, cp-lrp, gxi, gxi@prompt, ... (docs/explain.md), or written out, AttnLRP(linear=Gamma(1)).",
@@ -163,16 +159,19 @@ def argument(**how: Any) -> Any:
     return field(metadata={"argument": True, **how})
 
 
+def help_of(documented: Any) -> str:
+    """A docstring as click's help; its last paragraph, the example, keeps its lines."""
+    return (inspect.getdoc(documented) or "").replace("Example:\n", "\b\nExample:\n")
+
+
 def verb(options: type[Record], group: click.Group | None = None) -> Callable[[Callable[[Record], None]], Verb]:
     """Make a command of a function of one record, whose docstring is the help; of a group, where one is named."""
 
     def decorate(run: Callable[[Record], None]) -> Verb:
-        command = Verb(
-            run.__name__.strip("_"),
-            params=parameters(options),
-            help=inspect.getdoc(run),
-            callback=lambda **values: run(filled(options, values)),
-        )
+        def callback(**values: Any) -> None:
+            run(filled(options, values))
+
+        command = Verb(run.__name__.strip("_"), params=parameters(options), help=help_of(run), callback=callback)
         if group is not None:
             group.add_command(command)
         return command
@@ -203,7 +202,7 @@ def filled(options: Any, values: dict[str, Any]) -> Any:
     """The record of what click read."""
     hints = get_type_hints(options)
     return options(
-        **{name: filled(hint, values) if is_dataclass(hint) else values[name] for name, hint in hints.items()}
+        **{name: filled(kind, values) if is_dataclass(kind) else values[name] for name, kind in hints.items()}
     )
 
 
@@ -220,15 +219,13 @@ class ModelOptions:
     trust_remote_code: bool
     accept_terms: bool
 
-    def load(self, name: str | None = None) -> Model:
-        """This model, or another one that is loaded likewise."""
-        from icebear.concepts.models.loading import load_model
-
-        return load_model(name or self.model, **self.how)
+    def load(self, name: str | None = None) -> icebear.Model:
+        """Load this model, or another one with the same arguments."""
+        return icebear.load_model(name or self.model, **self.arguments)
 
     @property
-    def how(self) -> dict[str, Any]:
-        """The arguments but for the model's name."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments other than the model's name."""
         return {key: value for key, value in asdict(self).items() if key != "model"}
 
 
@@ -242,9 +239,7 @@ class PromptOptions:
     messages: str | None = shared()
 
     def read(self) -> Any:
-        """The prompt as text or as a `Chat`. Raises `UsageError` without one."""
-        from icebear.concepts.models.chat import Chat
-
+        """Return the prompt, a text or a `Chat`. Raises `UsageError` without one."""
         if self.messages:
             if self.prompt is not None or self.chat or self.system:
                 raise click.UsageError("--messages stands for PROMPT, --chat and --system; give it alone.")
@@ -257,15 +252,86 @@ class PromptOptions:
         return Chat([*system, {"role": "user", "content": self.prompt}])
 
 
+@record
+class AttributionOptions:
+    """The arguments of `attribute` that name the explained number and the method."""
+
+    prompt: PromptOptions
+    target: str | None
+    contrast: str | None
+    counterfactual: tuple[str, ...]
+    base_model: str | None
+    method: str | None
+    span: str | None
+    image: str | None
+    target_text: str | None
+    number: str | None
+    prefix: str | None
+    at: int | None
+    max_new_tokens: int = shared(advanced=True)
+    checkpoint: bool | None
+
+    def arguments(self, loading: ModelOptions) -> tuple[icebear.Model, dict[str, Any]]:
+        """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
+        prompt = self.image or self.prompt.read()
+        counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
+        method = method_named(self.method)
+        base_model = loading.load(self.base_model) if self.base_model else None
+        model = loading.load()
+        if model.task.reads_text is bool(self.image):
+            way = "images: give --image" if not self.image else "text: give a PROMPT"
+            raise click.UsageError(f"{model.name} reads {way}.")
+        names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
+        return model, {
+            "prompt": prompt if self.span is None else answered(model, prompt, self.max_new_tokens),
+            "span": None if self.span == "all" else self.span,
+            "counterfactual": counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None),
+            "base_model": base_model,
+            "method": method,
+            "position": self.at,
+            **{name: getattr(self, name) for name in names},
+        }
+
+
+def answered(model: icebear.Model, prompt: Any, count: int) -> icebear.Answer:
+    """Let the model answer with at most so many tokens, or as many as its context has room for."""
+    return model.answer(prompt, min(count, model.context_length - len(model.ids(prompt))))
+
+
+def method_named(name: str | None) -> Any:
+    from icebear.concepts.methods.registry import method_of
+
+    return None if name is None else method_of(name)
+
+
+def position_of(text: str | None) -> Any:
+    """The value of --position as `icebear.concepts.attribution.ranking.Ranking` takes it. Raises `InputError`."""
+    if text in (None, "last", "all"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--position {text!r} is not last, all or a number.") from None
+
+
+def recorded(site: str | None, top: int, position: Any) -> dict[str, Any]:
+    """The arguments of `attribute` that record only the neurons that a ranking of a site needs. Without a site or a
+    position that is everything that the method scores."""
+    sites = {"sites": ("attn" if site == "head" else site,)} if site else {}
+    if position == "all":
+        return {**sites, "keep": "top", "k": top}
+    return {**sites, "record": "last"} if position == "last" else sites
+
+
 def exactly_one(choices: dict[str, Any]) -> None:
-    """Raises `UsageError` where not exactly one of these is there."""
+    """Raise `UsageError` unless exactly one of these options is given."""
     if sum(value is not None for value in choices.values()) != 1:
         *names, last = choices
         raise click.UsageError(f"Give either {', '.join(names)} or {last}.")
 
 
 def lines(path: str) -> list[str]:
-    """A file's texts, one a line."""
+    """Return the lines of a file that are not empty. Raises `InputError` where there are none."""
     texts = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not texts:
         raise InputError(f"{path} has no text; write one a line.")

@@ -1,11 +1,13 @@
-"""Where results go: the console, one JSON document, a file."""
+"""Where results go: the console, one JSON document, a file; messages go to stderr."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
@@ -15,6 +17,22 @@ from icebear.paths import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+class _OnStderr(logging.Handler):
+    """Writes to what stderr is when a message comes; tests and notebooks replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
+def log_to_stderr(form: str = "%(message)s") -> None:
+    """Send the messages of icebear's loggers, from INFO on, to stderr. A second call changes their form."""
+    handler = _OnStderr()
+    handler.setFormatter(logging.Formatter(form))
+    ours = logging.getLogger("icebear")
+    ours.handlers[:] = [handler]
+    ours.setLevel(logging.INFO)
 
 
 def stdout() -> Console:
@@ -29,7 +47,7 @@ def stdout() -> Console:
 
 
 class _Trimmed:
-    """stdout, without the spaces that fill a table's lines up."""
+    """stdout without trailing spaces, which fill the lines of tables."""
 
     def write(self, text: str) -> int:
         return sys.stdout.write(re.sub(" +\n", "\n", text))
@@ -39,13 +57,23 @@ class _Trimmed:
 
 
 def print_json(value: Any) -> None:
-    """Strictly: JSON knows neither NaN nor infinity."""
+    """Print one document. Raises `NumericalError` for NaN and infinity, which JSON does not have."""
     try:
         click.echo(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False))
     except ValueError:
         raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
 
 
-def write_page(path: str, content: str | bytes) -> None:
-    write_file(path, content)
-    click.echo(f"Wrote {path}", err=True)
+def show(as_json: bool, document: Any, *renderables: Any) -> None:
+    """Print a result: as one JSON document, or as tables and lines below each other; lines are not wrapped."""
+    if as_json:
+        return print_json(document)
+    for renderable in renderables:
+        stdout().print(renderable, markup=False, emoji=False, soft_wrap=isinstance(renderable, str))
+
+
+def write_page(path: str | None, content: Callable[[], str | bytes]) -> None:
+    """Write what `content` returns to a file, where one is named."""
+    if path:
+        write_file(path, content())
+        click.echo(f"Wrote {path}", err=True)

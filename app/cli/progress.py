@@ -1,4 +1,4 @@
-"""Long work, with a progress bar on stderr that counts."""
+"""Progress on stderr: a bar in a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import icebear
+from icebear.records import Neuron
+
 if TYPE_CHECKING:
     from icebear.actmax.index.build import Progress
     from icebear.concepts.corpus import Corpus
-    from icebear.concepts.models.model import Model
-    from icebear.db.store import Store
-    from icebear.records import Neuron
-
 
 SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -26,7 +25,7 @@ SECONDS = 10.0
 
 @contextmanager
 def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A function of (done, total) that moves it, and of a note behind it; without a terminal, a line at times."""
+    """Show progress. Gives a function of (done, total, note) that moves it."""
     with _drawn(what, total) if sys.stderr.isatty() else _lines(what) as move:
         yield move
 
@@ -48,17 +47,17 @@ def _drawn(what: str, total: int | None) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def _lines(what: str) -> Iterator[Callable[..., None]]:
-    begun, ended, stands = time.monotonic(), threading.Event(), what
+    begun, ended, line = time.monotonic(), threading.Event(), what
 
     def move(done: int, total: int | None = None, note: str = "") -> None:
-        nonlocal stands
-        stands = f"{what}: {done:,}{f' of {total:,}' if total else ''}{f', {note}' if note else ''}"
+        nonlocal line
+        line = f"{what}: {done:,}{f' of {total:,}' if total else ''}{f', {note}' if note else ''}"
 
-    def tell() -> None:
+    def report() -> None:
         while not ended.wait(SECONDS):
-            click.echo(f"{stands} ({time.monotonic() - begun:.0f} s)", err=True)
+            click.echo(f"{line} ({time.monotonic() - begun:.0f} s)", err=True)
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield move
@@ -67,27 +66,24 @@ def _lines(what: str) -> Iterator[Callable[..., None]]:
         thread.join()
 
 
-def indexing(model: Model, corpus: Corpus, store_path: str, **options: Any) -> Counter[str]:
-    """`build_index` with its options; its counts. Shown are sentences, tokens per second and the time left."""
-    from icebear.actmax.index import build as index
-    from icebear.db.store import open_store
+def indexing(model: icebear.Model, corpus: Corpus, store_path: str, **options: Any) -> Counter[str]:
+    """Call `build_index` with its options, show sentences, tokens per second and the time left; return its counts."""
+    from icebear.actmax.index.build import SHARD, build_index
 
-    # What is streamed is not read twice, only to know how much it is.
+    # A streamed corpus is not read twice, only to count it.
     total = None if corpus.streamed else sum(1 for _ in corpus.sentences())
-    with open_store(store_path, create=True) as store, bar("sentences", total) as move:
+    with icebear.open_store(store_path, create=True) as store, bar("sentences", total) as move:
         shards = store.scan.shards() if store.path.exists() else {}
-        done = sum(size for size in shards.values() if size == index.SHARD)
+        done = sum(size for size in shards.values() if size == SHARD)
 
-        def show(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             speed = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tokens/s"
             move(done + progress.sentences, note=speed)
 
-        return index.build_index(model, corpus, store, on_progress=show, **options)
+        return build_index(model, corpus, store, on_progress=on_progress, **options)
 
 
-def annotating(model: Model, store: Store, neurons: Sequence[Neuron], k: int) -> int:
-    """Attribute examples; how many."""
-    from icebear.actmax.index.annotation import annotate
-
+def annotating(model: icebear.Model, store: icebear.Store, neurons: Sequence[Neuron], k: int) -> int:
+    """Call `annotate` with progress; return how many examples it attributed."""
     with bar("examples") as move:
-        return annotate(model, store, neurons, k, on_progress=move)
+        return icebear.annotate(model, store, neurons, k, on_progress=move)

@@ -1,35 +1,31 @@
-"""The store of a verb, and what its labels say."""
+"""The store of a verb, and the labels in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
+import icebear
+from icebear.app.cli.options import ModelOptions
 from icebear.errors import StoreError
 from icebear.paths import local
-
-if TYPE_CHECKING:
-    from icebear.app.cli.options import ModelOptions
-    from icebear.concepts.models.model import Model
-    from icebear.db.store import Store
-    from icebear.records import Meaning, Neuron
+from icebear.records import Meaning, Neuron
 
 
 @contextmanager
-def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
-    """The store, for a verb that also works without one.
+def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | None]:
+    """Open the store of a verb that also works without one.
 
-    The default store is left out with a note where it is missing or of another model. Raises `StoreError` for one that
-    was named.
+    The default store is left out, with a note, where it is missing or of another model. Raises `StoreError` for one
+    that was named.
     """
     from icebear.db.store import open_finished
 
-    source = click.get_current_context().get_parameter_source("store")
-    named = source is not ParameterSource.DEFAULT
+    named = click.get_current_context().get_parameter_source("store") is not ParameterSource.DEFAULT
     with ExitStack() as stack:
         store = None
         try:
@@ -42,8 +38,8 @@ def store_if_any(path: str, model: Model) -> Iterator[Store | None]:
         yield store
 
 
-def significant_labels(store: Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
-    """The significant automatic labels that a store has of neurons at polarities."""
+def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron, str]]) -> list[Meaning]:
+    """Return the significant automatic labels that a store has of neurons at polarities."""
     wanted = dict.fromkeys(pairs)
     labels = store.labels.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
     return [labels[pair] for pair in wanted if pair in labels and labels[pair].clear]
@@ -55,20 +51,17 @@ def labels_dict(labels: Sequence[Meaning]) -> dict[str, Any]:
 
 
 def neurons_named(
-    store: Store, names: Sequence[str], prompt: str | None, top: int, loading: ModelOptions
-) -> tuple[Model, list[Neuron]]:
-    """The loaded model, and the neurons of these names or else the most relevant ones after a prompt.
+    store: icebear.Store, names: Sequence[str], prompt: str | None, top: int, loading: ModelOptions
+) -> tuple[icebear.Model, list[Neuron]]:
+    """Return the loaded model and the neurons of these names, or else the most relevant ones after a prompt.
 
     Raises `StoreError`, before the model is loaded, for a neuron that the store does not have.
     """
-    from icebear.concepts.attribution.attribute import attribute
-    from icebear.records import Neuron
-
-    sites, neurons = store.facts.get("sites"), [Neuron.parse(name) for name in names]
+    neurons = [Neuron.parse(name) for name in names]
     for neuron in neurons:
         if neuron.site != "head":
             store.neurons.statistics(neuron)
     model = loading.load()
     if prompt:
-        neurons = [row.neuron for row in attribute(model, prompt, sites=sites).top(top)]
+        neurons = [row.neuron for row in icebear.attribute(model, prompt, sites=store.facts.get("sites")).top(top)]
     return model, neurons

@@ -1,4 +1,4 @@
-"""Results as rich renderables."""
+"""Results as rich renderables: a `..._table` each, or a `..._report` of tables and lines."""
 
 from __future__ import annotations
 
@@ -15,125 +15,90 @@ from rich.tree import Tree
 
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import score_text
-from icebear.actmax.labels.score_text import HELD_OUT, measured
 from icebear.actmax.page import RELMAX, counted, nearest_title
-from icebear.concepts.attribution.controls import Ablation
 from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.render import color, hexadecimal, ink, shares, visible
 from icebear.steering.flipping.phrases import in_a_line
-from icebear.steering.flipping.record import EditedNeuron, FlipRecord
+from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.side_effects import SideEffects
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
     from icebear.actmax.explanation import Explanation
     from icebear.concepts.attribution.behaviour import Shared
+    from icebear.concepts.attribution.controls import Ablation
+    from icebear.concepts.attribution.matrix import Matrix
     from icebear.concepts.attribution.result import Relevance
+    from icebear.concepts.attribution.sources import Origins
     from icebear.concepts.attribution.units import Unit
     from icebear.concepts.circuits.graph import Graph
-    from icebear.concepts.circuits.records import GroupAblation
+    from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
+    from icebear.concepts.models.answer import Answer
     from icebear.recipe import Recipe
-    from icebear.records import Example, Hit, Meaning, Neuron, Projection, Promotion, TokenScore
+    from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
     from icebear.steering.comparison import Comparison
-
-
-def heatmap(relevance: Relevance) -> Text:
-    """The prompt, each token on its relevance's colour; what a chat's template wrote is grey."""
-    return coloured(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
-
-
-def coloured(tokens: Sequence[str], values: list[float], apart: Sequence[int] = ()) -> Text:
-    """Tokens on the colour of their values; those apart are grey."""
-    text = Text()
-    for place, (token, share) in enumerate(zip(tokens, shares(values, set(apart)), strict=True)):
-        rgb = color(share)
-        look = Style(dim=True) if place in apart else Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
-        text.append(visible(token), look)
-    return text
-
+    from icebear.steering.concept.concept import Concept
+    from icebear.steering.concept.likeness import Likeness
+    from icebear.steering.concept.measured import Measured, Through
 
 LONG = 240
-"""Letters of a text in a table."""
+"""The most characters of a text in a table."""
+LABELS_TITLE = "What they mean: labels that hold, with their AUROC (icebear neuron has what it was measured on)"
+DEVIATIONS = "Standard deviations over the texts without it; a text's value is the mean of its tokens'."
+RANKED_BY = {
+    "means": "difference of means",
+    "cna": "difference of means at the last token",
+    "relevance": "relevance for the words",
+    "w2": "W2 rows on the words",
+    "search": "search for the words",
+}
 
 
-def grid(*columns: str, title: str | Text | None = None, caption: str | None = None) -> Table:
-    """An empty table; a column whose name begins with > is justified to the right."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    table.caption, table.caption_justify = caption, "left"
+# --- parts of all tables ------------------------------------------------------------------------------------
+
+
+def grid(*columns: str, rows: Iterable[Sequence[str | Text]] = (), title: str = "", caption: str = "") -> Table:
+    """A table of literal texts. A column whose name begins with > is right-aligned."""
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title, "bold") if title else None, title_justify="left")
+    table.pad_edge, table.caption, table.caption_justify = False, caption or None, "left"
     for name in columns:
         table.add_column(name.removeprefix(">"), justify="right" if name[:1] == ">" else "left", overflow="fold")
-    return table
-
-
-def patches(relevance: Relevance) -> Text:
-    """An image's patches as cells of colour."""
-    text = Text()
-    assert relevance.image is not None
-    rows = relevance.image.patches.tolist()
-    parts = iter(shares([value for row in rows for value in row]))
     for row in rows:
-        for _ in row:
-            text.append("  ", Style(bgcolor=hexadecimal(color(next(parts)))))
-        text.append("\n")
-    return text
-
-
-def token_table(relevance: Relevance) -> Table:
-    template = set(relevance.prompt.template)
-    positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
-    of_position = [">its position"] if positions else []
-    table = grid(">position", "token", ">relevance", *of_position, "")
-    for place, (token, value) in enumerate(zip(relevance.prompt.strings, relevance.tokens.tolist(), strict=True)):
-        if place in template:
-            continue
-        notes = ["sink"] * (place in relevance.prompt.sinks) + ["decoder"] * (place >= relevance.prompt.encoder_length)
-        extra = [f"{positions[place]:+.3f}"] if positions else []
-        table.add_row(str(place), Text(repr(token)), f"{value:+.3f}", *extra, ", ".join(notes))
-    if template:
-        rest = relevance.tokens[list(relevance.prompt.template)].sum().item()
-        table.add_row("", f"the template's {len(template)} tokens", f"{rest:+.3f}", style="dim")
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
-def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
-    table = grid("whose", ">relevance", "text")
-    for unit, value in parts:
-        style = "dim" if unit.template else None
-        text = visible(unit.text.strip())
-        shown = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
-        table.add_row(unit.turn, f"{value:+.3f}", Text(shown), style=style)
-    return table
+def shade(share: float) -> Style:
+    """The color of a signed share of the largest value, with an ink that is legible on it."""
+    rgb = color(share)
+    return Style(color=ink(rgb), bgcolor=hexadecimal(rgb))
 
 
-def token_relevance(relevance: Relevance, units: Table | None = None) -> Group:
-    """The prediction, the heatmap and where the relevance went, by token or by `units`."""
-    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
-    if relevance.contrast_text:
-        head.append(f" rather than {relevance.contrast_text!r}")
-    predicted = ", ".join(f"{token.text!r} {token.number}" for token in relevance.predictions[:5])
-    return Group(
-        Text(f"Predicted: {predicted}"),
-        Text.assemble(head, Text(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")),
-        Padding(patches(relevance) if relevance.image else heatmap(relevance), (1, 2)),
-        *([] if relevance.image else [units or token_table(relevance)]),
-        Text(relevance.account(), "dim"),
-        *([Text(relevance.meaning(), "dim")] if relevance.counterfactual else []),
-        *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
-    )
+def heatmap(tokens: Sequence[str], values: list[float], gray: Sequence[int] = ()) -> Text:
+    """Tokens on the colors of their values, those at `gray` positions without one."""
+    parts = enumerate(zip(tokens, shares(values, set(gray)), strict=True))
+    return Text.assemble(*((visible(token), "dim" if at in gray else shade(share)) for at, (token, share) in parts))
 
 
-def investigation(explanation: Explanation, units: Table | None = None) -> Group:
-    """Everything that an explanation has, in the order in which it is read."""
+def predictions(tokens: Sequence[TokenScore]) -> str:
+    return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
+
+
+# --- explanations -------------------------------------------------------------------------------------------
+
+
+def explanation_report(explanation: Explanation, units: Table | None = None) -> Group:
+    """The prediction, the tokens (or `units`), the nodes with their labels, and the controls that were measured."""
     relevance, circuit = explanation.relevance, explanation.circuit
-    parts: list[Any] = [token_relevance(relevance, units)]
+    parts: list[Any] = [relevance_report(relevance, units)]
     if explanation.nodes:
         parts.append(nodes_table(explanation))
     if explanation.meanings:
-        parts.append(meanings(explanation.meanings))
+        parts.append(labels_table(explanation.meanings))
     if explanation.nodes and not relevance.counterfactual:
         parts.append(Text(relevance.meaning(), "dim"))
     if explanation.ablations:
-        parts.append(carried(explanation.ablations))
+        parts.append(ablation_table(explanation.ablations))
     if explanation.removed:
         parts.append(Text(str(explanation.removed), "dim"))
     if circuit:
@@ -141,31 +106,76 @@ def investigation(explanation: Explanation, units: Table | None = None) -> Group
     return Group(*parts)
 
 
-def nodes_table(explanation: Explanation, title: str | None = None) -> Table:
-    """The nodes with what they write."""
-    relevance = explanation.relevance
-    compared = relevance.counterfactual is not None
-    table = grid(
-        "neuron",
-        "token",
-        ">activation",
-        *([">there"] if compared else []),
-        ">relevance",
-        "promotes more here" if compared else "promotes here",
-        title=title or _nodes_title(explanation),
+def relevance_report(relevance: Relevance, units: Table | None = None) -> Group:
+    """The prediction and its relevance by token, by `units` or by image patch."""
+    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
+    if relevance.contrast_text:
+        head.append(f" rather than {relevance.contrast_text!r}")
+    head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
+    prompt = relevance.prompt
+    picture = (
+        _patches(relevance) if relevance.image else heatmap(prompt.strings, relevance.tokens.tolist(), prompt.template)
     )
+    return Group(
+        Text(f"Predicted: {predictions(relevance.predictions[:5])}"),
+        head,
+        Padding(picture, (1, 2)),
+        *([] if relevance.image else [units or tokens_table(relevance)]),
+        Text(relevance.account(), "dim"),
+        *([Text(relevance.meaning(), "dim")] if relevance.counterfactual else []),
+        *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
+    )
+
+
+def _patches(relevance: Relevance) -> Text:
+    """An image's patches as colored cells."""
+    assert relevance.image is not None
+    patches = relevance.image.patches
+    text = Text()
+    for number, share in enumerate(shares(patches.flatten().tolist()), 1):
+        text.append("  ", shade(share))
+        if number % patches.shape[1] == 0:
+            text.append("\n")
+    return text
+
+
+def tokens_table(relevance: Relevance) -> Table:
+    prompt, template = relevance.prompt, set(relevance.prompt.template)
+    positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
+    table = grid(">position", "token", ">relevance", *([">its position"] if positions else []), "")
+    for at, (token, value) in enumerate(zip(prompt.strings, relevance.tokens.tolist(), strict=True)):
+        notes = ["sink"] * (at in prompt.sinks) + ["decoder"] * (at >= prompt.encoder_length)
+        of_position = [f"{positions[at]:+.3f}"] if positions else []
+        if at not in template:
+            table.add_row(str(at), Text(repr(token)), f"{value:+.3f}", *of_position, ", ".join(notes))
+    if template:
+        rest = relevance.tokens[list(prompt.template)].sum().item()
+        table.add_row("", f"the template's {len(template)} tokens", f"{rest:+.3f}", style="dim")
+    return table
+
+
+def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
+    """Words, sentences or messages with their relevance."""
+    table = grid("whose", ">relevance", "text")
+    for unit, value in parts:
+        text = visible(unit.text.strip())
+        cut = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+        table.add_row(unit.turn, f"{value:+.3f}", Text(cut), style="dim" if unit.template else None)
+    return table
+
+
+def nodes_table(explanation: Explanation, title: str = "") -> Table:
+    """The ranked nodes with what they promote."""
+    compared = explanation.relevance.counterfactual is not None
+    there, promotes = ([">there"], "promotes more here") if compared else ([], "promotes here")
+    rows = []
     for node in explanation.nodes:
         row = node.ranked
-        there = [] if not compared else ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"]
-        table.add_row(
-            str(row.neuron),
-            Text(repr(node.token)),
-            "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
-            *there,
-            f"{row.relevance:+.3f}",
-            Text(node.words),
-        )
-    return table
+        activation = "" if row.neuron.site == "head" else f"{row.activation:+.3f}"
+        other = ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"] if compared else []
+        rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", node.words])
+    names = ("neuron", "token", ">activation", *there, ">relevance", promotes)
+    return grid(*names, rows=rows, title=title or _nodes_title(explanation))
 
 
 def _nodes_title(explanation: Explanation) -> str:
@@ -179,137 +189,245 @@ def _nodes_title(explanation: Explanation) -> str:
     return title
 
 
-def carried(found: Sequence[Ablation]) -> Table:
-    """What lists of nodes carry, beside controls."""
-    table = grid(
+def ablation_table(ablations: Sequence[Ablation]) -> Table:
+    """Sufficiency and necessity of lists of nodes, with controls."""
+    rows = []
+    for row in ablations:
+        nodes, *numbers = vars(row).values()
+        rows.append([f"{nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in numbers)])
+    return grid(
         ">nodes by size of relevance",
         *(f">{name}{kind}" for name in ("", "matched: ", "control: ") for kind in ("kept", "left without")),
+        rows=rows,
         title="How much of the difference is there with these nodes alone, and without them",
         caption="matched: others of the same layers and tokens; control: largest activation change",
     )
-    for row in found:
-        table.add_row(f"{row.nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in list(vars(row).values())[1:]))
-    return table
 
 
-def circuit_tables(
-    graph: Graph,
-    ablation: dict[str, Any] | None = None,
-    faithfulness: dict[str, Any] | None = None,
-    correlations: dict[str, float] | None = None,
-) -> Group:
-    """A circuit: its groups, its nodes from the top down with what gives them most, and what was measured of it."""
-    parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
-    if ablation:
-        parts.append(carried([Ablation(**ablation)]))
-    if faithfulness and correlations:
-        parts.append(
-            Text(
-                f"The sufficiency of {faithfulness['edges']} edges is {faithfulness['sufficiency']:.0%}, of as many "
-                "random edges into the same targets from the same layers "
-                f"{faithfulness['random_sufficiency']:.0%}, of all edges between the nodes "
-                f"{faithfulness['all_edges']:.0%}.\n"
-                f"Effects between neurons correlate with direct interventions at {correlations['effects']:.3f}, "
-                f"contributions with two-sided ones at {correlations['contributions']:.3f}.",
-                "dim",
+def behaviour_table(neurons: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
+    """Neurons by their mean relevance over prompts; `words` may lack some."""
+    return grid(
+        *("neuron", ">activation", ">relevance", ">95 %", f">in the top {len(neurons)}", "promotes there"),
+        rows=(
+            (
+                str(row.neuron),
+                "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
+                f"{row.relevance:+.3f}",
+                f"{row.low:+.3f} to {row.high:+.3f}",
+                f"{row.among_top} of {prompts}",
+                words[row.neuron].words(row.polarity) if row.neuron in words else "",
             )
+            for row in neurons
+        ),
+        title=f"Most relevant neurons, means over {prompts} prompts, where it is predicted",
+    )
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def probabilities(answer: Answer) -> Text:
+    """The answer; a token is the darker the less probable it was."""
+    parts = zip(answer.token_strings, answer.probabilities, strict=True)
+    return Text.assemble(*((token, shade(probability - 1)) for token, probability in parts))
+
+
+def origins_report(origins: Origins) -> Group:
+    """What the parts of the input contributed to an answer, and the share that passes through FFN neurons."""
+    parts = [(part.name, part.positive, part.negative) for part in origins.parts]
+    parts.append(("biases", max(origins.biases, 0), min(origins.biases, 0)))
+    rows = [
+        (name, f"{positive:+.2f}", f"{negative:+.2f}", f"{(positive + negative) / origins.target:.0%}")
+        for name, positive, negative in parts
+    ]
+    drop = "" if origins.drop is None else f"; {origins.drop:.0%} is lost with theirs of the other prompt"
+    return Group(
+        Text(f"Where the answer's {origins.target:.2f} logits come from (CP-LRP; rest {origins.rest:.1e})", "bold"),
+        grid("from", ">positive", ">negative", ">share", rows=rows),
+        Text(f"{origins.through_ffn:.0%} of it goes through FFN neurons, wherever it came from{drop}.", "dim"),
+    )
+
+
+def matrix_report(matrix: Matrix) -> Group:
+    """Each sentence of an answer with the five sentences that contributed most to it."""
+    parts: list[Any] = []
+    for row, values in zip(matrix.rows, matrix.values.tolist(), strict=True):
+        table = Table(box=None, pad_edge=False, show_header=False)
+        read = [
+            (value, unit) for value, unit in zip(values, matrix.columns, strict=True) if value and not unit.template
+        ]
+        scale = shares([value for value, _ in read])
+        for share, (value, unit) in sorted(zip(scale, read, strict=True), key=lambda pair: -pair[0])[:5]:
+            number = Text(f" {value:+.2f} ", shade(share))
+            table.add_row(number, Text(unit.turn, "dim"), Text(" ".join(unit.text.split())))
+        parts += [Text(row.text.strip(), "bold"), table]
+    return Group(*parts)
+
+
+# --- circuits -----------------------------------------------------------------------------------------------
+
+
+def circuit_report(graph: Graph, measured: tuple[Ablation, EdgeFaithfulness, dict[str, float]] | None) -> Group:
+    """A circuit: its groups, its nodes from the last layer to the first with their largest sources, and measurements
+    of nodes, edges and effects."""
+    parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
+    if measured:
+        ablation, edges, correlations = measured
+        line = (
+            f"The sufficiency of {edges.edges} edges is {edges.sufficiency:.0%}, of as many random edges into the same "
+            f"targets from the same layers {edges.random_sufficiency:.0%}, of all edges between the nodes "
+            f"{edges.all_edges:.0%}.\n"
+            f"Effects between neurons correlate with direct interventions at {correlations['effects']:.3f}, "
+            f"contributions with two-sided ones at {correlations['contributions']:.3f}."
         )
+        parts += [ablation_table([ablation]), Text(line, "dim")]
     return Group(*parts)
 
 
 def groups_table(graph: Graph, without: Sequence[GroupAblation] = ()) -> Table:
-    """A circuit's groups; of the first what the answer is without each."""
-    off = [">necessity", ">random", "answer without"] if without else []
-    table = grid("group", ">nodes", ">score", *off, title="Groups")
-    if without:
-        table.caption = "random: the necessity of as many random nodes of the same layers and tokens"
-    for number, group in enumerate(graph.groups[: len(without) or None]):
-        told: list[Any] = []
-        if without:
-            found = without[number]
-            told = [f"{found.necessity:.0%}", f"{found.random_necessity:.0%}", Text(repr(found.predictions[0].text))]
-        table.add_row(Text(group.name), str(len(group.nodes)), f"{group.score:+.3f}", *told)
-    return table
+    """A circuit's groups. With `without` only the first ones, each with the model's answer without it."""
+    rows = [[group.name, str(len(group.nodes)), f"{group.score:+.3f}"] for group in graph.groups]
+    if not without:
+        return grid("group", ">nodes", ">score", rows=rows, title="Groups")
+    for row, off in zip(rows, without, strict=False):
+        row += [f"{off.necessity:.0%}", f"{off.random_necessity:.0%}", repr(off.predictions[0].text)]
+    return grid(
+        *("group", ">nodes", ">score", ">necessity", ">random", "answer without"),
+        rows=rows[: len(without)],
+        title="Groups",
+        caption="random: the necessity of as many random nodes of the same layers and tokens",
+    )
 
 
 def _tree(graph: Graph) -> Tree:
-    """The answer, then layer by layer downwards, each node with its three largest sources by share."""
+    """The answer, then the layers from the last to the first, each node with its three largest sources."""
     tree = Tree(Text(f"{graph.answer}  from {top_sources(graph, graph.answer, 3)}"))
-    for layer in sorted({node.neuron.layer for node in graph.nodes}, reverse=True):
-        branch = tree.add(f"L{layer}")
-        for node in graph.nodes:
-            if node.neuron.layer == layer:
-                token = repr(graph.tokens[node.position].text)
-                words = ", ".join(word.strip() for word in node.words[:3])
-                branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {top_sources(graph, node, 3)}"))
+    branches: dict[int, Tree] = {}
+    for node in sorted(graph.nodes, key=lambda node: -node.neuron.layer):
+        layer = node.neuron.layer
+        branch = branches.get(layer) or branches.setdefault(layer, tree.add(f"L{layer}"))
+        words = ", ".join(word.strip() for word in node.words[:3])
+        token = repr(graph.tokens[node.position].text)
+        branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {top_sources(graph, node, 3)}"))
     return tree
 
 
-def behaviour_table(found: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
-    """Neurons by their mean over prompts; `words` may lack some."""
-    table = grid(
-        "neuron",
-        ">activation",
-        ">relevance",
-        ">95 %",
-        f">in the top {len(found)}",
-        "promotes there",
-        title=f"Most relevant neurons, means over {prompts} prompts, where it is predicted",
-    )
-    for row in found:
-        table.add_row(
-            str(row.neuron),
-            "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
-            f"{row.relevance:+.3f}",
-            f"{row.low:+.3f} to {row.high:+.3f}",
-            f"{row.among_top} of {prompts}",
-            Text(words[row.neuron].words(row.polarity) if row.neuron in words else ""),
-        )
-    return table
+# --- neurons ------------------------------------------------------------------------------------------------
 
 
-def projection(result: Projection) -> Table:
-    """What a neuron writes; where its standard deviation is known, by that as well."""
-    by_std = result.typical is not None and result.std is not None
-    numbers = [*(["logit"] if result.typical else []), *(["per std"] if by_std else []), "z"]
+def projection_table(projection: Projection) -> Table:
+    """The tokens that a neuron promotes and suppresses, also per standard deviation where it is known."""
+    by_std = projection.typical is not None and projection.std is not None
+    numbers = [*(["logit"] if projection.typical else []), *(["per std"] if by_std else []), "z"]
     columns = [f">{name}" for name in numbers]
-    table = grid("promotes (+)", *columns, "suppresses (-)", *columns, title=result.about)
 
-    def cells(token: Promotion) -> list[str | Text]:
+    def cells(token: Promotion) -> list[str]:
         logit = token.logit or 0.0
-        values = {"logit": f"{logit:+.3f}", "per std": f"{logit * (result.std or 0.0):+.2f}", "z": f"{token.z:+.1f}"}
-        return [Text(repr(token.text)), *(values[name] for name in numbers)]
+        std = projection.std or 0.0
+        values = {"logit": f"{logit:+.3f}", "per std": f"{logit * std:+.2f}", "z": f"{token.z:+.1f}"}
+        return [repr(token.text), *(values[name] for name in numbers)]
 
-    for up, down in zip(result.promoted, result.suppressed, strict=True):
-        table.add_row(*cells(up), *cells(down))
-    return table
+    pairs = zip(projection.promoted, projection.suppressed, strict=True)
+    rows = ([*cells(up), *cells(down)] for up, down in pairs)
+    return grid("promotes (+)", *columns, "suppresses (-)", *columns, rows=rows, title=projection.about)
 
 
-def side_by_side(comparison: Comparison) -> Group:
-    """Two generations and their first-token probabilities."""
+def card_report(card: Card) -> Group:
+    """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
+    statistics = card.statistics
+    parts: list[Any] = [
+        Text.assemble((str(card.neuron), "bold"), f"  {card.title}"),
+        Text(
+            f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
+            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{counted(card)}",
+            "dim",
+        ),
+        Text(f"{_sparkline(statistics.histogram)}  histogram of activations, -128 to 128, log2 bins", "dim"),
+    ]
+    if card.projection:
+        parts.append(projection_table(card.projection))
+    if card.by == "relevance":
+        parts.append(Text(RELMAX, "dim"))
+    for polarity, examples in card.examples.items():
+        parts.append(label_report(polarity, card.meanings.get(polarity), card.held_out.get(polarity, {})))
+        parts.append(_examples_table(f">{card.by}", "sentence", examples, f"class: {class_name(card.kind[polarity])}"))
+    for by, nearest in card.nearest.items():
+        names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
+        parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names}", "dim"))
+    return Group(*parts)
+
+
+def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
+    """A label, what it was measured on, and sentences from documents that it was not made from."""
+    parts: list[Any] = [Text(f"\nPolarity {polarity}: {score_text.title(meaning)}", "bold")]
+    if meaning:
+        parts += [Text(line, "dim") for line in score_text.measured(meaning)]
+    if meaning and meaning.clear:
+        parts += [_examples_table(">", score_text.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
+    return Group(*parts)
+
+
+def _examples_table(value: str, heading: str, examples: Sequence[Example], title: str = "") -> Table:
+    rows = ((f"{example.value:+.2f}", _highlighted(example)) for example in examples)
+    return grid(value, heading, rows=rows, title=title)
+
+
+def _highlighted(example: Example) -> Text:
+    """The tokens around the extreme one, which stands out."""
+    tokens, extreme = example.sentence.tokens, example.token
+    text = Text("..." if extreme > 25 else "")
+    parts = shares(list(example.relevance)) if example.relevance else None
+    for at in range(max(0, extreme - 25), min(len(tokens), extreme + 8)):
+        style = shade(parts[at]) if parts else Style()
+        if tokens[at]:  # empty: part of a character that a later token completes
+            text.append(visible(tokens[at]), style + Style(bold=True, underline=True) if at == extreme else style)
+    return text.append("..." if extreme + 8 < len(tokens) else "")
+
+
+def _sparkline(counts: Sequence[int]) -> str:
+    largest = max(counts) or 1
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in counts)
+
+
+def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
+    """Automatic labels with their scores; those that are not significant are dim."""
+    rows = []
+    for row in labels:
+        text = Text(row.text) if row.clear else Text.assemble("no clear meaning; nearest: ", (row.text, "dim"))
+        rows.append((str(row.neuron), row.polarity, text, row.by, f"{row.score:.2f}", f"{row.p:.3f}"))
+    return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
+
+
+def hits_table(hits: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
+    """The neurons that a search found, the reasons, and their labels."""
+    rows = ((str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in hits)
+    return grid("neuron", "sign", "why", "label", rows=rows)
+
+
+# --- steering -----------------------------------------------------------------------------------------------
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Plain and steered text side by side, with the most probable first tokens."""
     sides = (comparison.plain, comparison.steered)
     end = "\n" if not isinstance(comparison.prompt, str) else "" if comparison.task == "causal" else " → "
     begin = in_a_line(comparison.prompt) + end
     table = Table(box=box.ROUNDED, expand=True)
     for name in ("plain", "steered"):
         table.add_column(name, ratio=1, overflow="fold")
-    table.add_row(*(Text.assemble((begin, "dim"), side.text) for side in sides))
-    table.add_section()
-    table.add_row(*(Text(_bars(side.next)) for side in sides))
-    return Group(table)
+    table.add_row(*(Text.assemble((begin, "dim"), side.text) for side in sides), end_section=True)
+    table.add_row(*(Text("\n".join(map(_bar, side.next))) for side in sides))
+    return table
 
 
-def _bars(tokens: Sequence[TokenScore]) -> str:
-    def bar(token: TokenScore) -> str:
-        if token.probability is None:  # a number is predicted
-            return f"{token.logit:+.3f}"
-        return f"{token.probability:.3f} {'█' * round(20 * token.probability)}"
-
-    return "\n".join(f"{token.text!r:<14} {bar(token)}" for token in tokens)
+def _bar(token: TokenScore) -> str:
+    share = token.probability  # None where a number is predicted
+    number = f"{token.logit:+.3f}" if share is None else f"{share:.3f} {'█' * round(20 * share)}"
+    return f"{token.text!r:<14} {number}"
 
 
-def recipe_table(recipe: Recipe) -> Group:
-    """A recipe's edits, what is known about their neurons, their side effects, and where the recipe came from.
+def recipe_report(recipe: Recipe) -> Group:
+    """A recipe's edits, what is known about their neurons, their side effects, and provenance.
 
     Raises `RecipeError` where its provenance is not as icebear writes it.
     """
@@ -317,163 +435,148 @@ def recipe_table(recipe: Recipe) -> Group:
     facts = {"model": f"{recipe.model_name} ({recipe.model_fingerprint})"}
     for origin in (recipe.provenance, *map(vars, records)):
         facts |= {key: repr(value) for key, value in origin.items() if isinstance(value, str | int | float)}
-    neurons = {row.neuron: row for record in records for row in record.neurons}
     lines = [Text(f"{key.replace('_', ' ')}: {value}", "dim") for key, value in facts.items()]
-    return Group(_edits(recipe, neurons), *(_side_effects(effects) if effects else []), *lines)
+    return Group(_edits_table(recipe, records), *(_side_effects(effects) if effects else []), *lines)
 
 
-def _edits(recipe: Recipe, neurons: Mapping[Neuron, EditedNeuron]) -> Table:
+def _edits_table(recipe: Recipe, records: Sequence[FlipRecord]) -> Table:
+    neurons = {row.neuron: row for record in records for row in record.neurons}
     examples = ["examples"] if any(row.examples for row in neurons.values()) else []
-    table = grid(
-        "edit", ">was", ">of its range", ">relevance", "promotes at +", "at -", *examples, title=Text(recipe.name)
-    )
-    table.columns[0].no_wrap = True
+    names = ("edit", ">was", ">of its range", ">relevance", "promotes at +", "at -", *examples)
+    rows: list[list[str]] = []
     for edit in recipe:
-        row, cells = neurons.get(edit.neuron), []
-        if row:
+        rows.append([str(edit)])
+        if row := neurons.get(edit.neuron):
             share = "outside" if row.of_its_range is None else f"{row.of_its_range:.2f} x"
             words = (", ".join(map(visible, side)) for side in (row.promotes, row.suppresses))
-            cells = [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
-            cells += ["\n".join(row.examples) for _ in examples]
-        table.add_row(str(edit), *map(Text, cells))
+            rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
+            rows[-1] += ["\n".join(row.examples) for _ in examples]
+    table = grid(*names, rows=rows, title=recipe.name)
+    table.columns[0].no_wrap = True
     return table
 
 
 def _side_effects(effects: SideEffects) -> list[Table | Text]:
-    table = grid("next token", ">before", ">rank", ">after", ">rank")
     tokens = {token.text: token for token in (effects.old, effects.new) if token}
-    for text, token in tokens.items():
-        table.add_row(
-            Text(repr(text)),
-            f"{token.before:.3f}",
-            str(token.rank_before),
-            f"{token.after:.3f}",
-            str(token.rank_after),
-        )
+    rows = [
+        (repr(text), f"{token.before:.3f}", str(token.rank_before), f"{token.after:.3f}", str(token.rank_after))
+        for text, token in tokens.items()
+    ]
+    table = grid("next token", ">before", ">rank", ">after", ">rank", rows=rows)
     lines = [
-        f"Price: {effects.kl:.4f} nats of KL {effects.where}",
         f"Perplexity of held-out sentences: {effects.perplexity:.1f}, with edits at each token "
-        f"{effects.perplexity_everywhere:.1f}",
+        f"{effects.perplexity_everywhere:.1f}"
     ]
     if effects.repetition is not None:
         lines.append(f"Repetition after it: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}")
     warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
-    return [Text(lines[0]), *([table] if tokens else []), *map(Text, lines[1:]), *warnings]
+    price = Text(f"Price: {effects.kl:.4f} nats of KL {effects.where}")
+    return [price, *([table] if rows else []), *map(Text, lines), *warnings]
 
 
-def predictions(tokens: Sequence[TokenScore]) -> str:
-    return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
+# --- concepts -----------------------------------------------------------------------------------------------
 
 
-def card(found: Card) -> Group:
-    """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
-    statistics = found.statistics
-    parts: list[Any] = [
-        Text.assemble((str(found.neuron), "bold"), f"  {found.title}"),
-        Text(
-            f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
-            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{counted(found)}",
-            "dim",
-        ),
-        Text(f"{_sparkline(statistics.histogram)}  histogram of activations, -128 to 128, log2 bins", "dim"),
+def concept_report(
+    concept: Concept, labels: Mapping[Any, str | None], similar: Sequence[tuple[str, float]] = ()
+) -> Group:
+    """A concept: its neurons with their labels, how it was found, and concepts that share neurons with it."""
+    rows = []
+    for part in concept.parts:
+        label = labels.get((part.neuron, part.polarity))
+        meaning = Text(label) if label else Text(score_text.NOT_SCORED, "dim")
+        rows.append((str(part.neuron), part.polarity, f"{part.weight:.3f}", meaning))
+    title = f"{concept.name}: {len(concept)} neuron{'s' * (len(concept) != 1)} of {concept.model_name}"
+    return Group(
+        grid("neuron", "sign", ">weight", "what it means", rows=rows, title=title),
+        *(Text(line, "dim") for line in found_by(concept)),
+        *(Text(f"shares {share:.0%} of the neurons with {name}") for name, share in similar),
+    )
+
+
+def found_by(concept: Concept) -> list[str]:
+    """How a concept was found, and how well it detects, in words."""
+    record = concept.provenance
+    if "auroc" not in record:
+        return [f"made by {record.get('found_by', 'hand')}"]
+    positive, negative = record["tested on"]
+    tried = ", ".join(dict.fromkeys(f"{row['neurons']} by {row['way']} {row['auroc']:.2f}" for row in record["path"]))
+    lines = [
+        f"AUROC {record['auroc']:.3f} ± {record['error']:.3f} on {positive} texts with it and {negative} without that "
+        f"nothing was chosen on (chance 0.5)",
+        f"ranked by {RANKED_BY.get(record['found_by'], record['found_by'])}, {record['examples']} positive / "
+        f"{record['others']} negative texts",
+        f"tried, on a quarter of the texts: {tried}",
     ]
-    if found.projection:
-        parts.append(projection(found.projection))
-    if found.by == "relevance":
-        parts.append(Text(RELMAX, "dim"))
-    for polarity, examples in found.examples.items():
-        parts += meaning_told(polarity, found.meanings.get(polarity), found.held_out.get(polarity, {}))
-        title = f"class: {class_name(found.kind[polarity])}"
-        table = grid(f">{found.by}", "sentence", title=title)
-        for example in examples:
-            table.add_row(f"{example.value:+.2f}", _highlighted(example))
-        parts.append(table)
-    for by, nearest in found.nearest.items():
-        names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
-        parts.append(Text(f"{nearest_title(by, found.nearest_by_chance[by])}: {names}", "dim"))
+    universal = record["universal"]
+    few = ", ".join(universal[:5]) + (" ..." if len(universal) > 5 else "")
+    return lines + ([f"left out because they are large in every text: {few}"] if universal else [])
+
+
+def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
+    rows = []
+    for record in records:
+        made = record["provenance"]
+        score = f"{made['auroc']:.3f} ± {made['error']:.3f}" if "auroc" in made else "-"
+        row = (record["name"], str(len(record["parts"])), score, made.get("found_by", ""), record["model_name"])
+        rows.append(row)
+    return grid("concept", ">neurons", ">AUROC", "found by", "model", rows=rows)
+
+
+def likeness_table(likeness: Likeness, texts: int) -> Table:
+    """How similar two concepts are, by three measures."""
+    values = {
+        ("neurons", "share of (neuron, sign) that both have"): likeness.neurons,
+        ("directions", "cosine of what they write"): likeness.directions,
+        ("measures", f"correlation of their values of {texts} texts"): likeness.measures,
+    }
+    shown = {name: "two models" if value is None else f"{value:.2f}" for name, value in values.items()}
+    return grid("by", ">alike", "what that is", rows=((by, value, about) for (by, about), value in shown.items()))
+
+
+def measured_report(rows: Sequence[Measured], passing: Through | None = None) -> Group:
+    """What a concept measures in one text, token by token, or in several."""
+    maps = [heatmap(row.tokens, list(row.values), row.apart) for row in rows]
+    first = rows[0]
+    if len(rows) > 1:
+        values = ((f"{row.value:+.2f}", text) for row, text in zip(rows, maps, strict=True))
+        return Group(grid(f">{first.concept}", "text", rows=values), Text(DEVIATIONS, "dim"))
+    parts = [Text.assemble((first.concept, "bold"), f" {first.value:+.2f}"), Padding(maps[0], (1, 2))]
+    parts.append(Text(DEVIATIONS, "dim"))
+    if passing:
+        line = f"Of the logit {passing.logit:.2f} of {passing.target!r} {passing.relevance:+.1%} passes through it"
+        parts.append(Text(f"{line} by CP-LRP; {passing.drop:+.1%} is lost when its neurons take their means."))
     return Group(*parts)
 
 
-def meaning_told(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> list[Any]:
-    """A label with what it was measured on, and sentences that it was not made from."""
-    parts: list[Any] = [Text(f"\nPolarity {polarity}: {score_text.title(meaning)}", "bold")]
-    if meaning:
-        parts += [Text(line, "dim") for line in measured(meaning)]
-        parts += [_held_out(name, rows[:2]) for name, rows in held_out.items() if rows and meaning.clear]
-    return parts
+def steered_line(concept: Concept, recipe: Recipe, plain: float, steered: float) -> Text:
+    """How strongly a concept was steered, and its values in both texts."""
+    record = recipe.provenance
+    price = f", {record['kl']:.3f} nats at held-out contexts" if "kl" in record else ""
+    return Text(
+        f"{concept.name}{' suppressed' * record['suppress']} at strength {record['strength']:.3g}{price}; measured by "
+        f"the plain model in what was written: {plain:+.2f} plain, {steered:+.2f} steered.",
+        "dim",
+    )
 
 
-def _held_out(name: str, examples: Sequence[Example]) -> Table:
-    table = grid(">", HELD_OUT[name])
-    for example in examples:
-        table.add_row(f"{example.value:+.2f}", _highlighted(example))
-    return table
-
-
-KNOWN = "What they mean: labels that hold, with their AUROC (icebear neuron has what it was measured on)"
-
-
-def meanings(found: Sequence[Meaning], title: str = KNOWN) -> Table:
-    """Labels with their scores."""
-    table = grid("neuron", "sign", "label", "by", ">score", ">p", title=title)
-    for meaning in found:
-        text = Text(meaning.text, "" if meaning.clear else "dim")
-        table.add_row(
-            str(meaning.neuron),
-            meaning.polarity,
-            text if meaning.clear else Text.assemble("no clear meaning; nearest: ", text),
-            meaning.by,
-            f"{meaning.score:.2f}",
-            f"{meaning.p:.3f}",
-        )
-    return table
+# --- evaluations --------------------------------------------------------------------------------------------
 
 
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
-    """Methods by metric, as `Results.texts` has them."""
-    table = grid("method", *(f">{name}" for name in columns), title=title)
-    for name, cells in texts.items():
-        table.add_row(name, *(Text(cell) for cell in cells))
-    return table
+    """Methods by metric, as `Results.texts` returns them."""
+    rows = ((name, *cells) for name, cells in texts.items())
+    return grid("method", *(f">{name}" for name in columns), rows=rows, title=title)
 
 
 def listing_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """Rows of any columns."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = grid(columns[0], *(f">{name}" for name in columns[1:]), title=title)
-    for row in rows:
-        table.add_row(*(Text(_short(row.get(name, ""))) for name in columns))
-    return table
+    cells = ([_short(row.get(name, "")) for name in columns] for row in rows)
+    return grid(columns[0], *(f">{name}" for name in columns[1:]), rows=cells, title=title)
 
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
-
-
-def hits(found: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
-    """What a search found, and why; labels are somebody's, or automatic ones that hold, with their scores."""
-    table = grid("neuron", "sign", "why", "label")
-    for hit in found:
-        table.add_row(str(hit.neuron), hit.polarity, Text("; ".join(hit.why)), Text(labels.get(hit) or ""))
-    return table
-
-
-def _highlighted(example: Example) -> Text:
-    """The tokens up to a little past the extreme one, which stands out."""
-    tokens, place = example.sentence.tokens, example.token
-    text = Text("..." if place > 25 else "")
-    parts = shares(list(example.relevance)) if example.relevance else [0.0] * len(tokens)
-    for number in range(max(0, place - 25), min(len(tokens), place + 8)):
-        if not tokens[number]:  # part of a character that a later token completes
-            continue
-        rgb = color(parts[number])
-        style = Style(color=ink(rgb), bgcolor=hexadecimal(rgb)) if example.relevance else Style()
-        text.append(visible(tokens[number]), style + Style(bold=True, underline=True) if number == place else style)
-    return text.append("..." if place + 8 < len(tokens) else "")
-
-
-def _sparkline(counts: Sequence[int]) -> str:
-    largest = max(counts) or 1
-    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in counts)

@@ -79,7 +79,7 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
         raise loading.error
     with importing:
         from icebear.actmax.index import build as index
-        from icebear.app.cli.demo import SUMMARIES, store_of
+        from icebear.app.cli.verbs.demo import SUMMARIES, store_of
         from icebear.concepts.calibration import calibrate
         from icebear.concepts.corpus import read_corpus
         from icebear.db.store import open_store

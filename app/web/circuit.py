@@ -8,7 +8,7 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.cli.demo import OTHER, PROMPT
+from icebear.app.cli.verbs.demo import OTHER, PROMPT
 from icebear.app.web.background import Job
 from icebear.app.web.state import (
     downloads,

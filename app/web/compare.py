@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from icebear.app.cli.demo import PROMPT
+from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web import charts
 from icebear.app.web.explain import explained
 from icebear.app.web.state import downloads, heat, model, neuron_table, plain, token_label, typed

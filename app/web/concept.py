@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from icebear.app.cli.concepts_told import DEVIATIONS, found_by
-from icebear.app.cli.demo import PROMPT
+from icebear.app.cli.terminal import DEVIATIONS, found_by
+from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web.state import HEAT, WIDE, downloads, has_labels, known, model, neuron_table, plain, store, typed
 from icebear.app.web.steer import side_by_side
 from icebear.concepts.render import heatmap

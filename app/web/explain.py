@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.cli.demo import PROMPT
+from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web import charts
 from icebear.app.web.shared import shared
 from icebear.app.web.state import (

@@ -10,7 +10,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from icebear.actmax.explanation import Explanation
 from icebear.actmax.labels.scores import clearest
-from icebear.app.cli.demo import OTHER, PROMPT
+from icebear.app.cli.verbs.demo import OTHER, PROMPT
 from icebear.app.web.explain import USUAL, explained
 from icebear.app.web.state import (
     forget_other,

@@ -14,7 +14,7 @@ import pandas
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.cli.demo import OTHER
+from icebear.app.cli.verbs.demo import OTHER
 from icebear.app.web import background
 from icebear.app.web.shared import shared
 from icebear.concepts.models.chat import Chat

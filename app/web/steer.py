@@ -13,7 +13,7 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.cli.demo import PROMPT
+from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web import charts
 from icebear.app.web.state import (

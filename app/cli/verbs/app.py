@@ -1,14 +1,31 @@
-"""`icebear app`: everything in the browser."""
+"""`icebear app`: Streamlit, on localhost only."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import threading
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
 
 import click
 
 from icebear.app.cli.options import ModelOptions, option, record, verb
+from icebear.app.cli.output import log_to_stderr
+from icebear.errors import InputError
 from icebear.extras import need
+
+SETTINGS = (
+    "--server.address=localhost",
+    "--server.headless=true",
+    "--server.fileWatcherType=none",
+    "--browser.gatherUsageStats=false",
+    "--client.toolbarMode=minimal",
+    "--global.disableWidgetStateDuplicationWarning=true",  # callbacks may set what also has a default
+    "--theme.light.primaryColor=#2166ac",
+    "--theme.dark.primaryColor=#67a9cf",
+)
 
 
 @record
@@ -22,17 +39,35 @@ class Options:
 def app(options: Options) -> None:
     """Explain, search and steer in the browser, on this machine only.
 
-    \b
     Example:
       icebear app --store wiki.db
     """
-    from icebear.app.cli.launch import launch
-
     need("app")
-    settings = {"store": options.store, **asdict(options.model)}
-    launch(options.port, {f"ICEBEAR_APP_{name.upper()}": _as_text(value) for name, value in settings.items()})
+    for name, value in {"store": options.store, **asdict(options.model)}.items():
+        text = "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+        os.environ[f"ICEBEAR_APP_{name.upper()}"] = text
+    _serve(options.port)
 
 
-def _as_text(value: Any) -> str:
-    """For a variable of the environment: nothing is empty, a flag is 0 or 1."""
-    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+def _serve(port: int) -> None:
+    """Serve until interrupted or ended. In a terminal a browser is opened."""
+    import socket
+    import webbrowser
+
+    with socket.socket() as probe:
+        if probe.connect_ex(("localhost", port)) == 0:
+            raise InputError(f"Port {port} is taken; choose another one with --port.")
+    url = f"http://localhost:{port}"
+    click.echo(f"icebear app: {url}  (Ctrl-C ends it)", err=True)
+    if sys.stdout.isatty():
+        threading.Timer(3, webbrowser.open, (url,)).start()
+    from streamlit.web.cli import main as streamlit
+
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s")
+    script = str(Path(__file__).parents[2] / "web" / "script" / "main.py")
+    # In this process: a server in a process of its own would survive the end of this one.
+    try:
+        streamlit(["run", script, f"--server.port={port}", *SETTINGS], prog_name="streamlit")
+    except SystemExit as end:
+        logging.shutdown()
+        os._exit(end.code if isinstance(end.code, int) else 0)  # threads inside torch would abort an orderly end

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import icebear
 from icebear.app.cli.options import ModelOptions, record, shared, verb
 from icebear.app.cli.output import print_json, stdout, write_page
+from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
 from icebear.stopping import Stopped
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
 
-    from icebear.concepts.models.answer import Answer
-    from icebear.concepts.models.chat import Chat
-    from icebear.concepts.models.model import Model
+HELP = """/why WORDS [rather than WORDS]  which words and neurons made the last answer say so
+/from                           how much of it came from the context, the question, its own start
+/save FILE                      the conversation as JSON, for --messages
+/quit                           end"""
 
 
 @record
@@ -31,41 +33,31 @@ class Options:
     json: bool
     model: ModelOptions
 
-    def start(self) -> Chat | None:
-        """The messages before the first line."""
-        from icebear.concepts.models.chat import Chat
-
-        if self.messages:
-            if self.system is not None:
-                raise click.UsageError("--messages has its own system message; leave --system out.")
-            return Chat.read(self.messages)
-        return None if self.system is None else Chat([{"role": "system", "content": self.system}])
-
 
 @verb(Options)
 def chat(options: Options) -> None:
     """Talk to the model, and ask why about any words of its answer: /why WORDS, /help. --json prints all messages.
 
-    \b
     Example:
       icebear chat --system "Be brief."
     """
-    from icebear.concepts.models.chat import template_of
-
-    start = options.start()
+    if options.messages and options.system is not None:
+        raise click.UsageError("--messages has its own system message; leave --system out.")
+    start = [] if options.system is None else [{"role": "system", "content": options.system}]
+    messages = list(Chat.read(options.messages).messages) if options.messages else start
     model, console = options.model.load(), stdout()
     template_of(model)
     if not options.json:
         console.print(f"Talking to {model.name}. /why WORDS asks about the last answer; /help; /quit.", style="dim")
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "seed")}
-    talk = _Talk(model, console, sampling, start)
+    conversation = _Conversation(model, console, sampling, messages)
     while (line := _line()) is not None and line != "/quit":
         try:
-            talk.take(line)
-        except IcebearError as error:  # such as of a phrase that the answer does not have
+            conversation.read(line)
+        except IcebearError as error:  # such as for a phrase that the answer does not have
             click.echo(f"icebear: {error}", err=True)
     if options.json:
-        print_json({"messages": [dict(message) for message in talk.chat.messages] if talk.chat else []})
+        print_json({"messages": list(map(dict, conversation.messages))})
 
 
 def _line() -> str | None:
@@ -76,19 +68,16 @@ def _line() -> str | None:
 
 
 @dataclass
-class _Talk:
-    """A conversation so far."""
-
-    model: Model
+class _Conversation:
+    model: icebear.Model
     console: Console
     sampling: dict[str, Any]
-    chat: Chat | None
-    last: Answer | None = field(default=None)
+    messages: list[Any]
+    last: icebear.Answer | None = None
 
-    def take(self, line: str) -> None:
-        """One line: a message, or a command."""
-        from icebear.app.cli.talking import HELP, origins_table, why
-        from icebear.concepts.attribution.sources import origins
+    def read(self, line: str) -> None:
+        """Read one line: a message, or a command."""
+        from icebear.app.cli.terminal import origins_report
 
         command, _, words = line.partition(" ")
         if not line.startswith("/"):
@@ -97,29 +86,47 @@ class _Talk:
         elif command == "/help":
             self.console.print(HELP, markup=False)
         elif command == "/save":
-            self._save(words)
+            if not words or not self.messages:
+                raise InputError("Say something first, and name a file: /save chat.json.")
+            write_page(words, lambda: Chat(self.messages).to_json() + "\n")
         elif command == "/why":
             phrase, _, contrast = words.partition(" rather than ")
-            self.console.print(why(self.model, self._answer(), phrase or "0:1", contrast))
+            self.console.print(self._why(phrase or "0:1", contrast or None))
         elif command == "/from":
-            self.console.print(origins_table(origins(self.model, self._answer())))
+            self.console.print(origins_report(icebear.origins(self.model, self._answer())))
         else:
             raise InputError(f"{command} is no command; /help lists them.")
 
     def _ask(self, message: str) -> None:
-        from icebear.app.cli.talking import stream
-        from icebear.concepts.models.chat import Chat
+        """Print the model's answer while it is generated."""
+        shown = ""
 
-        chat = Chat([*(self.chat.messages if self.chat else ()), {"role": "user", "content": message}])
-        self.last = stream(self.console, self.model, chat, **self.sampling)
-        self.chat = self.last.chat
+        def show(ids: list[int]) -> None:
+            nonlocal shown
+            text = "".join(self.model.pieces(ids))
+            if not text.endswith("\ufffd"):  # a character that the next token completes
+                new = "".join(sign for sign in text[len(shown) :] if sign.isprintable() or sign in "\n\t")
+                self.console.print(new, end="", soft_wrap=True, markup=False, emoji=False)
+                shown = text
 
-    def _answer(self) -> Answer:
+        asked = Chat([*self.messages, {"role": "user", "content": message}])
+        self.last = self.model.answer(asked, on_token=show, **self.sampling)
+        self.messages = list(self.last.chat.messages)
+        self.console.print()
+
+    def _answer(self) -> icebear.Answer:
         if self.last is None:
             raise InputError("There is no answer yet; ask something.")
         return self.last
 
-    def _save(self, path: str) -> None:
-        if not path or self.chat is None:
-            raise InputError("Say something first, and name a file: /save chat.json.")
-        write_page(str(Path(path).expanduser()), self.chat.to_json() + "\n")
+    def _why(self, phrase: str, contrast: str | None) -> Group:
+        """The words and neurons that contributed to a phrase of the last answer."""
+        from rich.console import Group
+
+        from icebear.app.cli.terminal import nodes_table, relevance_report, units_table
+        from icebear.concepts.attribution.ranking import Ranking
+
+        relevance = icebear.attribute(self.model, self._answer(), contrast=contrast, span=phrase, record="last")
+        explanation = icebear.Explanation.of(self.model, relevance, Ranking(8, "ffn"))
+        words = units_table(icebear.units(relevance, "word"))
+        return Group(relevance_report(relevance, words), nodes_table(explanation, "FFN neurons where it was said"))

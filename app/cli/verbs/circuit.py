@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from icebear.app.cli.explained import answered
-from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, record, shared, verb
-from icebear.app.cli.output import print_json, stdout, write_page
+import icebear
+from icebear.app.cli.options import (
+    FILE,
+    ModelOptions,
+    PromptOptions,
+    answered,
+    option,
+    record,
+    shared,
+    verb,
+)
+from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
 from icebear.concepts.models.chat import other_prompt
+from icebear.errors import InputError
 from icebear.extras import need
-
-if TYPE_CHECKING:
-    from icebear.concepts.circuits.graph import Graph
-    from icebear.concepts.models.model import Model
 
 
 @record
@@ -53,12 +59,11 @@ def circuit(options: Options) -> None:
     With --file one circuit of many pairs of prompts, all of one length; an object has a prompt, a counterfactual and,
     if wanted, a target and a contrast.
 
-    \b
     Example:
       icebear circuit "The ice bear lives in the" --contrast " desert" --counterfactual "The wild camel lives in the"
       --nodes 20
     """
-    from icebear.app.cli.terminal import circuit_tables, meanings
+    from icebear.app.cli.terminal import circuit_report, labels_table
 
     single = options.prompt.prompt is not None or options.prompt.messages is not None
     if single is (options.file is not None):
@@ -68,28 +73,25 @@ def circuit(options: Options) -> None:
     prompt = options.prompt.read() if single else None
     need("circuits")
     model = options.model.load()
-    arguments = _of_prompt(model, prompt, options) if single else _of_file(options)
-    graph = _graph(model, arguments, options)
-    checked = _checked(graph) if options.ablate else {}
-    fires = [(node.neuron, "-" if node.activation < (node.counterfactual or 0) else "+") for node in graph.nodes]
-    with store_if_any(options.store, model) as store:
-        labels = significant_labels(store, fires)
-    _write(graph, options)
-    if options.json:
-        print_json({**graph.to_dict(), **labels_dict(labels), **checked})
-    else:
-        stdout().print(circuit_tables(graph, **checked), *([meanings(labels)] if labels else []))
-
-
-def _graph(model: Model, arguments: dict[str, Any], options: Options) -> Graph:
-    from icebear.concepts.circuits.circuit import circuit
-
+    pairs = _pairs(options) if options.file else _pair(model, prompt, options)
     how: dict[str, Any] = {"nodes": options.nodes, "faithfulness": options.faithfulness, "heads": options.heads}
     with bar("edges", 1) as move:
-        return circuit(model, **arguments, **how, on_progress=move)
+        graph = icebear.circuit(model, **pairs, **how, on_progress=move)
+    measured = (graph.ablation(), graph.faithfulness(), graph.correlations()) if options.ablate else None
+    signs = [(node.neuron, "-" if node.activation < (node.counterfactual or 0) else "+") for node in graph.nodes]
+    with store_if_any(options.store, model) as store:
+        labels = significant_labels(store, signs)
+    write_page(options.html, graph.to_html)
+    write_page(options.png, graph.to_png)
+    slug = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(options.neuronpedia or "").stem)
+    write_page(options.neuronpedia, lambda: graph.to_neuronpedia(slug))
+    document = {**graph.to_dict(), **labels_dict(labels)}
+    if measured:
+        document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1]), "correlations": measured[2]}
+    show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
 
 
-def _of_prompt(model: Model, prompt: Any, options: Options) -> dict[str, Any]:
+def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]:
     return {
         "prompt": answered(model, prompt, options.max_new_tokens) if options.span else prompt,
         "span": None if options.span == "all" else options.span,
@@ -99,9 +101,8 @@ def _of_prompt(model: Model, prompt: Any, options: Options) -> dict[str, Any]:
     }
 
 
-def _of_file(options: Options) -> dict[str, Any]:
+def _pairs(options: Options) -> dict[str, Any]:
     from icebear.concepts.attribution.behaviour import read
-    from icebear.errors import InputError
 
     counterfactual = (*options.counterfactual, None)[0]
     cases = read(str(options.file), target=options.target, contrast=options.contrast, counterfactual=counterfactual)
@@ -111,22 +112,3 @@ def _of_file(options: Options) -> dict[str, Any]:
         )
     names = ("prompt", "target", "contrast", "counterfactual")
     return {name: [getattr(case, name) for case in cases] for name in names}
-
-
-def _checked(graph: Graph) -> dict[str, Any]:
-    """What was measured of this very graph."""
-    return {
-        "ablation": vars(graph.ablation()),
-        "faithfulness": vars(graph.faithfulness()),
-        "correlations": graph.correlations(),
-    }
-
-
-def _write(graph: Graph, options: Options) -> None:
-    if options.html:
-        write_page(options.html, graph.to_html())
-    if options.png:
-        write_page(options.png, graph.to_png())
-    if options.neuronpedia:
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(options.neuronpedia).stem)
-        write_page(options.neuronpedia, graph.to_neuronpedia(name))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import icebear
 from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, argument, lines, option, record, shared, verb
-from icebear.app.cli.output import print_json, stdout, write_page
+from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.paths import local
-
-if TYPE_CHECKING:
-    from icebear.steering.concept.concept import Concept
 
 
 @click.group()
@@ -49,20 +47,17 @@ def find(options: Find) -> None:
 
     Half of the texts rank neurons, a quarter chooses how many and by what weights, a quarter tests them.
 
-    \b
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt
     """
-    from icebear.app.cli.concepts_told import concept_table
-    from icebear.db.store import open_store
-    from icebear.steering.concept.finding import find_concept
+    from icebear.app.cli.terminal import concept_report
 
     texts = lines(options.with_), lines(options.without)
     model = options.model.load()
-    with open_store(options.store, create=True) as store:
+    with icebear.open_store(options.store, create=True) as store:
         store.check(model.fingerprint, model.name)
         with bar("texts") as move:
-            result = find_concept(
+            result = icebear.find_concept(
                 model,
                 *texts,
                 name=options.name,
@@ -75,13 +70,10 @@ def find(options: Find) -> None:
                 on_progress=move,
             )
         store.concepts.set({result.name: result.to_dict()})
-        labels = {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in result.parts}
+        labels = _labels(store, result)
     if options.save:
         result.save(options.save)
-    if options.json:
-        print_json(result.to_dict())
-    else:
-        stdout().print(concept_table(result, labels))
+    show(options.json, result.to_dict(), concept_report(result, labels))
 
 
 @record
@@ -94,23 +86,17 @@ class List:
 def list_(options: List) -> None:
     """The concepts of the store.
 
-    \b
     Example:
       icebear concept list --store wiki.db
     """
-    from icebear.app.cli.concepts_told import concepts_table
-    from icebear.db.store import open_store
+    from icebear.app.cli.terminal import concepts_table
 
     records = []
     if local(options.store).exists():
-        with open_store(options.store) as store:
+        with icebear.open_store(options.store) as store:
             records = list(store.concepts.all().values())
-    if options.json:
-        print_json({"concepts": records})
-    elif records:
-        stdout().print(concepts_table(records))
-    else:
-        click.echo("No concepts yet; find one with icebear concept find NAME --with FILE --without FILE.")
+    nothing = "No concepts yet; find one with icebear concept find NAME --with FILE --without FILE."
+    show(options.json, {"concepts": records}, concepts_table(records) if records else nothing)
 
 
 @record
@@ -121,31 +107,24 @@ class Show:
 
 
 @verb(Show, concept)
-def show(options: Show) -> None:
+def show_(options: Show) -> None:
     """The neurons of a concept, how it was found, and the concepts that are like it.
 
-    \b
     Example:
       icebear concept show examples/music.json
     """
-    from icebear.app.cli.concepts_told import concept_table
-    from icebear.db.store import open_store
+    from icebear.app.cli.terminal import concept_report
     from icebear.steering.concept.likeness import nearest
 
     this = _read(options.name, options.store)
     labels: dict[Any, str | None] = {}
-    alike: list[tuple[str, float]] = []
+    similar: list[tuple[str, float]] = []
     if not options.name.endswith(".json"):
-        with open_store(options.store) as store:
-            labels = {
-                (part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts
-            }
-            names = list(store.concepts.all())
-        alike = nearest(this, [_read(name, options.store) for name in names if name != options.name])
-    if options.json:
-        print_json({**this.to_dict(), "alike": [{"name": other, "overlap": share} for other, share in alike]})
-    else:
-        stdout().print(concept_table(this, labels, alike))
+        with icebear.open_store(options.store) as store:
+            labels, names = _labels(store, this), list(store.concepts.all())
+        similar = nearest(this, [_read(name, options.store) for name in names if name != options.name])
+    alike = [{"name": other, "overlap": share} for other, share in similar]
+    show(options.json, {**this.to_dict(), "alike": alike}, concept_report(this, labels, similar))
 
 
 @record
@@ -164,11 +143,10 @@ class Measure:
 def measure(options: Measure) -> None:
     """How much of a concept is in TEXT, token by token; in standard deviations over the texts without it.
 
-    \b
     Example:
       icebear concept measure examples/music.json "The band played on."
     """
-    from icebear.app.cli.concepts_told import measured_table
+    from icebear.app.cli.terminal import measured_report
 
     if (options.text is None) is (options.texts is None):
         raise click.UsageError("Give either a TEXT or --texts.")
@@ -179,13 +157,10 @@ def measure(options: Measure) -> None:
     model = options.model.load()
     rows = this.measures(model, texts)
     through = this.through(model, texts[0]) if options.through else None
-    if options.html:
-        write_page(options.html, rows[0].to_html())
-    if options.json:
-        passing = {"through": vars(through)} if through else {}
-        print_json({"model": model.made_with, "measured": [row.to_dict() for row in rows], **passing})
-    else:
-        stdout().print(measured_table(rows, through))
+    write_page(options.html, rows[0].to_html)
+    passing = {"through": vars(through)} if through else {}
+    document = {"model": model.made_with, "measured": [row.to_dict() for row in rows], **passing}
+    show(options.json, document, measured_report(rows, through))
 
 
 @record
@@ -209,12 +184,10 @@ class Steer:
 def steer(options: Steer) -> None:
     """Write on after PROMPT, without a concept and with it, at a price.
 
-    \b
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
     """
-    from icebear.app.cli.concepts_told import turned_line
-    from icebear.app.cli.terminal import side_by_side
+    from icebear.app.cli.terminal import comparison_table, steered_line
     from icebear.steering.comparison import compare
 
     if options.strength is not None and options.kl is not None:
@@ -228,10 +201,8 @@ def steer(options: Steer) -> None:
     measured = {name: this.measure(model, options.prompt + side.text).value for name, side in sides.items()}
     if options.save:
         recipe.save(options.save)
-    if options.json:
-        print_json({**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured})
-    else:
-        stdout().print(side_by_side(result), turned_line(this, recipe, list(measured.values())))
+    document = {**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured}
+    show(options.json, document, comparison_table(result), steered_line(this, recipe, **measured))
 
 
 @record
@@ -246,14 +217,12 @@ class Export:
 def export(options: Export) -> None:
     """Write a concept of the store to FILE, as JSON.
 
-    \b
     Example:
       icebear concept export music music.json --store wiki.db
     """
     this = _read(options.name, options.store)
     this.save(options.file)
-    if options.json:
-        print_json(this.to_dict())
+    show(options.json, this.to_dict())
 
 
 @record
@@ -268,30 +237,28 @@ class Compare:
 def compare(options: Compare) -> None:
     """How alike two concepts are, also those of two models: neurons, what they write, what they measure.
 
-    \b
     Example:
       icebear concept compare music.json other.json --on examples/music.txt
     """
-    from icebear.app.cli.concepts_told import likeness_table
-    from icebear.concepts.models.loading import load_model
+    from icebear.app.cli.terminal import likeness_table
     from icebear.steering.concept.likeness import likeness
 
     concepts = [_read(name, options.store) for name in options.names]
     texts = lines(options.on)
-    models = {name: load_model(name) for name in {one.model_name for one in concepts}}
+    models = {name: icebear.load_model(name) for name in {one.model_name for one in concepts}}
     one, other = ((models[concept.model_name], concept) for concept in concepts)
     result = likeness(one, other, texts)
-    if options.json:
-        print_json({"concepts": [one.name for one in concepts], "texts": len(texts), **vars(result)})
-    else:
-        stdout().print(likeness_table(result, len(texts)))
+    document = {"concepts": [one.name for one in concepts], "texts": len(texts), **vars(result)}
+    show(options.json, document, likeness_table(result, len(texts)))
 
 
-def _read(name: str, store_path: str) -> Concept:
-    from icebear.db.store import open_store
-    from icebear.steering.concept.concept import Concept
-
+def _read(name: str, store_path: str) -> icebear.Concept:
     if name.endswith(".json"):
-        return Concept.load(name)
-    with open_store(store_path) as store:
-        return Concept.from_dict(store.concepts.get(name))
+        return icebear.Concept.load(name)
+    with icebear.open_store(store_path) as store:
+        return icebear.Concept.from_dict(store.concepts.get(name))
+
+
+def _labels(store: icebear.Store, this: icebear.Concept) -> dict[Any, str | None]:
+    """The labels of a concept's neurons at their polarities."""
+    return {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts}

@@ -1,10 +1,31 @@
-"""`icebear demo`: the ice bear, end to end."""
+"""`icebear demo`: the ice bear, end to end, in a terminal."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import icebear
 from icebear.app.cli.options import record, verb
 from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.progress import annotating, indexing
+from icebear.cache import cache_folder
 from icebear.extras import need
+from icebear.records import Neuron
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
+OTHER = "The wild camel lives in the"  # of as many tokens
+NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
+NEXT = f"""  icebear circuit "{PROMPT}" --counterfactual "{OTHER}" --html circuit.html
+  icebear rank "Your own prompt"          the neurons behind another prediction
+  icebear neuron L29.ffn.490              what a neuron writes, both signs
+  icebear steer "{PROMPT}" --edit "L29.ffn.860*0"
+  icebear flip "Your own prompt" --to " word"  the few neurons that would change it
+  icebear search "water" --store {{store}}
+  icebear -h                              everything else"""
 
 
 @record
@@ -16,15 +37,70 @@ class Options:
 def demo(options: Options) -> None:
     """The ice bear, end to end, in a terminal.
 
-    \b
     Example:
       icebear demo
     """
     from rich.console import Console
 
-    from icebear.app.cli.demo import run
-
     need("index")
-    result = run(Console(stderr=True, highlight=False) if options.json else stdout())
+    document = _run(Console(stderr=True, highlight=False) if options.json else stdout())
     if options.json:
-        print_json(result)
+        print_json(document)
+
+
+def store_of(model: icebear.Model) -> Path:
+    """The path of the demo's index of a model. `icebear app` uses it too, and builds it where it is missing."""
+    return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}.db"
+
+
+def _run(console: Console) -> dict[str, Any]:
+    """Print every step on the console; return the results, JSON-ready."""
+    from icebear.app.cli import terminal
+    from icebear.concepts.circuits.drawing import summary
+    from icebear.concepts.corpus import held_out
+    from icebear.steering.comparison import compare
+    from icebear.steering.side_effects import side_effects
+
+    model = icebear.load_model()
+    console.rule("1. Why did the model say that?")
+    console.print(terminal.relevance_report(icebear.explain(model, PROMPT, contrast=CONTRAST).relevance))
+
+    console.rule("2. Which neurons made the difference to a camel, and what do they write?")
+    explanation = icebear.explain(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER, circuit_nodes=60)
+    target, circuit = explanation.relevance.target_text, explanation.circuit
+    console.print(terminal.nodes_table(explanation, f"FFN neurons for {target!r}, compared with {OTHER!r}"))
+    console.print(terminal.ablation_table(explanation.ablations))
+    # The later the layer, the less stands between a neuron and the vocabulary.
+    console.print(terminal.projection_table(max(explanation.projections, key=lambda result: result.neuron.layer)))
+
+    console.rule("3. How do they make it together?")
+    assert circuit is not None
+    console.print(summary(circuit.graph), markup=False)
+    console.print(terminal.groups_table(circuit.graph, circuit.without))
+
+    console.rule(f"4. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
+    corpus = icebear.read_corpus("wiki-summaries", limit=SUMMARIES)
+    store_path = store_of(model)
+    store_path.parent.mkdir(parents=True, exist_ok=True)
+    indexing(model, corpus, str(store_path))
+    with icebear.open_store(store_path) as store:
+        annotating(model, store, [NEURON], 4)
+        card = icebear.describe(store, NEURON, model, k=4)
+        console.print(terminal.card_report(card))
+
+    console.rule("5. Is it causal?")
+    console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
+    recipe = icebear.flip(model, PROMPT, CONTRAST, source=SOURCE)
+    recipe = recipe.noting(**side_effects(model, recipe, held_out=held_out()).provenance())
+    console.print(terminal.recipe_report(recipe))
+    result = compare(model, PROMPT, recipe, 24)
+    console.print(terminal.comparison_table(result))
+
+    console.rule("Where to go next")
+    console.print(NEXT.format(store=store_path), markup=False)
+    return {
+        "explanation": explanation.to_dict(),
+        "card": card.to_dict(),
+        "recipe": recipe.to_dict(),
+        "steered": result.to_dict(),
+    }

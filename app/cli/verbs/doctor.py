@@ -30,7 +30,6 @@ class Options:
 def doctor(options: Options) -> None:
     """Check the installation: versions, presets, cache, a self-test of the model, and whether a store fits it.
 
-    \b
     Example:
       icebear doctor --model smollm2-135m
     """

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields
-from inspect import cleandoc
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from icebear.actmax.evaluations import EVALUATIONS
-from icebear.app.cli.options import FILE, OPTIONS, ModelOptions, Option, Verb, filled, parameters, record
-from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.options import FILE, OPTIONS, ModelOptions, Option, Verb, filled, help_of, parameters, record
+from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
 from icebear.extras import need
 
@@ -62,8 +61,7 @@ def command(kind: type[protocol.Evaluation]) -> click.Command:
         _run(evaluation, filled(Output, values))
 
     params = [*(_click_option(one, hints[one.name]) for one in fields(kind)), *parameters(Output)]
-    text = cleandoc(kind.__doc__ or "").replace("Example:\n", "\b\nExample:\n")
-    return Verb(kind.name, params=params, help=text, callback=run)
+    return Verb(kind.name, params=params, help=help_of(kind), callback=run)
 
 
 def _click_option(one: Field[Any], hint: Any) -> Option:
@@ -93,23 +91,26 @@ def _click_type(kind: Any, option: protocol.Option) -> Any:
 
 
 def _run(evaluation: protocol.Evaluation, output: Output) -> None:
-    """Each part on stdout when it is measured, or one JSON document."""
+    """Print each part when it is measured, or one JSON document."""
     from icebear.concepts.evaluation import runner
 
     parts: list[dict[str, Any]] = []
     columns: dict[str, str] = {}
     for part in runner.run(evaluation, output.model.load(), output.out, bar):
         parts.append(part.to_dict())
-        columns |= {name: about for table in part.tables.values() for name, about in table.columns.items()}
-        for name in part.tables:
+        for name, table in part.tables.items():
+            columns |= table.columns
             click.echo(f"Wrote {part.folder / name}/index.html", err=True)
         if not output.json:
             _show(part)
-    if output.json:
-        print_json({"evaluation": evaluation.name, "parts": parts})
-        return
-    for name, about in columns.items():
-        stdout().print(f"{name}: {about}", style="dim", markup=False)
+    notes = (f"{name}: {about}" for name, about in columns.items())
+    show(output.json, {"evaluation": evaluation.name, "parts": parts}, *map(_note, notes))
+
+
+def _note(line: str) -> Any:
+    from rich.text import Text
+
+    return Text(line, "dim")
 
 
 def _show(part: PartResult) -> None:
@@ -123,4 +124,4 @@ def _show(part: PartResult) -> None:
         if rows:
             console.print(listing_table(rows, name))
     for line in (*part.notes, *(f"{name} cannot run: {why}" for name, why in part.unable.items())):
-        console.print(line, style="dim", markup=False)
+        console.print(_note(line))

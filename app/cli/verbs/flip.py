@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import click
 
-from icebear.app.cli.options import (
-    AT_LEAST_1,
-    FILE,
-    ModelOptions,
-    PromptOptions,
-    lines,
-    option,
-    record,
-    verb,
-)
-from icebear.app.cli.output import print_json, stdout
+import icebear
+from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOptions, lines, option, record, verb
+from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
 from icebear.concepts.models.chat import other_prompt
+from icebear.errors import DownloadError, InputError
 
 
 @record
@@ -53,12 +46,10 @@ def flip(options: Options) -> None:
 
     With a store, what it finds for the token is tried as well, and examples are shown.
 
-    \b
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"
     """
-    from icebear.app.cli.terminal import meanings, recipe_table
-    from icebear.steering.flipping.search import flip
+    from icebear.app.cli.terminal import labels_table, recipe_report
     from icebear.steering.side_effects import NEUTRAL, side_effects, token_rows
 
     prompt, suppress = options.prompt.read(), options.suppress_phrase or options.suppress
@@ -71,7 +62,7 @@ def flip(options: Options) -> None:
     token_rows(model, texts)
     held_out = _held_out()
     with store_if_any(options.store, model) as store, bar("flip", options.max_neurons) as advance:
-        recipe = flip(
+        recipe = icebear.flip(
             model,
             prompt,
             options.to,
@@ -90,10 +81,8 @@ def flip(options: Options) -> None:
     recipe = recipe.noting(**effects.provenance())
     if not recipe:
         click.echo("It is so already: there is nothing to edit.", err=True)
-    if options.json:
-        print_json({**recipe.to_dict(), "warnings": effects.warnings, **labels_dict(labels)})
-    else:
-        stdout().print(recipe_table(recipe), *([meanings(labels)] if labels else []))
+    document = {**recipe.to_dict(), "warnings": effects.warnings, **labels_dict(labels)}
+    show(options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []))
     if options.save:  # last, so that a path that cannot be written loses nothing
         recipe.save(options.save)
         click.echo(f"Wrote {options.save}", err=True)
@@ -102,7 +91,6 @@ def flip(options: Options) -> None:
 def _held_out() -> list[str]:
     """Sentences for the perplexity; none, with a note, without a network or a package that finds sentences."""
     from icebear.concepts.corpus import held_out
-    from icebear.errors import DownloadError, InputError
 
     try:
         return held_out()

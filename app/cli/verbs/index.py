@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import click
 
+import icebear
 from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, shared, verb
 from icebear.app.cli.output import print_json
+from icebear.app.cli.progress import annotating, indexing
+from icebear.app.cli.stores import neurons_named
 from icebear.extras import need
 
 WIKI = "wiki-summaries"
@@ -56,7 +59,6 @@ def index(options: Options) -> None:
 
     With --annotate nothing is scanned: the examples of NEURONS (or of --prompt's) are attributed to their tokens.
 
-    \b
     Example:
       icebear index --limit 20 --store wiki.db
       icebear index --annotate L29.ffn.860 --k 2 --store wiki.db
@@ -66,43 +68,27 @@ def index(options: Options) -> None:
     if options.neurons or options.prompt:
         raise click.UsageError("NEURONS and --prompt go with --annotate.")
     from icebear.actmax.index.engines import local, on_ray
-    from icebear.app.cli.progress import indexing
-    from icebear.concepts.corpus import read_corpus
-    from icebear.db.store import open_store
 
     need("index")
     engine = on_ray(options.workers, options.address) if options.engine == "ray" else local
     corpus = options.corpus
-    name = WIKI if corpus.corpus is None else corpus.corpus
-    documents = read_corpus(
-        name, corpus.limit, corpus.language, corpus.column, corpus.config, corpus.split, corpus.revision
+    documents = icebear.read_corpus(
+        WIKI if corpus.corpus is None else corpus.corpus,
+        *(corpus.limit, corpus.language, corpus.column, corpus.config, corpus.split, corpus.revision),
     )
-    model = options.model.load()
-    counts = indexing(
-        model,
-        documents,
-        options.store,
-        k=options.k,
-        sites=options.site,
-        by=options.by,
-        max_tokens=options.max_tokens,
-        engine=engine,
-    )
+    how = {"k": options.k, "sites": options.site, "by": options.by, "max_tokens": options.max_tokens}
+    counts = indexing(options.model.load(), documents, options.store, **how, engine=engine)
     if options.json:
-        with open_store(options.store) as store:
+        with icebear.open_store(options.store) as store:
             print_json({**store.made_with(), "store": options.store, "counts": counts})
     else:
         click.echo(f"{options.store}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
 def _annotate(options: Options) -> None:
-    from icebear.app.cli.progress import annotating
-    from icebear.app.cli.stores import neurons_named
-    from icebear.db.store import open_store
-
     if bool(options.neurons) == bool(options.prompt):
         raise click.UsageError("With --annotate give either NEURONS or --prompt.")
-    with open_store(options.store) as store:
+    with icebear.open_store(options.store) as store:
         model, neurons = neurons_named(store, options.neurons, options.prompt, options.top, options.model)
         count = annotating(model, store, neurons, options.k)
         if options.json:

@@ -24,7 +24,6 @@ def mcp(options: Options) -> None:
 
     It uses no network: fetch the model before, by any other verb. In an agent's settings the command is icebear mcp.
 
-    \b
     Example:
       icebear mcp --model smollm2-135m --folder results
     """
@@ -36,4 +35,4 @@ def mcp(options: Options) -> None:
     from icebear.app.mcp.session import Session
 
     folder = Path(options.folder) if options.folder else None
-    server(Session(options.model.model, options.model.how, options.store, folder)).run("stdio")
+    server(Session(options.model.model, options.model.arguments, options.store, folder)).run("stdio")

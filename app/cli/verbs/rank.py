@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
-from icebear.app.cli.explained import Explained, method_named, position_of, recorded
-from icebear.app.cli.options import ModelOptions, exactly_one, option, record, shared, verb
-from icebear.app.cli.output import print_json, stdout, write_page
+import icebear
+from icebear.app.cli.options import (
+    AttributionOptions,
+    ModelOptions,
+    exactly_one,
+    method_named,
+    option,
+    position_of,
+    record,
+    recorded,
+    shared,
+    verb,
+)
+from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import store_if_any
 from icebear.errors import InputError
@@ -19,7 +31,7 @@ SIZES = (100, 1000)
 
 @record
 class Options:
-    explained: Explained
+    attribution: AttributionOptions
     site: str | None = shared(show_default="ffn and attn")
     position: str | None
     top: int
@@ -35,10 +47,6 @@ class Options:
     include_template: bool = option("The same of a chat template's tokens.", False, is_flag=True, advanced=True)
     model: ModelOptions
 
-    @property
-    def compares(self) -> bool:
-        return bool(self.explained.counterfactual or self.explained.base_model)
-
 
 @verb(Options)
 def rank(options: Options) -> None:
@@ -47,76 +55,58 @@ def rank(options: Options) -> None:
     With --counterfactual they are ranked by the difference to another prompt, with --base-model to another model.
     --ablate measures how much of it these nodes alone recover. If the store has significant labels, they are shown.
 
-    \b
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
       --ablate
     """
-    explained = options.explained
-    prompt = explained.prompt
+    attribution = options.attribution
+    prompt = attribution.prompt
     exactly_one(
-        {"a PROMPT": prompt.prompt, "--image": explained.image, "--file": options.file, "--messages": prompt.messages}
+        {"a PROMPT": prompt.prompt, "--image": attribution.image, "--file": options.file, "--messages": prompt.messages}
     )
     if options.file:
-        return _rank_file(options)
-    if options.ablate and (not options.compares or options.site not in ("ffn", "head")):
+        return _rank_file(options.file, options)
+    compared = bool(attribution.counterfactual or attribution.base_model)
+    if options.ablate and (not compared or options.site not in ("ffn", "head")):
         raise click.UsageError("--ablate goes with --counterfactual or --base-model, and --site ffn or head.")
-    from icebear.actmax.explanation import Explanation
-    from icebear.app.cli.terminal import investigation
-    from icebear.concepts.attribution.attribute import attribute
+    from icebear.app.cli.terminal import explanation_report
     from icebear.concepts.attribution.ranking import Ranking
 
-    position: Any = position_of(options.position) or ("all" if options.compares else "last")
+    position: Any = position_of(options.position) or ("all" if compared else "last")
+    sinks, template = options.include_sinks, options.include_template
     ranking = Ranking(
-        options.top,
-        options.site,
-        options.polarity,
-        position,
-        include_sinks=options.include_sinks,
-        include_template=options.include_template,
+        options.top, options.site, options.polarity, position, include_sinks=sinks, include_template=template
     )
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
-    everything = options.ablate or options.polarity or options.include_sinks or options.include_template
+    everything = options.ablate or options.polarity or sinks or template
+    model, arguments = attribution.arguments(options.model)
     kept = recorded(options.site, options.top, None if everything else position)
-    model, arguments = explained.arguments(options.model)
-    relevance = attribute(model, **arguments, **kept)
+    relevance = icebear.attribute(model, **arguments, **kept)
     if not relevance.sites:
         raise InputError(f"{relevance.method!r} scores the tokens of {model.name}, no neurons; use icebear explain.")
     with store_if_any(options.store, model) as store:
-        explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
-    if options.html:
-        write_page(options.html, explanation.to_html())
-    if options.json:
-        print_json(explanation.to_dict())
-    else:
-        stdout().print(investigation(explanation))
+        explanation = icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
+    write_page(options.html, explanation.to_html)
+    show(options.json, explanation.to_dict(), explanation_report(explanation))
 
 
-def _rank_file(options: Options) -> None:
-    """Neurons by their mean over the prompts of a file."""
+def _rank_file(file: str, options: Options) -> None:
+    """Rank neurons by their mean relevance over the prompts of a file."""
     from icebear.app.cli.terminal import behaviour_table
     from icebear.concepts.attribution.behaviour import behaviour, read
     from icebear.concepts.vocabulary import projections
 
-    explained = options.explained
-    names = ("target_text", "prefix", "at", "span", "base_model", "number")
-    unsuited = [getattr(explained, name) for name in names]
-    flags = (
-        explained.prompt.chat,
-        explained.prompt.system,
-        options.position,
-        options.include_sinks,
-        options.include_template,
-        options.ablate,
-        options.html,
-    )
-    if any(flags) or any(value is not None for value in unsuited) or len(explained.counterfactual) > 1:
+    attribution, context = options.attribution, click.get_current_context()
+    suited = set("file target contrast counterfactual site polarity top method checkpoint store json".split())
+    unsuited = set(context.params) - suited - set(vars(options.model))
+    given = [name for name in unsuited if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given or len(attribution.counterfactual) > 1:
         raise click.UsageError(
             "--file goes with --target, --contrast, one --counterfactual, --site, --polarity and --top only."
         )
-    method = method_named(explained.method)
-    counterfactual = (*explained.counterfactual, None)[0]
-    cases = read(str(options.file), target=explained.target, contrast=explained.contrast, counterfactual=counterfactual)
+    method = method_named(attribution.method)
+    target, contrast, counterfactual = attribution.target, attribution.contrast, (*attribution.counterfactual, None)[0]
+    cases = read(file, target=target, contrast=contrast, counterfactual=counterfactual)
     model = options.model.load()
     with bar("prompts", len(cases)) as move:
         rows = behaviour(
@@ -126,16 +116,14 @@ def _rank_file(options: Options) -> None:
             options.site,
             options.polarity,
             method=method,
-            checkpoint=explained.checkpoint,
+            checkpoint=attribution.checkpoint,
             on_progress=move,
         )
     words = projections(model, (row.neuron for row in rows), 5)
-    if options.json:
-        shown = [
-            {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
-            for row in rows
-        ]
-        made = {**model.made_with, "method": method and repr(method), "seed": 0}
-        print_json({**made, "file": options.file, "prompts": len(cases), "ranking": shown})
-    else:
-        stdout().print(behaviour_table(rows, words, len(cases)))
+    ranking = [
+        {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
+        for row in rows
+    ]
+    made_with = {**model.made_with, "method": method and repr(method), "seed": 0}
+    document = {**made_with, "file": file, "prompts": len(cases), "ranking": ranking}
+    show(options.json, document, behaviour_table(rows, words, len(cases)))

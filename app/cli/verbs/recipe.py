@@ -1,11 +1,13 @@
-"""`icebear recipe`: look at saved recipes, combine them, make them permanent."""
+"""`icebear recipe`: show saved recipes, check them, combine them, write them into weights."""
 
 from __future__ import annotations
 
 import click
 
 from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, shared, verb
-from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.output import print_json, show
+from icebear.errors import RecipeError
+from icebear.recipe import Recipe
 
 
 @click.group()
@@ -25,21 +27,16 @@ class Show:
 
 
 @verb(Show, recipe)
-def show(options: Show) -> None:
+def show_(options: Show) -> None:
     """What a recipe changes, and where it came from; needs no model.
 
-    \b
     Example:
       icebear recipe show examples/ice-bear-to-desert.json
     """
-    from icebear.app.cli.terminal import recipe_table
-    from icebear.recipe import Recipe
+    from icebear.app.cli.terminal import recipe_report
 
-    recipe = Recipe.load(options.file)
-    if options.json:
-        print_json(recipe.to_dict())
-    else:
-        stdout().print(recipe_table(recipe))
+    saved = Recipe.load(options.file)
+    show(options.json, saved.to_dict(), recipe_report(saved))
 
 
 @record
@@ -53,23 +50,22 @@ class Check:
 def check(options: Check) -> None:
     """Whether saved flips hold: run each on its prompt. Exits with 1 if one does not.
 
-    \b
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
     """
-    from icebear.recipe import Recipe
     from icebear.steering.evaluations.flips import first_tokens
 
-    recipes = [Recipe.load(file) for file in options.files]
+    recipes = {file: Recipe.load(file) for file in options.files}
     model = options.model.load()
-    pairs = zip(options.files, recipes, strict=True)
-    rows = [{"file": file, **first_tokens(model, recipe)} for file, recipe in pairs]
+    rows = [{"file": file, **first_tokens(model, saved)} for file, saved in recipes.items()]
+    lines = []
+    for row in rows:
+        first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
+        lines.append(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {first}")
     if options.json:
         print_json({**model.made_with, "recipes": rows})
     else:
-        for row in rows:
-            first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
-            click.echo(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {first}")
+        click.echo("\n".join(lines))
     if not all(row["holds"] for row in rows):
         raise SystemExit(1)
 
@@ -86,19 +82,15 @@ class Combine:
 def combine(options: Combine) -> None:
     """Several recipes as one, or one at another strength.
 
-    \b
     Example:
       icebear recipe combine examples/ice-bear-to-desert.json --share 0.5 --save half.json
     """
-    from icebear.recipe import Recipe
-
     first, *others = (Recipe.load(file) for file in options.files)
     total = sum(others, start=first)
-    recipe = total * options.share if options.share != 1 else total
-    recipe.save(options.save)
+    combined = total * options.share if options.share != 1 else total
+    combined.save(options.save)
     click.echo(f"Wrote {options.save}", err=True)
-    if options.json:
-        print_json(recipe.to_dict())
+    show(options.json, combined.to_dict())
 
 
 @record
@@ -116,33 +108,27 @@ def patch(options: Patch) -> None:
 
     They are saved as .safetensors.
 
-    \b
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors
     """
-    from icebear.errors import RecipeError
-    from icebear.recipe import Recipe
     from icebear.steering.weight_patch import difference, new_biases, patch, save_patch
 
-    recipe, model = Recipe.load(options.file), options.model.load()
-    weights = patch(model, recipe)
-    off = difference(model, recipe, weights, options.check_on)
+    saved, model = Recipe.load(options.file), options.model.load()
+    weights = patch(model, saved)
+    off = difference(model, saved, weights, options.check_on)
     if not off < 1e-3:
         raise RecipeError(
             f"The patch would differ from steering by {off:.1e} of the largest logit; nothing was written."
         )
     save_patch(model, weights, options.save)
-    new = list(new_biases(model, weights))
-    click.echo(
-        f"Wrote {options.save}: {', '.join(weights)}; logits differ from steering's by {off:.1e} of the largest",
-        err=True,
-    )
+    new, names = list(new_biases(model, weights)), list(weights)
+    logits = f"logits differ from steering's by {off:.1e} of the largest"
+    click.echo(f"Wrote {options.save}: {', '.join(names)}; {logits}", err=True)
     if new:
         click.echo(
             f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
             "icebear.apply_patch(net, file).",
             err=True,
         )
-    if options.json:
-        result = {"file": options.save, "weights": list(weights), "new_biases": new, "difference": off}
-        print_json({**model.made_with, "recipe": recipe.name, **result, "checked_on": options.check_on})
+    result = {"file": options.save, "weights": names, "new_biases": new, "difference": off}
+    show(options.json, {**model.made_with, "recipe": saved.name, **result, "checked_on": options.check_on})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import icebear
 from icebear.app.cli.options import argument, record, verb
-from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.output import show
 
 
 @record
@@ -18,18 +19,13 @@ class Options:
 def search(options: Options) -> None:
     """Which neurons know about TEXT: by what they write and by the sentences that drive them.
 
-    \b
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
-    from icebear.app.cli.terminal import hits
-    from icebear.db.store import open_store
+    from icebear.app.cli.terminal import hits_table
 
-    with open_store(options.store) as store:
-        rows = store.search(options.text, options.top)
-        labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in rows}, store.made_with()
-    if options.json:
-        shown = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in rows]
-        print_json({**made_with, "hits": shown})
-    else:
-        stdout().print(hits(rows, labels))
+    with icebear.open_store(options.store) as store:
+        hits = store.search(options.text, options.top)
+        labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
+    rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in hits]
+    show(options.json, {**made_with, "hits": rows}, hits_table(hits, labels))

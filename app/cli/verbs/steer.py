@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, record, verb
-from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_if_any
+from icebear.edits import parse_edits
+from icebear.recipe import Recipe
 
 
 @record
@@ -28,13 +30,10 @@ class Options:
 def steer(options: Options) -> None:
     """Generate after PROMPT without and with edited neurons.
 
-    \b
     Example:
       icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
     """
-    from icebear.app.cli.terminal import side_by_side
-    from icebear.edits import parse_edits
-    from icebear.recipe import Recipe
+    from icebear.app.cli.terminal import comparison_table
     from icebear.steering.comparison import compare
 
     if bool(options.edit) == bool(options.recipe):
@@ -45,7 +44,4 @@ def steer(options: Options) -> None:
     with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
         statistic = store.neurons.statistic if store else None
         result = compare(model, prompt, edits, options.max_new_tokens, statistic, options.temperature, options.seed)
-    if options.json:
-        print_json(result.to_dict())
-    else:
-        stdout().print(side_by_side(result))
+    show(options.json, result.to_dict(), comparison_table(result))
