@@ -25,10 +25,10 @@ from icebear.app.web.shared import Shared, shared
 from icebear.app.web.steer import differences
 from icebear.concepts import statistics
 from icebear.concepts.attribution import counterfactuals
-from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.attribution.counterfactuals import Suggestion
 from icebear.concepts.evaluation import report
 from icebear.concepts.models import loading
+from icebear.concepts.models.answer import answer_of
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.render import heatmap
 from icebear.errors import DownloadError

@@ -12,8 +12,8 @@ from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, steer
 from icebear.app.cli.main import main
-from icebear.concepts.attribution.alignment import alignment
 from icebear.concepts.attribution.counterfactuals import common, suggest_counterfactuals
+from icebear.concepts.attribution.paired import alignment
 from icebear.errors import InputError
 
 SITES = ("ffn", "attn")

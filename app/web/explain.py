@@ -23,12 +23,11 @@ from icebear.app.web.state import (
     typed,
     why_heading,
 )
-from icebear.concepts.attribution.again import answer_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.registry import METHODS
-from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.answer import Answer, answer_of
 from icebear.concepts.models.chat import Chat
 from icebear.records import TokenScore
 

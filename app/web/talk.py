@@ -14,8 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web import start, why, words
 from icebear.app.web.state import LINK, keep, kept, loading, model, plain, typed
-from icebear.concepts.attribution.again import written
-from icebear.concepts.models.answer import read_span
+from icebear.concepts.models.answer import message_ids, read_span
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
 
@@ -187,7 +186,7 @@ def _message(chat: Chat, turn: int, marked: tuple[int, int] | None, live: bool) 
         st.html(TEXT.format(content))
     elif answers:
         try:
-            found = words.words_of(model().pieces(written(model(), chat, turn)))
+            found = words.words_of(model().pieces(message_ids(model(), chat, turn)))
         except InputError as error:
             st.error(plain(str(error)))
             return

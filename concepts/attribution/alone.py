@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from icebear.concepts.attribution.prompt import Prediction, PromptTokens
+from icebear.concepts.attribution.prompt import Prediction, PromptTokens, kept_at, token_relevance, unranked
 from icebear.concepts.attribution.ranking import NeuronScores
-from icebear.concepts.attribution.recorded import kept_at, token_relevance, unranked
 from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.lrp.positions import Sinks

@@ -1,17 +1,22 @@
-"""Which sentences of prompt and answer each sentence of an answer rests on."""
+"""The sentence attribution matrix: relevance of each sentence of prompt and answer for each sentence of an answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.parts import several
 from icebear.concepts.attribution.units import Unit, summed, units_of
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 from icebear.values import shown
 
@@ -21,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Relevance of each unit of prompt and answer for each unit of the answer."""
+    """Relevance of each unit of prompt and answer (columns) for each unit of the answer (rows), in logits."""
 
     rows: tuple[Unit, ...]
-    """Of the answer; explained is the sum of its tokens' logits."""
+    """The units of the answer. The sum of the logits of a unit's tokens is explained."""
     columns: tuple[Unit, ...]
     values: Tensor
     """(rows, columns)"""
@@ -45,9 +50,32 @@ class Matrix:
 def matrix(
     model: Model, answer: Answer, by: str = "sentence", method: AttnLRP = ATTNLRP, checkpoint: bool | None = None
 ) -> Matrix:
-    """By ``sentence`` or another unit (`icebear.concepts.attribution.units`): one forward pass, a backward pass for
-    each row. A row adds up to what `attribute` gives for its tokens as a span. Raises `InputError` for an answer of no
-    tokens."""
+    """Explain each sentence of an answer by the sentences before it.
+
+    One forward pass and one backward pass for each row. A row adds up to the relevance that `attribute` gives for its
+    tokens as a span.
+
+    Parameters
+    ----------
+    model : Model
+    answer : Answer
+        An answer of `Model.answer`.
+    by : str
+        The unit of rows and columns: ``token``, ``word``, ``sentence``, ``turn`` or ``document``.
+    method : AttnLRP
+        The relevance rules.
+    checkpoint : bool, optional
+        Keep one residual stream per layer and recompute the rest. By default from 2,048 tokens on.
+
+    Returns
+    -------
+    Matrix
+
+    Raises
+    ------
+    InputError
+        If the answer is empty, or the method is not a set of relevance rules.
+    """
     if not isinstance(answer, Answer):
         raise InputError(f"{shown(answer)} is not an answer; let the model give one (Model.answer).")
     if not isinstance(method, AttnLRP):
@@ -60,5 +88,34 @@ def matrix(
     rows = [part for part in parts if part.start >= begins and not part.template]
     if not rows:
         raise InputError("The answer has no words of its own, only marks of the chat's template.")
-    values = several(model, ids, [range(row.start, row.stop) for row in rows], method, checkpoint=checkpoint)
-    return Matrix(tuple(rows), tuple(parts), summed(values, parts), method)
+    inputs, stream = _InputsOfEachPass(), Stream(model, model.read_ids([ids]))
+    forward_backward(model, _UnitLogits(ids, rows), [inputs, stream], method, checkpoint=checkpoint)
+    return Matrix(tuple(rows), tuple(parts), summed(torch.stack(inputs.passes), parts), method)
+
+
+class _UnitLogits:
+    """For each unit the sum of the logits of its tokens, each where it is predicted."""
+
+    def __init__(self, ids: list[int], units: Sequence[Unit]) -> None:
+        self.ids, self.units = ids, units
+
+    def reading(self, model: Model) -> nullcontext[None]:
+        return nullcontext()
+
+    def numbers(self, model: Model) -> list[Tensor]:
+        first = self.units[0].start
+        logits = model.logits(model.read_ids([self.ids]), list(range(first - 1, len(self.ids) - 1)))[0]  # (P, V)
+        own = logits[range(len(logits)), self.ids[first:]]
+        return [own[unit.start - first : unit.stop - first].sum()[None] for unit in self.units]
+
+
+class _InputsOfEachPass(Inputs):
+    """Keeps the relevance of the tokens (T,) of every backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[Tensor] = []
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        super().finish(gradients)
+        self.passes.append(self.relevance()[0][0].sum(-1).cpu())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, get_args
 
-from icebear.concepts.attribution.recorded import Recorded, recorded_positions
+from icebear.concepts.attribution.prompt import Recorded, recorded_positions
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.methods.method import Method

@@ -45,7 +45,7 @@ class Counterfactual:
     pairs: tuple[Objective, ...]
     """For each, the targets of both prompts: two rows, the other one second."""
     shares: tuple[Tensor, ...]
-    """For each (T, T'): what of it stands for each token (`icebear.concepts.attribution.alignment`)."""
+    """For each (T, T'): what of it stands for each token (`icebear.concepts.attribution.paired.alignment`)."""
     contrasts: tuple[str, ...]
     """What the target is explained against with each; empty for a whole continuation."""
     own: bool

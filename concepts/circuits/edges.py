@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.recorded import token_relevance
+from icebear.concepts.attribution.prompt import token_relevance
 from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 from icebear.concepts.models.chat import Chat
 from icebear.errors import InputError
 from icebear.values import several, shown
+
+if TYPE_CHECKING:
+    from icebear.concepts.models.model import Model
 
 Span = tuple[int, int] | str
 """Tokens of an answer, half open, or a phrase of it; ``3:5`` are tokens where it is no phrase."""
@@ -85,3 +89,26 @@ def read_span(text: str) -> Span:
     """``3:5`` or ``3-5`` as tokens, anything else as a phrase."""
     numbers = re.fullmatch(r"([0-9]{1,6})[:-]([0-9]{1,6})", text.strip())
     return (int(numbers[1]), int(numbers[2])) if numbers else text
+
+
+def message_ids(model: Model, chat: Chat, turn: int) -> list[int]:
+    """The tokens of a message that the model wrote. A message without ids is tokenized. Raises `InputError`."""
+    content, ids = chat.messages[turn]["content"], chat.messages[turn].get("ids")
+    if not isinstance(content, str) or not content:
+        raise InputError(f"Message {turn} of the chat has no text; give it some.")
+    if not ids:
+        return model.tokens_of(content)
+    if "".join(model.pieces(model.ids(ids))) != content:
+        raise InputError(f"The tokens of message {turn} are another text; were they written by {model.name}?")
+    return ids
+
+
+def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
+    """A message of a saved chat as an answer, with the probability of each token. Raises `InputError`."""
+    if not 0 < turn < len(chat.messages) or chat.messages[turn]["role"] != "assistant":
+        raise InputError(f"Message {turn} of the chat is no answer; name one that the model wrote behind another one.")
+    question = Chat(chat.messages[:turn])
+    read, ids = model.ids(question), message_ids(model, chat, turn)
+    model.ids([*read, *ids])  # refused where it is too long
+    probabilities = model.following(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
+    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question)
