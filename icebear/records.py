@@ -161,7 +161,7 @@ class Meaning:
     neuron: Neuron
     polarity: str
     kind: str
-    """Of label, see actmax/labels/kinds; empty where the neuron hardly goes to this side."""
+    """Of label, see actmax/labels/kinds.py; empty where the neuron hardly goes to this side."""
     text: str
     by: str
     """What is told apart, ``token`` or ``sentence``:"""

@@ -26,8 +26,8 @@ from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
 from icebear.actmax.labels.activations import read
 from icebear.actmax.labels.auto import control_name, label_neurons, prepared, score_label
 from icebear.actmax.labels.choice import choose, judged
-from icebear.actmax.labels.evidence import evidence
-from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.evidence import Evidence
+from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of
 from icebear.actmax.labels.scores import clearest
@@ -36,6 +36,7 @@ from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.statistics import auroc
+from icebear.convert import CONVERTER
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence
 
@@ -176,7 +177,7 @@ def test_chance_is_seldom_called_clear(indexed):
         clear = {"shifted": 0, "other": 0}
         for side in sides(store, parts, neurons, read_of):
             moved = side.shifted("another seed")
-            if moved.fired:
+            if moved.active:
                 chosen = choose(moved.candidates(), moved.fired)
                 clear["shifted"] += significant(chosen, nulls(known, side.neuron))
             own = choose(side.candidates(), side.fired)
@@ -341,7 +342,7 @@ def test_detection_is_the_auroc(lines):
     values = np.array([float(place % 7 + (piece == " ice")) for place, piece in enumerate(x.pieces)])
     fired = scores.fires(x, values)
     label = Label.of("tokens", "here", [" ice"])
-    if fired is not None:
+    if fired.active:
         found = scores.detection(label, fired)
         by_token = auroc(kinds.true(label, x)[x.counted].astype(float), fired.tokens)
         assert found["token"] == pytest.approx(by_token)
@@ -353,10 +354,10 @@ def test_labels_come_back_from_json(indexed):
     with open_store(path) as store:
         x = prepared(model, store)["train"]
     values = read(model, x, [WORD])[0]
-    labels = kinds.candidates(evidence(x, values, (), ("songak",), (" zebra",)))
+    labels = kinds.candidates(Evidence(x, values, (), ("songak",), (" zebra",)))
     assert {label.kind for label in labels} == set(kinds.KINDS)
     for label in labels:
-        assert Label.from_dict(json.loads(json.dumps(label.to_dict()))) == label
+        assert CONVERTER.structure(json.loads(json.dumps(CONVERTER.unstructure(label))), Label) == label
         assert kinds.of(label).text(label)
         assert kinds.true(label, x).shape == (len(x),)
 

@@ -12,13 +12,14 @@ import numpy as np
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.auto import activations, check, prepared
 from icebear.actmax.labels.choice import Chosen, best_of, choose, judged, the_better
-from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import Fires
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed, Table
 from icebear.concepts.models.model import Model
+from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
 from icebear.records import Neuron
 
@@ -106,7 +107,7 @@ def measure(
     values, known = activations(model, store, parts, group, seed, advance)
     rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
     for side in sides(store, parts, group, values):
-        if side.fired:
+        if side.active:
             name = f"{side.neuron} {side.polarity}"
             voita = store.neurons.classes(side.neuron)[side.polarity]
             rows[side.neuron].append({"pair": name, "class": voita, **_measured(side, known)})
@@ -118,23 +119,24 @@ def _measured(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     chosen = choose(labels, fired)
     other = next(iter(other_labels(known["labels"], side, chosen)), None)
     moved = side.shifted("evaluated")  # another draw than those of the nulls
-    test, *own = (scores.table(side.train, fired[part]) for part in ("test", "train", "validation"))
+    learnt = [fired["train"], fired["validation"]]
+    test, *own = (scores.table(learnt, fired[part]) for part in ("test", "train", "validation"))
     by_chance = nulls(known, side.neuron)
     methods = {"label": _of_labels(labels, fired, by_chance)}
     for kind in kinds.KINDS:
         methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, by_chance)
-    methods["shifted"] = _of_labels(moved.candidates(), moved.fired, by_chance) if moved.fired else CHANCE
+    methods["shifted"] = _of_labels(moved.candidates(), moved.fired, by_chance) if moved.active else CHANCE
     methods["another neuron's"] = CHANCE
     if other is not None:
         judgement = judged(other, chosen.by, fired)
         methods["another neuron's"] = {**scores.detection(other, fired["test"]), **_of_chosen(judgement, by_chance)}
     methods[TABLE] = _of_scores(test, *own)
-    labels_of = {"label": chosen.label.to_dict()} | ({"other": other.to_dict()} if other else {})
+    labels_of = {"label": chosen.label} | ({"other": other} if other else {})
     return {
         "kind": chosen.label.kind,
         "by": chosen.by,
         "p": p_value(chosen, by_chance),
-        "labels": labels_of,
+        "labels": CONVERTER.unstructure(labels_of),
         "methods": methods,
     }
 
@@ -143,7 +145,7 @@ def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], by_chance: Null
     best = best_of(labels, fired["validation"])
     if not best:
         return CHANCE
-    each = {by: judged(candidate.label, by, fired).test for by, candidate in best.items()}
+    each = {by: judged(label, by, fired).test for by, (label, _) in best.items()}
     return {**CHANCE, **each, **_of_chosen(the_better(best, fired), by_chance)}
 
 

@@ -11,14 +11,15 @@ import numpy as np
 
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.activations import read
-from icebear.actmax.labels.choice import Chosen, choose, judged
-from icebear.actmax.labels.clusters import topic_clusters
-from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.choice import choose, judged
+from icebear.actmax.labels.clusters import add_topics
+from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import controls, drawn, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample, samples
 from icebear.actmax.labels.scores import Fires
-from icebear.actmax.labels.side import Side, both_polarities, sides
+from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.models.model import Model
+from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.errors import InputError, StoreError
 from icebear.records import Meaning, Neuron
@@ -53,7 +54,7 @@ def label_neurons(
         values, known = activations(model, store, parts, group, seed, advance)
         meanings = []
         for side in sides(store, parts, group, values):
-            meanings.append(meaning(side, choose(side.candidates(), side.fired), known) if side.fired else silent(side))
+            meanings.append(meaning(side, side.candidates, known))
             advance(1)
         store.labels.set_meanings(meanings)
 
@@ -103,10 +104,8 @@ def control_name(seed: int, heads: bool = False) -> str:
 
 def prepared(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
     """part -> sample, with what is known of its sentences without neurons."""
-    parts, clusters = samples(model, store, seed), topic_clusters(store)
-    for sample in parts.values():
-        likeness, sample.alike = clusters.likeness(store, np.array([sentence.id for sentence in sample.sentences]))
-        sample.topics = dict(zip(clusters.words, likeness.T, strict=True))
+    parts = samples(model, store, seed)
+    add_topics(store, parts.values())
     return parts
 
 
@@ -132,27 +131,25 @@ def score_label(
         Label.of("words", "earlier", own),
         Label.of("words", "sentence", own),
     ]
-    both = [Side.of(neuron, polarity, parts, x) for polarity, x in both_polarities(values, 0)]
-    return [meaning(side, choose(labels, side.fired), known) if side.fired else silent(side) for side in both]
+    return [meaning(side, lambda: labels, known) for side in sides(store, parts, [neuron], values)]
 
 
 # --- what is kept ---------------------------------------------------------------------------------------
 
 
-def silent(side: Side) -> Meaning:
-    return Meaning(side.neuron, side.polarity, "", "hardly goes to this side", "token", 0.5, 1.0, False, {})
-
-
-def meaning(side: Side, chosen: Chosen, known: dict[str, Any]) -> Meaning:
-    """A label with all that is measured of it on the test part. known: what chance gives."""
+def meaning(side: Side, candidates: Callable[[], Sequence[Label]], known: dict[str, Any]) -> Meaning:
+    """The best label with all that is measured of it on the test part. known: what chance gives."""
+    if not side.active:
+        return Meaning(side.neuron, side.polarity, "", "hardly goes to this side", "token", 0.5, 1.0, False, {})
+    chosen = choose(candidates(), side.fired)
     own, label, by = side.fired["test"], chosen.label, chosen.by
     by_chance = nulls(known, side.neuron)
     others = other_labels(known["labels"], side, chosen)
     record = {
-        **chosen.to_dict(),
+        **CONVERTER.unstructure(chosen),
         **scores.responsiveness(label, own, by),
-        "hard": _number(scores.hard(label, own, by)),
-        "table": scores.table(side.train, own)["token"],
+        "hard": scores.hard(label, own, by),
+        "table": scores.table([side.fired["train"], side.fired["validation"]], own)["token"],
         "detection": scores.detection(label, own),
         "other": judged(others[0], by, side.fired).test if others else None,
         "bars": {
@@ -160,16 +157,12 @@ def meaning(side: Side, chosen: Chosen, known: dict[str, Any]) -> Meaning:
             for name, null in by_chance.items()
             if null
         },
-        "sentences": {part: len(sample.ids) for part, sample in side.samples.items()},
+        "sentences": {part: len(one.sample.ids) for part, one in side.fired.items()},
         "examples": held_out(label, own),
     }
     text, clear = kinds.of(label).text(label), significant(chosen, by_chance)
     p = p_value(chosen, by_chance)
     return Meaning(side.neuron, side.polarity, label.kind, text, by, chosen.test, p, clear, record)
-
-
-def _number(x: float) -> float | None:
-    return None if np.isnan(x) else x
 
 
 SHOWN = 4

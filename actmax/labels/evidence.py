@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,23 +32,18 @@ class Evidence:
     """Of the train part."""
     values: np.ndarray
     """(N,) there: activations, of polarity ``-`` negated."""
-    places: tuple[TokenPlace, ...]
-    """Where it is furthest: of the sample, and the index's examples that are of that part."""
+    examples: tuple[TokenPlace, ...] = ()
+    """The index's examples that are of that part."""
     marked: tuple[str, ...] = ()
     """Words that relevance found to drive it there, most often first."""
     writes: tuple[str, ...] = ()
     """Tokens that it promotes."""
 
-
-def evidence(
-    sample: Sample,
-    values: np.ndarray,
-    examples: Iterable[TokenPlace] = (),
-    marked: Sequence[str] = (),
-    writes: Sequence[str] = (),
-) -> Evidence:
-    own = [sample.place(token) for token in top(values, sample.counted, TOKENS)]
-    return Evidence(sample, values, (*own, *examples), tuple(marked), tuple(writes))
+    @cached_property
+    def places(self) -> list[TokenPlace]:
+        """Where it is most active: in the sample, and in the index."""
+        own = top(self.values, self.sample.counted, TOKENS)
+        return [*(self.sample.place(token) for token in own), *self.examples]
 
 
 def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:

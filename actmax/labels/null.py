@@ -9,9 +9,10 @@ import numpy as np
 
 from icebear.actmax.labels import kinds
 from icebear.actmax.labels.choice import Chosen, choose, judged
-from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.side import Side
 from icebear.concepts.models.model import Model
+from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.records import Neuron
 
@@ -58,17 +59,17 @@ def drawn(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
 def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
     """Of neurons drawn by chance: their labels; layers and margins of labels of shifted activations, and of the labels
     of others of them on their own activations."""
-    chosen = [(side, choose(side.candidates(), side.fired)) for side in drawn if side.fired]
+    chosen = [(side, choose(side.candidates(), side.fired)) for side in drawn if side.active]
     shifts = [
         (side.neuron.layer, choose(moved.candidates(), moved.fired).margin)
         for side in drawn
         for moved in (side.shifted(f"{seed} {draw}") for draw in range(DRAWS))
-        if moved.fired
+        if moved.active
     ]
-    labels = [
-        {"neuron": str(side.neuron), "polarity": side.polarity, **one.to_dict(), "share": share(one.label, side)}
-        for side, one in chosen
-    ]
+    labels = []
+    for side, one in chosen:
+        names = {"neuron": str(side.neuron), "polarity": side.polarity, "share": share(one.label, side)}
+        labels.append({**CONVERTER.unstructure(one), **names})
     others = [
         (side.neuron.layer, judged(other, one.by, side.fired).margin)
         for side, one in chosen
@@ -79,14 +80,14 @@ def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
 
 def share(label: Label, side: Side) -> float:
     """Of the tokens of the validation part, those at which the label is true."""
-    sample = side.samples["validation"]
+    sample = side.fired["validation"].sample
     return float(kinds.true(label, sample)[sample.counted].mean())
 
 
 def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -> list[Label]:
     """Other labels, of neurons drawn by chance: `DRAWS` of the same kind, as near as can be in layer and in how often
     they are true; the nearest first."""
-    same, own = (chosen.label.kind, chosen.by), chosen.label.to_dict()
+    same, own = (chosen.label.kind, chosen.by), CONVERTER.unstructure(chosen.label)
     rows = [row for row in labels if (row["label"]["kind"], row["by"]) == same and row["label"] != own]
     often = share(chosen.label, side)
 
@@ -94,4 +95,5 @@ def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -
         apart = abs(Neuron.parse(row["neuron"]).layer - side.neuron.layer)
         return apart + 3 * abs(float(np.log((row["share"] + 1e-4) / (often + 1e-4))))
 
-    return list(dict.fromkeys(Label.from_dict(row["label"]) for row in sorted(rows, key=distance)))[:DRAWS]
+    nearest = (CONVERTER.structure(row["label"], Label) for row in sorted(rows, key=distance))
+    return list(dict.fromkeys(nearest))[:DRAWS]

@@ -10,7 +10,7 @@ import numpy as np
 
 from icebear.actmax.labels import kinds
 from icebear.actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
-from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.sample import Sample
 from icebear.concepts.statistics import auroc
 from icebear.records import Meaning
@@ -43,16 +43,18 @@ class Fires:
     sentences: np.ndarray
     """(S,) bool"""
 
+    @property
+    def active(self) -> bool:
+        """Whether enough tokens have a value above zero."""
+        return self.tokens.sum() >= FEWEST
 
-def fires(sample: Sample, values: np.ndarray) -> Fires | None:
-    """None where too few tokens, or sentences, have a value above zero."""
+
+def fires(sample: Sample, values: np.ndarray) -> Fires:
     means = sample.means(values)
     tokens, sentences = np.zeros(len(sample), dtype=bool), np.zeros(len(means), dtype=bool)
     tokens[top(values, sample.counted, TOKENS)] = True
     # A sentence's mean may be below zero wherever the neuron fires; what counts is which are furthest.
     sentences[np.argsort(-means, kind="stable")[: math.ceil(SENTENCES * len(means))]] = True
-    if tokens.sum() < FEWEST:
-        return None
     return Fires(sample, values, tokens[sample.counted], means, sentences)
 
 
@@ -123,34 +125,28 @@ def _answers(label: Label, fired: Fires, unit: str) -> tuple[np.ndarray, np.ndar
     return fired.means, np.bincount(sample.sentence[sample.counted], true, len(fired.means)) > 0
 
 
-def table(learnt: Sequence[tuple[Sample, np.ndarray]], fired: Fires) -> dict[str, float]:
+def table(learnt: Sequence[Fires], fired: Fires) -> dict[str, float]:
     """unit -> detection by the neuron's mean activation at each token, learnt on other samples: the bar to pass."""
-    tokens, values = (
-        np.concatenate([x[sample.counted] for sample, x in rows])
-        for rows in (
-            [(sample, sample.token) for sample, _ in learnt],
-            list(learnt),
-        )
-    )
-    size = len(fired.sample.codes.tokens)
-    mean = values.mean()
-    known = (np.bincount(tokens, values, size) + SMOOTHING * mean) / (np.bincount(tokens, minlength=size) + SMOOTHING)
-    told = known[fired.sample.token]
+    tokens = np.concatenate([one.sample.token[one.sample.counted] for one in learnt])
+    values = np.concatenate([one.values[one.sample.counted] for one in learnt])
+    sample, size = fired.sample, len(fired.sample.codes.tokens)
+    sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
+    means = ((sums + SMOOTHING * values.mean()) / (counts + SMOOTHING))[sample.token]
     return {
-        "token": auroc(told[fired.sample.counted], fired.tokens),
-        "sentence": auroc(fired.sample.means(told), fired.sentences),
+        "token": auroc(means[sample.counted], fired.tokens),
+        "sentence": auroc(sample.means(means), fired.sentences),
     }
 
 
-def hard(label: Label, fired: Fires, unit: str) -> float:
-    """Detection against the sentences most like those that drive the neuron, which do not."""
+def hard(label: Label, fired: Fires, unit: str) -> float | None:
+    """Detection against the sentences most like those that drive the neuron, which do not; None without any."""
     sample = fired.sample
     driven = np.zeros(len(fired.means), dtype=bool)
     driven[sample.sentence[sample.counted][fired.tokens]] = True
     driving = driven if unit == "token" else fired.sentences
     idle = ~driven & (fired.means < np.median(fired.means)) & ~fired.sentences
     if not idle.any() or not driving.any():
-        return math.nan
+        return None
     order = np.argsort(-sample.alike[driving][:, idle], axis=1, kind="stable")[:, :NEAREST]
     likest = np.unique(np.flatnonzero(idle)[order])
     if unit == "token":

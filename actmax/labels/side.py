@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.evidence import TokenPlace, evidence
-from icebear.actmax.labels.label import Label
+from icebear.actmax.labels.evidence import Evidence, TokenPlace
+from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.sample import Sample, part_of, words
 from icebear.actmax.labels.scores import Fires
 from icebear.db.store import Store
@@ -27,44 +27,33 @@ class Side:
 
     neuron: Neuron
     polarity: str
-    samples: dict[str, Sample]
-    values: dict[str, np.ndarray]
-    """part -> (N,) activations of its sample, of polarity ``-`` negated."""
     fired: dict[str, Fires]
-    """part -> where it is most active; empty where the neuron is hardly active at this polarity."""
-    places: tuple[TokenPlace, ...]
+    """part -> where it is most active in its sample; activations of polarity ``-`` are negated."""
+    examples: tuple[TokenPlace, ...]
     """Its examples in the index, of the documents to train on."""
     marked: tuple[str, ...]
     """The words that the relevance of annotated examples finds in at least two of them, beside the token itself."""
     promoted: tuple[str, ...]
     """Tokens that it promotes; none of a site that does not write."""
 
-    @classmethod
-    def of(cls, neuron: Neuron, polarity: str, samples: dict[str, Sample], values: dict[str, np.ndarray]) -> Side:
-        """Without what an index knows."""
-        return cls(neuron, polarity, samples, values, _fired(samples, values), (), (), ())
-
     @property
-    def train(self) -> list[tuple[Sample, np.ndarray]]:
-        """Samples and values of the parts that are not reported on."""
-        return [(self.samples[part], self.values[part]) for part in ("train", "validation")]
+    def active(self) -> bool:
+        """Whether the neuron is active at this polarity in each part."""
+        return all(one.active for one in self.fired.values())
 
     def candidates(self) -> list[Label]:
         """What the neuron may mean."""
-        sample, values = self.samples["train"], self.values["train"]
-        return kinds.candidates(evidence(sample, values, self.places, self.marked, self.promoted))
+        train = self.fired["train"]
+        return kinds.candidates(Evidence(train.sample, train.values, self.examples, self.marked, self.promoted))
 
     def shifted(self, seed: str) -> Side:
         """Its activations moved onto other documents, in their order; and as many examples, anywhere."""
         name = f"{self.neuron} {self.polarity} {seed}"
         generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
-        values = {part: _moved(sample, self.values[part], generator) for part, sample in self.samples.items()}
-        moved = replace(self, values=values, fired=_fired(self.samples, values), marked=())
-        if not moved.fired:
-            return moved
-        sample = self.samples["train"]
-        rows = generator.choice(np.flatnonzero(sample.counted), len(self.places))
-        return replace(moved, places=tuple(sample.place(row) for row in rows))
+        fired = {part: scores.fires(one.sample, _moved(one, generator)) for part, one in self.fired.items()}
+        sample = self.fired["train"].sample
+        rows = generator.choice(np.flatnonzero(sample.counted), len(self.examples))
+        return replace(self, fired=fired, marked=(), examples=tuple(sample.place(row) for row in rows))
 
 
 def sides(
@@ -73,36 +62,19 @@ def sides(
     """Both polarities of each neuron. activations: part -> (P, N)."""
     for row, neuron in enumerate(neurons):
         promoted = _promoted(store, neuron)
-        for polarity, values in both_polarities(activations, row):
-            side = Side.of(neuron, polarity, samples, values)
-            examples = _examples(store, side)
+        for polarity, sign in (("+", 1), ("-", -1)):
+            fired = {part: scores.fires(sample, sign * activations[part][row]) for part, sample in samples.items()}
+            examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # no index has heads
+            examples = [example for example in examples if part_of(example.sentence.title) == "train"]
             places = tuple((example.sentence.tokens, example.token) for example in examples)
-            yield replace(side, places=places, marked=_marked(examples), promoted=promoted[polarity])
+            yield Side(neuron, polarity, fired, places, _marked(examples), promoted[polarity])
 
 
-def both_polarities(activations: dict[str, np.ndarray], row: int) -> list[tuple[str, dict[str, np.ndarray]]]:
-    """polarity and values of one of the neurons."""
-    return [(p, {part: sign * x[row] for part, x in activations.items()}) for p, sign in (("+", 1), ("-", -1))]
-
-
-def _fired(samples: dict[str, Sample], values: dict[str, np.ndarray]) -> dict[str, Fires]:
-    fired = {part: scores.fires(sample, values[part]) for part, sample in samples.items()}
-    active = {part: one for part, one in fired.items() if one is not None}
-    return active if len(active) == len(fired) else {}
-
-
-def _moved(sample: Sample, values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    count, moved = int(sample.counted.sum()), values.copy()
-    moved[sample.counted] = np.roll(values[sample.counted], int(generator.integers(count // 4, 3 * count // 4)))
+def _moved(fired: Fires, generator: np.random.Generator) -> np.ndarray:
+    moved, counted = fired.values.copy(), fired.sample.counted
+    count = int(counted.sum())
+    moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))
     return moved
-
-
-def _examples(store: Store, side: Side) -> list[Example]:
-    """Of the documents to train on; none of a head, which no index has."""
-    if side.neuron.site == "head":
-        return []
-    examples = store.examples(side.neuron, side.polarity)
-    return [example for example in examples if part_of(example.sentence.title) == "train"]
 
 
 def _marked(examples: Sequence[Example]) -> tuple[str, ...]:

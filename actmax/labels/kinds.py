@@ -1,0 +1,237 @@
+"""Labels: functions of tokens that people can read. A new kind is a class (`LabelKind`) and its line in `KINDS`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from icebear.actmax.labels.evidence import SENTENCES, Evidence, common, keys_at, top, words_until
+from icebear.actmax.labels.sample import Sample, key
+
+PLACES = {"here": "{}", "before": "after {}", "after": "before {}", "earlier": "{} earlier in the sentence"}
+"""Where a label looks, seen from a token -> the label in words. ``before``: the token before it; ``earlier``: in its
+sentence, or here."""
+STEPS = {"here": 0, "before": -1, "after": 1}
+
+
+@dataclass(frozen=True)
+class Label:
+    """What the tokens have in common that a neuron fires at."""
+
+    kind: str
+    """A key of `KINDS`."""
+    where: str
+    """A key of `PLACES`, or ``sentence``."""
+    items: tuple[tuple[str, ...], ...]
+    """Any of these makes it true: words, tokens, or sequences of tokens."""
+
+    @classmethod
+    def of(cls, kind: str, where: str, texts: Iterable[str]) -> Label:
+        """Each item a text by itself."""
+        return cls(kind, where, tuple((text,) for text in texts))
+
+    @property
+    def texts(self) -> list[str]:
+        return ["".join(item) for item in self.items]
+
+
+class LabelKind(ABC):
+    """How labels of a kind are made of evidence, and where one is true."""
+
+    name: str
+    depends_on_neuron = True
+    """Whether other neurons have other candidates."""
+
+    @abstractmethod
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        """Labels that the evidence speaks for; in the order in which equally good ones are preferred."""
+
+    @abstractmethod
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        """(N,) bool: at which tokens the label is true."""
+
+    def degree(self, label: Label, sample: Sample) -> np.ndarray:
+        """(S,) how much it is true of each sentence."""
+        return sample.means(self.true(label, sample))
+
+    def text(self, label: Label) -> str:
+        return PLACES[label.where].format(", ".join(map(repr, label.texts)))
+
+    def _sizes(self, where: str, items: list[tuple[str, ...]], sizes: tuple[int, ...]) -> list[Label]:
+        """The labels of so many of the items, from the first on."""
+        return [Label(self.name, where, tuple(items[:size])) for size in sizes if size <= len(items)]
+
+
+class Tokens(LabelKind):
+    """The token here, before or after is one of a few."""
+
+    name = "tokens"
+
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        sample, labels = evidence.sample, []
+        for where, step in STEPS.items():
+            best = common(keys_at(evidence.places, step), sample.sequences[1], len(sample), 8)
+            labels += self._sizes(where, best, (1, 2, 3, 5, 8))
+        if evidence.writes:  # neurons of the last layers fire before what they write
+            labels += [Label.of(self.name, where, map(key, evidence.writes)) for where in ("here", "after")]
+        return labels
+
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        here = sample.codes.chosen(sample.codes.tokens, label.texts)[sample.token]
+        return sample.beside(here, STEPS[label.where])
+
+
+class Ngrams(LabelKind):
+    """One of a few sequences of tokens ends here."""
+
+    name = "n-gram"
+
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        sample, labels = evidence.sample, []
+        for length in (2, 3):
+            ending = keys_at(evidence.places, 1 - length, length)
+            labels += self._sizes("here", common(ending, sample.sequences[length], len(sample), 5), (1, 3, 5))
+        return labels
+
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        true = np.zeros(len(sample), dtype=bool)
+        for item in label.items:
+            here = np.ones(len(sample), dtype=bool)
+            for back, token in enumerate(reversed(item)):
+                here &= sample.beside(sample.token == sample.codes.tokens.get(token, -1), -back)
+            true |= here
+        return true
+
+
+class Categories(LabelKind):
+    """The token here, before or after is of a category: numbers, capitals, punctuation, endings, scripts, code."""
+
+    name = "category"
+    depends_on_neuron = False
+    patterns = tomllib.loads(Path(__file__).with_name("categories.toml").read_text())
+    endings = "ing ed ly s er est ion al ic ism ist ous able ive ian ment".split()
+    """Of the word that ends with the token."""
+
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        names = (*self.patterns, *(f"-{ending}" for ending in self.endings))
+        return [Label.of(self.name, where, (name,)) for name in names for where in ("here", "before", "after")]
+
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        name = label.texts[0]
+        if name.startswith("-"):
+            ending, words = name[1:], sample.codes.words
+            able = [word for word in words if word.endswith(ending) and len(word) > len(ending) + 2]
+            here = sample.codes.chosen(words, able)[sample.word]
+        else:
+            known = {piece: bool(re.match(self.patterns[name], piece)) for piece in set(sample.pieces)}
+            here = np.array([known[piece] for piece in sample.pieces])
+        return sample.beside(here, STEPS[label.where])
+
+    def text(self, label: Label) -> str:
+        return PLACES[label.where].format(label.texts[0])
+
+
+class Words(LabelKind):
+    """One of a few words stands earlier in the sentence, or (of a label by sentence) anywhere in it."""
+
+    name = "words"
+
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        sample, labels = evidence.sample, []
+        background, total = sample.word_counts, sum(sample.word_counts.values())
+        furthest = top(sample.means(evidence.values), np.ones(len(sample.ids), dtype=bool), SENTENCES)
+        anywhere = [word for number in furthest for word in sample.sentence_words[number]]
+        for where, found in (("earlier", words_until(evidence.places)), ("sentence", anywhere)):
+            best = [(word,) for word in common(found, background, total, 10)]
+            labels += self._sizes(where, best, (1, 3, 5, 10))
+        if evidence.marked:
+            labels.append(Label.of(self.name, "earlier", evidence.marked))
+        return labels
+
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        here = sample.codes.chosen(sample.codes.words, label.texts)[sample.word]
+        if label.where == "earlier":
+            return sample.earlier(here)
+        return np.repeat(np.add.reduceat(here, sample.starts) > 0, sample.ends - sample.starts)
+
+    def text(self, label: Label) -> str:
+        return super().text(label) if label.where == "earlier" else f"sentences with {', '.join(label.texts)}"
+
+
+POSITIONS: dict[str, Callable[[Sample], np.ndarray]] = {
+    "the second token": lambda sample: sample.position == 1,
+    "the third token": lambda sample: sample.position == 2,
+    "the second to fourth token": lambda sample: (sample.position >= 1) & (sample.position <= 3),
+    "the second to eighth token": lambda sample: (sample.position >= 1) & (sample.position <= 7),
+    "the last token": lambda sample: sample.left == 1,
+    "one of the last four tokens": lambda sample: (sample.left >= 1) & (sample.left <= 4),
+    "far from the beginning": lambda sample: sample.position >= 32,
+}
+
+
+class PositionLabels(LabelKind):
+    """The place of the token in the sentence."""
+
+    name = "position"
+    depends_on_neuron = False
+
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        return [Label.of(self.name, "here", (name,)) for name in POSITIONS]
+
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        return POSITIONS[label.texts[0]](sample)
+
+    def text(self, label: Label) -> str:
+        return label.texts[0]
+
+
+class TopicLabels(LabelKind):
+    """The sentence is of a topic."""
+
+    name = "topic"
+    depends_on_neuron = False
+    alike = 0.3
+    """The cosine with a topic from which on a sentence is of it."""
+
+    def candidates(self, evidence: Evidence) -> list[Label]:
+        return [Label.of(self.name, "sentence", words) for words in evidence.sample.topics]
+
+    def degree(self, label: Label, sample: Sample) -> np.ndarray:
+        """(S,) how much a sentence is of the topic."""
+        return sample.topics[tuple(label.texts)]
+
+    def true(self, label: Label, sample: Sample) -> np.ndarray:
+        return (self.degree(label, sample) >= self.alike)[sample.sentence]
+
+    def text(self, label: Label) -> str:
+        return f"sentences about {', '.join(label.texts)}"
+
+
+KINDS: dict[str, LabelKind] = {
+    kind.name: kind for kind in (Tokens(), Ngrams(), Categories(), Words(), PositionLabels(), TopicLabels())
+}
+
+
+def of(label: Label) -> LabelKind:
+    return KINDS[label.kind]
+
+
+def candidates(evidence: Evidence) -> list[Label]:
+    """Of all kinds."""
+    return [label for kind in KINDS.values() for label in kind.candidates(evidence)]
+
+
+def true(label: Label, sample: Sample) -> np.ndarray:
+    """(N,) bool: at which tokens the label is true."""
+    return of(label).true(label, sample)
+
+
+def degree(label: Label, sample: Sample) -> np.ndarray:
+    """(S,) how much it is true of each sentence."""
+    return of(label).degree(label, sample)
