@@ -446,29 +446,31 @@ def test_the_verbs(smol, few_contexts, tmp_path):
 @pytest.mark.real
 @pytest.mark.long
 def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
-    """A small one: tables for detection and each price, a figure, prices as they were asked for."""
+    """A small one: tables for detection and each off-target KL, a figure, and off-target KLs as requested."""
     small = {"find": 6, "choose": 4, "report": 4}
     monkeypatch.setattr(latent_topics, "ENOUGH", small)
     monkeypatch.setattr(latent_topics, "FEWEST", 4)
-    monkeypatch.setattr(evaluation, "PRICES", (0.1,))
+    monkeypatch.setattr(evaluation, "KLS", (0.1,))
     monkeypatch.setattr(evaluation, "WAYS", ("means", "w2"))
-    monkeypatch.setattr(evaluation, "TURNED", (5,))
+    monkeypatch.setattr(evaluation, "STEERED_SIZES", (5,))
     monkeypatch.setattr(evaluation, "METHODS", ("means 5", "w2 5", "residual stream", "random neurons"))
-    monkeypatch.setattr(evaluation, "EVERY", 40)
+    monkeypatch.setattr(evaluation, "LAYER_STEP", 40)
     monkeypatch.setattr(evaluation, "NEUTRAL", [text[:30] for text in NEUTRAL[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:2])
-    monkeypatch.setattr(evaluation, "TOKENS", 5)
+    monkeypatch.setattr(evaluation, "NEW_TOKENS", 5)
     out = str(tmp_path / "out")
     result = CliRunner().invoke(main, ["evaluate", "steering", "--concepts", "music", "--out", out, "--json"])
     assert result.exit_code == 0, result.output
     (part,) = json.loads(result.stdout)["parts"]
     assert {table["table"] for table in part["tables"]} == {"detection", "0.1 nats"}
     (line,) = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
-    cells = line["prices"]["0.1"]
+    cells = line["steered"]["0.1"]
     assert {"means 5", "w2 5", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(
         cells
     )
-    assert all(cell["price"] == pytest.approx(0.1, rel=0.05) for cell in cells.values() if "price" in cell)
+    assert all(
+        cell["off_target_kl"] == pytest.approx(0.1, rel=0.05) for cell in cells.values() if "off_target_kl" in cell
+    )
     assert cells["w2 5"]["words"] > cells["random neurons"]["words"]
     assert (tmp_path / "out" / "frontier.png").stat().st_size > 10_000
 
