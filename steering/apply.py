@@ -93,15 +93,11 @@ def steer(
 
 def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[Act] | None) -> Tensor:
     """x (B, T, N) with one edit applied at the tokens where it acts."""
-    index = edit.neuron.index
-    columns = slice(index * head_dim, (index + 1) * head_dim) if edit.neuron.site == "head" else slice(index, index + 1)
+    width = head_dim if edit.neuron.site == "head" else 1
+    columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
     old = x[..., columns]  # (B, T, 1 or head_dim)
     acts, strength = where.acting(edit, x)  # (B, T, 1)
-    new = {
-        "set": lambda: torch.full_like(old, edit.value),
-        "scale": lambda: old * edit.value,
-        "add": lambda: old + edit.value,
-    }[edit.op]()
+    new = {"set": torch.full_like(old, edit.value), "scale": old * edit.value, "add": old + edit.value}[edit.op]
     if edit.decay != 1 or edit.share != 1:
         new = old + strength * (new - old)
     new = torch.where(acts, new, old)
@@ -139,19 +135,16 @@ class _Positions:
                 before = partial(self._before, stack)
                 undo.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
             if hasattr(net, "generate"):
-                prepare = self._noting(net.prepare_inputs_for_generation)
+                prepare = net.prepare_inputs_for_generation
+                preparing = wraps(prepare)(partial(self._prepare, prepare))  # generate looks at its signature
                 undo.enter_context(replaced(net, "generate", partial(self._generate, net.generate)))
-                undo.enter_context(replaced(net, "prepare_inputs_for_generation", prepare))
+                undo.enter_context(replaced(net, "prepare_inputs_for_generation", preparing))
             yield
 
-    def _noting(self, prepare: Callable) -> Callable:
-        @wraps(prepare)  # generate looks at its signature
-        def noting(ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self.prompt_columns:
-                self.generated = ids  # beams are in order here
-            return prepare(ids, *args, **kwargs)
-
-        return noting
+    def _prepare(self, prepare: Callable, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.prompt_columns:
+            self.generated = ids  # beams are in order here
+        return prepare(ids, *args, **kwargs)
 
     def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """transformers' `generate`, followed."""
@@ -183,7 +176,14 @@ class _Positions:
         columns = (self.prompt_columns if writes else None) or past + new
         self.prompt_length[stack] = mask[:, :columns].sum(1)
         self.position[stack] = position[:, past : past + new]
-        self.read[stack] = self._read(stack, tokens, past, mask, cache)
+        if writes and self.generated is not None and self.generated.shape == mask.shape:
+            read = self.generated.cpu()
+        else:
+            ids = tokens.cpu() if tokens.shape == (batch, new) else torch.full((batch, new), UNKNOWN)
+            before = self.read[stack]
+            known = before.shape == (batch, past) and (past == 0 or cache is self.cache[stack])
+            read = torch.cat((before if known else torch.full((batch, past), UNKNOWN), ids), 1)
+        self.read[stack] = read.masked_fill(mask == 0, PADDING)  # (B, past + T)
         self.cache[stack] = cache
         self.turns = {}
 
@@ -197,35 +197,13 @@ class _Positions:
         mask = mask.repeat_interleave(batch // len(mask), 0)[:, :columns]  # beams of a prompt are next to each other
         return torch.cat((mask, torch.ones(batch, columns - mask.shape[1], dtype=torch.long)), 1)
 
-    def _read(self, stack: int, tokens: Tensor, past: int, mask: Tensor, cache: Any) -> Tensor:
-        """(B, past + T) the ids up to the running pass."""
-        writes = stack == len(self.position) - 1
-        if writes and self.generated is not None and self.generated.shape == mask.shape:
-            found = self.generated.cpu()
-        else:
-            new = mask[:, past:]
-            ids = tokens.cpu() if tokens.shape == new.shape else torch.full_like(new, UNKNOWN)
-            before = self.read[stack]
-            known = before.shape == (len(mask), past) and (past == 0 or cache is self.cache[stack])
-            found = torch.cat((before if known else torch.full_like(mask[:, :past], UNKNOWN), ids), 1)
-        return found.masked_fill(mask == 0, PADDING)
-
     def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
-        """What the running pass does, (B, T, ...) each."""
+        """The acts of an edit in the running pass; acts, old and new (B, T, ...)."""
         stack = self.model.stack_of(edit.neuron.layer)
         position = self.position[stack]
-        read = self.read[stack][:, -position.shape[1] :]
-        return [
-            Act(
-                edit,
-                row,
-                int(position[row, column]),
-                int(read[row, column]),
-                old[row, column].mean().item(),
-                new[row, column].mean().item(),
-            )
-            for row, column in acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
-        ]
+        columns = (position, self.read[stack][:, -position.shape[1] :], old.mean(-1), new.mean(-1))
+        places = acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
+        return [Act(edit, row, *(column[row, place].item() for column in columns)) for row, place in places]
 
     def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
         """Where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.models.provenance import provenance
 from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
@@ -75,21 +76,16 @@ def compare(
     InputError
         For edits that the model does not have.
     """
-    done = 0
 
-    def counted(count: int) -> None:
-        if on_token:
-            on_token(done + count)
-
-    def continuation(also: Sequence[TokenScore]) -> Continuation:
+    def continuation(also: Sequence[TokenScore], done: int) -> Continuation:
+        counted = (lambda count: on_token(done + count)) if on_token else None
         text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if model.task.generates else None
         following = tuple(model.predict(prompt, 5, [token.id for token in also]))
         return Continuation(following[0].text if text is None else text, following)
 
-    plain = continuation(())
-    done = max_new_tokens
+    plain = continuation((), 0)
     with steer(model, edits, statistic):
-        steered = continuation(plain.next)
+        steered = continuation(plain.next, max_new_tokens)
     both = Continuation(plain.text, tuple(model.predict(prompt, 5, [token.id for token in steered.next])))
     name = edits.name if isinstance(edits, Recipe) else None
     return Comparison(
@@ -101,5 +97,5 @@ def compare(
         name,
         temperature,
         seed,
-        model.made_with,
+        provenance(model),
     )

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
     from icebear.steering.comparison import Comparison
-    from icebear.steering.concept.concept import Concept
+    from icebear.steering.concept.concept import Concept, Measured, Through
     from icebear.steering.concept.likeness import Likeness
-    from icebear.steering.concept.measured import Measured, Through
 
 LONG = 240
 """The most characters of a text in a table."""

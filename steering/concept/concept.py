@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from icebear.concepts.calibration import TEXTS
 from icebear.concepts.concept.reading import columns_of, counts, read, see_each
@@ -18,14 +19,13 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
-from icebear.concepts.render import render
+from icebear.concepts.render import page, render
 from icebear.convert import CONVERTER, Saved
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
 from icebear.steering.apply import steer
-from icebear.steering.concept.measured import Measured, Through
 from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.tables import Tabled
 from icebear.values import POSITIVE, one_of, real, several
@@ -35,6 +35,44 @@ if TYPE_CHECKING:
 
     from icebear.concepts.circuits.graph import Graph
     from icebear.concepts.circuits.records import Group
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A concept in a text, in standard deviations over the sentences that it was compared with when it was found."""
+
+    concept: str
+    tokens: tuple[str, ...]
+    values: tuple[float, ...]
+    """One a token; 0 for those that do not count (the first, and special ones)."""
+    value: float
+    """Of the text: the mean over the tokens that count."""
+    apart: tuple[int, ...]
+    """The positions of the tokens that do not count."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"concept": self.concept, "value": self.value, "tokens": list(self.tokens), "values": list(self.values)}
+
+    def to_html(self) -> str:
+        """A self-contained page."""
+        return page(f"icebear concept {self.concept}", self._repr_html_())
+
+    def _repr_html_(self) -> Markup:
+        return render("icebear.steering/measured.html", measured=self)
+
+
+@dataclass(frozen=True)
+class Through:
+    """How much of the logit of the most probable next token passes through a concept."""
+
+    target: str
+    logit: float
+    relevance: float
+    """The share of the logit that passes through the concept's neurons by CP-LRP: the tokens' relevance less that with
+    these neurons blocked. Neurons in series do not count twice."""
+    drop: float
+    """The share of the logit that is lost when the neurons take their means over the corpus, at all tokens but the
+    first."""
 
 
 @dataclass(frozen=True)

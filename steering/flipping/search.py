@@ -335,7 +335,7 @@ def _proposals(state: _State, edits: Edits) -> list[dict[Place, float]]:
     score, furthest = state.choose(state, edits)
     score = score.nan_to_num(0.0, 0.0, 0.0)
     best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
-    places: list[Place] = [tuple(part.tolist()) for part in torch.stack(torch.unravel_index(best, score.shape), 1)]  # type: ignore[misc]
+    places = list(zip(*(axis.tolist() for axis in torch.unravel_index(best, score.shape)), strict=True))
     places += [(neuron.layer, neuron.index, step) for neuron in state.prefer for step in range(score.shape[2])]
     return [
         {**edits, place: (state.now + level * (furthest - state.now))[place].item()}
@@ -382,10 +382,9 @@ def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
         here = {place: state.now[place].item() for place in edits}
         return {place: round(here[place] + share * (value - here[place]), 4) for place, value in edits.items()}
 
-    shares = [step / 20 for step in range(1, 21)]
-    reached = margins(state, [scaled(share) for share in shares]) if edits else torch.zeros(0)
-    enough = [share for share, margin in zip(shares, reached.tolist(), strict=False) if margin >= MARGIN]
-    return scaled(min(enough)) if enough else edits
+    weaker = [scaled(step / 20) for step in range(1, 21)]
+    reached = margins(state, weaker).tolist()
+    return next((some for some, margin in zip(weaker, reached, strict=True) if margin >= MARGIN), edits)
 
 
 def _edits(edits: Edits) -> list[Edit]:
