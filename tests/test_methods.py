@@ -13,8 +13,7 @@ from icebear import Relevance, attribute
 from icebear.concepts.evaluation import ablation, faithfulness, pairs
 from icebear.concepts.evaluation.questions import Question
 from icebear.concepts.lrp.context import relevance_rules
-from icebear.concepts.methods.alti import Alti, AltiLogit
-from icebear.concepts.methods.attention import AttentionRollout, GradCAM, GradientRollout
+from icebear.concepts.methods.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.concepts.methods.gradients import (
     Gradient,
     GradientTimesInput,

@@ -1,19 +1,22 @@
-"""Methods from attention maps, one stack of layers."""
+"""Methods from attention maps, for one stack of layers: rollouts, GradCAM, ALTI and ALTI-Logit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.methods.method import Method
+from icebear.concepts.models.linear import Linear, norm_divisor, through_norm
 from icebear.concepts.models.model import Model, at
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.run import Target, forward_backward
+from icebear.concepts.passes.sites import hooks
+from icebear.concepts.vocabulary import unembedding
 from icebear.errors import InputError
 
 
@@ -40,15 +43,16 @@ class GradientRollout(Method):
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         maps, gradients = _attention(model, objective)
-        joint = torch.eye(maps[0].shape[-1], device=maps[0].device).expand(len(maps[0]), -1, -1)
+        eye = torch.eye(maps[0].shape[-1], device=maps[0].device)
+        joint = eye.expand(len(maps[0]), -1, -1)
         for attention, gradient in zip(maps, gradients, strict=True):
             joint = joint + (attention * gradient).clamp(min=0).mean(1) @ joint
-        return _rows(objective, joint - torch.eye(joint.shape[-1], device=joint.device))
+        return _rows(objective, joint - eye)
 
 
 @dataclass(frozen=True, repr=False)
 class GradCAM(Method):
-    """The last layer's attention, its heads weighed by their mean gradient, above zero (Chefer et al. 2021)."""
+    """The attention of the last layer, its heads weighted by their mean gradient, above zero (Chefer et al. 2021)."""
 
     per_token = True
 
@@ -59,16 +63,13 @@ class GradCAM(Method):
         return _rows(objective, (weights * maps[-1]).mean(1).clamp(min=0))
 
 
-class _Maps:
+class _Maps(Target):
     """The number of an objective, from a pass that records attention maps (B, H, T, T) and their gradients."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self.leaves: tuple[Tensor, ...] = ()
         self.gradients: list[Tensor] = []
-
-    def reading(self, model: Model) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
         output = model.task.forward(model, self.objective.batch, output_attentions=True)
@@ -80,7 +81,7 @@ class _Maps:
 
 
 def _attention(model: Model, objective: Objective) -> tuple[list[Tensor], list[Tensor]]:
-    """Attention maps (B, H, T, T) of each layer in float32, and their gradients."""
+    """Return the attention maps (B, H, T, T) of each layer in float32, and their gradients."""
     if model.task.stacks == 2:
         raise InputError(f"The attention maps of {model.name}, an encoder-decoder, are not one chain of layers.")
     maps = _Maps(objective)
@@ -90,19 +91,131 @@ def _attention(model: Model, objective: Objective) -> tuple[list[Tensor], list[T
 
 
 def _rows(objective: Objective, joint: Tensor) -> list[Tensor]:
-    """Rows of (B, T, T) at the positions explained, summed."""
-    return [
-        joint[row, list(places)].sum(0)[: objective.batch.lengths[row]].cpu()
-        for row, places in enumerate(objective.positions)
-    ]
+    """Return the sum of the rows of (B, T, T) at the explained positions."""
+    rows = zip(joint, objective.positions, objective.batch.lengths, strict=True)
+    return [matrix[list(places)].sum(0)[:length].cpu() for matrix, places, length in rows]
 
 
 @contextmanager
 def eager(model: Model) -> Iterator[None]:
-    """Fused attention gives no maps."""
+    """Use eager attention, because fused attention returns no maps."""
     before = model.net.config._attn_implementation
     model.net.set_attn_implementation("eager")
     try:
         yield
     finally:
         model.net.set_attn_implementation(before)
+
+
+# --- ALTI ----------------------------------------------------------------------------------------------
+#
+# The output of attention at i is a sum over j of T_i(x_j) (with the residual stream at j = i). The contribution of j is
+# large if T_i(x_j) alone is close to the sum in L1. Norms are linear maps at their divisor; FFNs are skipped.
+
+
+@dataclass
+class _Layer:
+    """One layer for one prompt."""
+
+    x: Tensor
+    """The residual stream (T, D) before the layer."""
+    attention: Tensor
+    """(H, T, T)"""
+    v: Tensor
+    """Values (T, H, d)."""
+    o: Tensor
+    """W_O (H, d, D)."""
+
+    def from_tokens(self) -> Tensor:
+        """Return the output of attention at i by token j, (T, T, D)."""
+        return torch.einsum("hij,jhd,hdD->ijD", self.attention, self.v, self.o)
+
+
+def _contributions(parts: Tensor) -> Tensor:
+    """Return the shares (T, T) of j in the sum over j of parts (T, T, D): at least zero, and 1 in sum for each i."""
+    whole = parts.sum(1, keepdim=True)  # (T, 1, D)
+    near = (whole.abs().sum(-1) - (whole - parts).abs().sum(-1)).clamp(min=0)
+    return near / near.sum(1, keepdim=True).clamp(min=1e-30)
+
+
+@dataclass(frozen=True, repr=False)
+class AltiLogit(Method):
+    """ALTI-Logit (Ferrando et al. 2023): the logit update of each layer's attention by token, traced to the input by
+    ALTI. For causal models with the norm before attention. The embedding itself contributes to its own token."""
+
+    per_token = True
+
+    @torch.no_grad()
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        if not model.task.is_causal or model.family.attn_norm:
+            raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
+        norm, offset = model.net.get_submodule(model.family.final_norm), model.family.norm_offset
+        rows = []
+        for row, (places, targets, contrast) in enumerate(
+            zip(map(list, objective.positions), objective.targets, objective.contrasts, strict=True)
+        ):
+            layers, last = _layers(model, objective, row)
+            words = unembedding(model, torch.tensor(targets))  # (P, D)
+            words = words if contrast is None else words - unembedding(model, contrast)
+            by = norm_divisor(norm, last[at])[:, None]  # (P, 1, 1)
+            logits = lambda parts, by=by, words=words: through_norm(norm, parts, offset, by) @ words[..., None]  # noqa: E731
+            down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
+            total = torch.zeros(len(last))
+            for layer in layers:
+                parts = layer.from_tokens()
+                total += (logits(parts[places])[..., 0] @ down).sum(0)
+                parts[range(len(parts)), range(len(parts))] += layer.x
+                down = _contributions(parts) @ down
+            total[places] += logits(layers[0].x[places, None])[:, 0, 0]
+            rows.append(total)
+        return rows
+
+
+@dataclass(frozen=True, repr=False)
+class Alti(Method):
+    """ALTI (Ferrando et al. 2022): contributions of tokens to the vectors of each layer by distance, multiplied layer
+    by layer, at the explained positions. For encoders with the norm after attention (BERT)."""
+
+    per_token = True
+
+    @torch.no_grad()
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
+            raise InputError(f"ALTI is for encoders of text with norms after attention (BERT), not for {model.name}.")
+        rows = []
+        for row, places in enumerate(objective.positions):
+            layers, last = _layers(model, objective, row)
+            down = torch.eye(len(last))
+            for number, layer in enumerate(layers):
+                parts = layer.from_tokens()
+                parts[range(len(parts)), range(len(parts))] += layer.x
+                norm = model.layer_modules[number].get_submodule(model.family.attn_norm)
+                by = norm_divisor(norm, parts.sum(1, keepdim=True))
+                down = _contributions(through_norm(norm, parts, model.family.norm_offset, by)) @ down
+            rows.append(down[list(places)].sum(0))
+        return rows
+
+
+def _layers(model: Model, objective: Objective, row: int) -> tuple[list[_Layer], Tensor]:
+    """Return the layers of one prompt, and the residual stream (T, D) after the last."""
+    batch = objective.batch.rows([row])
+    values: dict[int, Tensor] = {}
+    streams: list[Tensor] = []
+    with ExitStack() as stack:
+        stack.enter_context(model.lock)
+        stack.enter_context(eager(model))
+        keep = lambda site, layer, x: values.__setitem__(layer, x[0].float())  # noqa: E731
+        stack.enter_context(hooks(model, [("v", layer) for layer in range(model.layers)], keep))
+        for module in model.layer_modules:
+            before = lambda module, args: streams.append(args[0][0].float())  # noqa: E731
+            stack.callback(module.register_forward_pre_hook(before).remove)
+        after = lambda module, args, y: streams.append((y[0] if isinstance(y, tuple) else y)[0].float())  # noqa: E731
+        stack.callback(model.layer_modules[-1].register_forward_hook(after).remove)
+        output = model.net(input_ids=batch.ids, attention_mask=batch.mask, output_attentions=True)
+    layers = []
+    for number, attention in enumerate(output.attentions):
+        v = values[number].unflatten(-1, (-1, model.head_dim))  # (T, KV, d)
+        v = v.repeat_interleave(model.heads // v.shape[1], 1)
+        w_o = Linear(model.site_module("attn", number)).columns().T * model.residual_scale
+        layers.append(_Layer(streams[number], attention[0].float(), v, w_o.unflatten(0, (model.heads, -1))))
+    return layers, streams[-1]

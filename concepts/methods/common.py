@@ -1,8 +1,9 @@
-"""What several methods need: relevance by a backward pass, an objective's numbers, and variants of a prompt."""
+"""Shared code of the methods: relevance by a backward pass, measures of an objective, and variants of a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,66 +23,81 @@ if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP
 
 ROWS = 32
-"""How many variants of a prompt go through the model at once."""
+"""Variants of a prompt in a batch."""
 
 
-def token_relevance(model: Model, objective: Objective, rules: AttnLRP | None = None) -> list[Tensor]:
-    """(T,) input x gradient of each prompt's tokens, by relevance rules or by the plain gradient."""
-    inputs = Inputs()
-    forward_backward(model, Logits(objective), [inputs], rules)
-    return by_row(objective, [relevance.sum(-1) for relevance in inputs.relevance()])
-
-
-def with_positions(
-    model: Model, objective: Objective, rules: AttnLRP, reading: Reading, tokens: bool = True
+def token_relevance(
+    model: Model,
+    objective: Objective,
+    rules: AttnLRP | None = None,
+    reading: Reading | None = None,
+    tokens: bool = True,
 ) -> list[Tensor]:
-    """(T,) relevance of each prompt's tokens and of their positions in all layers together, or of positions alone."""
+    """Return input x gradient (T,) of the tokens of each prompt, by relevance rules or by the plain gradient.
+
+    reading: of the relevance of positions in all layers together, which is added to that of the tokens; with
+        tokens=False it is returned alone.
+    """
     inputs, sinks = Inputs(), Sinks(model, objective.batch)
-    forward_backward(model, Logits(objective), [inputs, sinks], rules)
-    own = by_row(objective, [relevance.sum(-1) for relevance in inputs.relevance()])
-    rows = [sinks.relevance[row][:, objective.batch.columns(row)].cpu() for row in range(len(own))]
-    positions = [over_layers(row, reading) for row in rows]
-    return [a + b for a, b in zip(own, positions, strict=True)] if tokens else positions
+    forward_backward(model, Logits(objective), [inputs, *([sinks] if reading else [])], rules)
+    rows = by_row(objective, [relevance.sum(-1) for relevance in inputs.relevance()])
+    if reading is None:
+        return rows
+    columns = [objective.batch.columns(row) for row in range(len(rows))]
+    positions = [over_layers(x[:, own].cpu(), reading) for x, own in zip(sinks.relevance, columns, strict=True)]
+    return [a + b for a, b in zip(rows, positions, strict=True)] if tokens else positions
 
 
 def neuron_relevance(model: Model, objective: Objective, site: str, rules: AttnLRP | None = None) -> Tensor:
-    """(L, T, N) activation x gradient of a site's neurons, for an objective of one prompt."""
+    """Return activation x gradient (L, T, N) of the neurons of a site, for an objective of one prompt."""
     neurons = AllNeurons(model, objective.batch, (site,))
     forward_backward(model, Logits(objective), [Inputs(), neurons], rules)
     return neurons.row(0)[0][site]
 
 
 def by_row(objective: Objective, stacks: list[Tensor]) -> list[Tensor]:
-    """The (B, T) of each stack as one (T,) for each prompt, without padding."""
+    """Return scores (B, T) of each stack as one (T,) for each prompt, without padding."""
     joined = torch.cat(stacks, 1).cpu()
     return [joined[row, objective.batch.columns(row)] for row in range(len(joined))]
 
 
 def value(model: Model, objective: Objective) -> Tensor:
-    """(B,) the number explained."""
+    """Return the explained numbers (B,)."""
     return objective.evaluate(model.logits(objective.batch, objective.all_positions))[1]
 
 
 def log_probability(model: Model, objective: Objective) -> Tensor:
-    """(B,) of the answers explained, summed. Raises `InputError` for a model that has no probabilities."""
-    found = model.task.log_probabilities(model, model.logits(objective.batch, objective.all_positions).float())
-    if found is None:
+    """Return log-probabilities (B,) of the explained answers. Raises `InputError` for models that have none."""
+    scores = model.task.log_probabilities(model, model.logits(objective.batch, objective.all_positions).float())
+    if scores is None:
         raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
-    return replace(objective, contrasts=(None,) * len(objective.contrasts), kind="logit").evaluate(found)[1]
+    return replace(objective, contrasts=(None,) * len(objective.contrasts), kind="logit").evaluate(scores)[1]
+
+
+def variants(
+    model: Model,
+    objective: Objective,
+    row: int,
+    masks: Tensor,
+    measure: Callable[[Model, Objective], Tensor],
+    changed: Callable[[Tensor], AbstractContextManager[None]],
+) -> Tensor:
+    """Measure variants of one prompt, (N,); `changed` changes the model for a part (n, T) of masks (N, T)."""
+    measured = []
+    for part in masks.to(model.device).split(ROWS):
+        with model.lock, torch.no_grad(), changed(part):
+            measured.append(measure(model, objective.rows([row] * len(part))))
+    return torch.cat(measured)
 
 
 def without(
     model: Model, objective: Objective, row: int, removed: Tensor, measure: Callable[[Model, Objective], Tensor]
 ) -> Tensor:
-    """(N,) `measure` of one prompt where the embeddings of tokens are zero; removed (N, T) is True for those."""
-    found = []
+    """Measure one prompt with some embeddings at zero, (N,); removed (N, T) is True for those tokens."""
     read = objective.batch.lengths[row]
-    for part in removed.to(model.device).split(ROWS):
 
-        def change(stack: int, x: Tensor, part: Tensor = part) -> Tensor:
-            gone = part[:, read:] if stack else part[:, :read]
-            return x.masked_fill(gone[..., None], 0)
+    def zeroed(part: Tensor) -> AbstractContextManager[None]:
+        stacks = part[:, :read, None], part[:, read:, None]
+        return input_hooks(model, lambda stack, x: x.masked_fill(stacks[stack], 0))
 
-        with model.lock, torch.no_grad(), input_hooks(model, change):
-            found.append(measure(model, objective.rows([row] * len(part))))
-    return torch.cat(found)
+    return variants(model, objective, row, removed, measure, zeroed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -68,11 +67,11 @@ class IntegratedGradients(Multiplying):
         return self.needs_counterfactual
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        total: list[Tensor] = []
+        steps = []
         for share in self.shares():
-            parts = [(x / share * g).sum(-1) for x, g in _pass(model, objective, partial(_scaled, share))]
-            total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
-        return common.by_row(objective, [part / self.steps for part in total])
+            scaled = lambda stack, x, share=share: share * x  # noqa: E731
+            steps.append([(x / share * g).sum(-1) for x, g in _pass(model, objective, scaled)])
+        return common.by_row(objective, [torch.stack(step).mean(0) for step in zip(*steps, strict=True)])
 
     def shares(self) -> list[float]:
         return [(step + 0.5) / self.steps for step in range(self.steps)]
@@ -95,7 +94,6 @@ class SmoothGrad(Method):
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         rows = [torch.Generator().manual_seed(self.seed) for _ in objective.positions]  # so that a batch is one by one
         batches = (objective.batch, objective.batch.decoder)
-        total: list[Tensor] = []
 
         def noisy(stack: int, x: Tensor) -> Tensor:
             changed = x.clone()
@@ -106,10 +104,9 @@ class SmoothGrad(Method):
             return changed
 
         plain = [x for x, _ in _pass(model, objective)]
-        for _ in range(self.samples):
-            parts = [(x * g).sum(-1) for x, (_, g) in zip(plain, _pass(model, objective, noisy), strict=True)]
-            total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
-        return common.by_row(objective, [part / self.samples for part in total])
+        steps = [[g for _, g in _pass(model, objective, noisy)] for _ in range(self.samples)]
+        means = [torch.stack(step).mean(0) for step in zip(*steps, strict=True)]
+        return common.by_row(objective, [(x * g).sum(-1) for x, g in zip(plain, means, strict=True)])
 
     def cost(self, tokens: int) -> float:
         return self.samples + 1
@@ -130,15 +127,11 @@ class Positions(Method):
     tokens: bool = False
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        return common.with_positions(model, objective, PA_LRP, self.reading, self.tokens)
+        return common.token_relevance(model, objective, PA_LRP, self.reading, self.tokens)
 
 
 def _pass(model: Model, objective: Objective, change: InputHook = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
-    """(embeddings, gradients), each (B, T, D), of each stack, at changed embeddings."""
+    """Return embeddings and gradients (B, T, D) of each stack, at changed embeddings."""
     inputs = Inputs(change)
     forward_backward(model, Logits(objective), [inputs])
     return [(x.float(), g.float()) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
-
-
-def _scaled(share: float, stack: int, x: Tensor) -> Tensor:
-    return share * x

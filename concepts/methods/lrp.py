@@ -51,14 +51,10 @@ class AttnLRP(OnePass):
         return self
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        """With `positions`, of tokens and what is positive of their positions in each layer (PA-LRP, Eq. 11)."""
+        """With `positions`, add the positive relevance of positions in each layer (PA-LRP, Eq. 11)."""
         from icebear.concepts.methods import common
 
-        return (
-            common.with_positions(model, objective, self, "relu")
-            if self.positions
-            else super().scores(model, objective)
-        )
+        return common.token_relevance(model, objective, self, "relu" if self.positions else None)
 
     def compared(self) -> Multiplying:
         if self.positions:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from icebear.concepts.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
-from icebear.concepts.methods.alti import Alti, AltiLogit
-from icebear.concepts.methods.attention import AttentionRollout, GradCAM, GradientRollout
+from icebear.concepts.methods.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.concepts.methods.gradients import (
     Gradient,
     GradientTimesInput,
