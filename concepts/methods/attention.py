@@ -157,7 +157,7 @@ class AltiLogit(Method):
             layers, last = _layers(model, objective, row)
             words = unembedding(model, torch.tensor(targets))  # (P, D)
             words = words if contrast is None else words - unembedding(model, contrast)
-            by = norm_divisor(norm, last[at])[:, None]  # (P, 1, 1)
+            by = norm_divisor(norm, last[places])[:, None]  # (P, 1, 1)
             logits = lambda parts, by=by, words=words: through_norm(norm, parts, offset, by) @ words[..., None]  # noqa: E731
             down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
             total = torch.zeros(len(last))
