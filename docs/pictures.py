@@ -24,7 +24,6 @@ VIEWS = {
     "neuron": "neuron?neuron=L29.ffn.170&polarity=%2B",
     "search": "search?text=water",
     "steer": "steer",
-    "compare": "compare",
     "concept": "concept",
 }
 
@@ -60,12 +59,12 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
             settled(page).get_by_role("button", name="Generate").click()
             page.locator("mark").first.wait_for(timeout=120_000)
             settled(page)
-        if name == "neuron" and page.get_by_text("Which tokens caused it?").count():
-            page.get_by_text("Which tokens caused it?").click()
+        if name == "neuron" and page.get_by_text("Highlight the cause").count():
+            page.get_by_text("Highlight the cause").click()
             settled(page)
         if name == "steer":
             page.get_by_text("Recipes").click()
-            page.get_by_role("button", name="The ice bear's way to the desert").click()
+            page.get_by_role("button", name="Make the ice bear live in the desert").click()
             settled(page)
             page.get_by_text("Recipes").click()
             settled(page).get_by_role("button", name="Generate").click()

@@ -1,6 +1,7 @@
 """Every view of the app, in Streamlit's own test runner, with the real model and a small real index."""
 
 import gc
+import json
 import os
 import re
 import signal
@@ -8,7 +9,6 @@ import sqlite3
 import threading
 import time
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -21,9 +21,8 @@ from streamlit.util import calc_hash
 
 from icebear import Chat, Neuron, attribute, build_index, open_store, units
 from icebear.app.web import background, state, words
-from icebear.app.web.shared import Shared, shared
+from icebear.app.web.background import Shared, shared
 from icebear.app.web.steer import differences
-from icebear.concepts import statistics
 from icebear.concepts.attribution import counterfactuals
 from icebear.concepts.attribution.counterfactuals import Suggestion
 from icebear.concepts.evaluation import report
@@ -37,11 +36,14 @@ from icebear.steering.comparison import compare
 MAIN = "../app/web/script/main.py"
 
 
+def set_up(monkeypatch, **settings):
+    """As `icebear app` with these options, and those set before."""
+    monkeypatch.setenv("ICEBEAR_APP", json.dumps(json.loads(os.environ.get("ICEBEAR_APP", "{}")) | settings))
+
+
 @pytest.fixture
 def environment(folder, monkeypatch):
-    monkeypatch.setenv("ICEBEAR_APP_STORE", str(folder / "wiki.db"))
-    monkeypatch.setenv("ICEBEAR_APP_DTYPE", "float32")
-    monkeypatch.setenv("ICEBEAR_APP_DEVICE", "cpu")
+    set_up(monkeypatch, store=str(folder / "wiki.db"), dtype="float32", device="cpu")
     return folder
 
 
@@ -74,7 +76,9 @@ def fine(page):
 
 def test_explain(environment):
     page = fine(visit("explain"))
-    assert "Why ␣Arctic?" in text(page)
+    assert "Why ␣Arctic rather than" in text(page)  # compared with the example's other prompt
+    page.get_by_key("counterfactual").set_value("").run()
+    assert "Why ␣Arctic?" in text(fine(page))
     assert "Logit against all others" in text(page)
     assert len(page.dataframe[0].value) == 50
     page.get_by_key("_target").set_value(" icy").run()
@@ -141,7 +145,7 @@ def tiny_store(model, corpus, tmp_path, monkeypatch):
     def build(by):
         with open_store(tmp_path / f"{by}.db", create=True) as store:
             build_index(model, corpus, store, k=5, by=by)
-        monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / f"{by}.db"))
+        set_up(monkeypatch, store=str(tmp_path / f"{by}.db"))
 
     return build
 
@@ -167,7 +171,7 @@ def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     statistics = fine(visit(view="search", how="statistics"))
     assert all("An index by relevance" in text(page) for page in (card, statistics))
     assert not any("An index by relevance" in before for before in plain)
-    assert all(Neuron.parse(name) for name in statistics.dataframe[0].value["name"])
+    assert all(Neuron.parse(name) for name in statistics.dataframe[0].value["neuron"])
     words = fine(visit(view="search", text="bear")).dataframe[0].value
     assert words["why"].str.contains("examples by relevance").any()
     assert not words["why"].str.contains("examples (?:have|like)").any()
@@ -188,7 +192,7 @@ def test_search(environment, smol):
     assert len(page.dataframe[0].value) == 50
     page.get_by_key("text").set_value("zxqv").run()
     assert "No neuron was found" in text(page)
-    page.get_by_key("how").set_value("like a neuron").run()
+    page.get_by_key("how").set_value("similar to a neuron").run()
     assert len(fine(page).dataframe[0].value) == 50
     page.get_by_key("by").set_value("examples").run()
     fine(page)
@@ -239,52 +243,28 @@ def test_the_code_it_shows_does_what_it_did(environment, smol):
     assert printed == [result.steered.text]
 
 
-def test_compare(environment):
-    page = fine(visit(view="compare"))
-    table = page.dataframe[0].value
+def test_the_neurons_of_two_prompts_side_by_side(environment):
+    page = fine(visit("explain"))
+    page.toggle(key="compare").set_value(True).run()
+    table = fine(page).dataframe[1].value
     assert set(table["in"]) == {"both", "A", "B"}
     assert "shared" in text(page)
     assert Neuron.parse(table["neuron"][0])
 
 
 def test_report(environment, tmp_path, monkeypatch):
-    assert "Name a folder" in text(fine(visit(view="report")))
+    assert "Name a folder" in text(fine(visit("report")))
     settings = {"evaluation": "faithfulness", "model": {"name": "a <b>model</b>"}, "methods": {"gxi": "", "alti": None}}
     samples = [{"methods": {"gxi": {"x": value}}} for value in (1.0, 2.0)]
-    written = report.Results(settings, {"x": "higher is better"}, [], {"alti": "it cannot"}, samples)
-    report.write(tmp_path, written)
-    page = fine(visit(view="report", folder=str(tmp_path)))
-    assert "1.500 ± 0.500 *" in str(page.dataframe[0].value)
-    assert "it cannot" in text(page)
-    assert "<b>model" not in text(page)
+    folder = tmp_path / "ablation" / "capitals"
+    folder.mkdir(parents=True)
+    report.write(folder, report.Results(settings, {"x": "higher is better"}, [], {"alti": "it cannot"}, samples))
+    page = fine(visit("report", folder=str(folder)))
+    assert "1.500 ± 0.500 *" in str(page.get("iframe")[0].proto)
+    assert "<b>model" not in str(page.get("iframe")[0].proto)
     assert visit(view="report", folder=str(tmp_path / "none")).error[0].value.count("check the path")
-    (tmp_path / "ablation" / "capitals").mkdir(parents=True)
-    report.write(tmp_path / "ablation" / "capitals", replace(written, columns={"x": "median of x"}))
     monkeypatch.chdir(tmp_path)
-    page = visit(view="report")
-    assert "ablation\\/capitals" in text(page)
-    page = page.get_by_key("folder").set_value("ablation/capitals").run()
-    assert "1.500 [1.25, 1.75]" in str(fine(page).dataframe[0].value)
-
-
-def test_a_report_is_computed_when_it_was_written_not_at_every_click(environment, tmp_path, monkeypatch):
-    settings = {"evaluation": "faithfulness", "model": {"name": "m"}, "methods": {"gxi": "", "alti": ""}}
-    made, paired = [], statistics.paired_p
-
-    def write(value):
-        samples = [{"methods": {"gxi": {"x": value}, "alti": {"x": value / 2}}}] * 2
-        report.write(tmp_path, report.Results(settings, {"x": "higher is better"}, [], {}, samples))
-
-    monkeypatch.setattr(statistics, "paired_p", lambda *args: made.append(1) or paired(*args))
-    write(1.0)
-    del made[:]
-    page = fine(visit(view="report", folder=str(tmp_path)))
-    fine(page.run())
-    fine(visit(view="report", folder=str(tmp_path)))
-    assert len(made) == 1
-    write(3.0)
-    os.utime(tmp_path / "results.json", (1, 1))
-    assert "3.000" in str(fine(page.run()).dataframe[0].value)
+    assert "ablation\\/capitals" in text(visit(view="report"))
 
 
 def test_explanations_are_kept_in_so_many_bytes(model):
@@ -311,14 +291,14 @@ def test_a_circuit_its_groups_and_its_checks(environment):
     page = fine(page.run())
     (table,) = (frame.value for frame in page.dataframe)
     assert table[""].iloc[0] == "the 10 nodes"
-    assert 0 < table["left without"].iloc[0] < 1
+    assert 0 < table["remaining without"].iloc[0] < 1
     (send,) = (button for button in page.button if button.label == "Send this group to Steer")
     send.click()
     page.run()
     assert "@position:" in page.session_state["edits"]
     page = visit("circuit", prompt="The camel", counterfactual="The ice bear lives")
     assert "another prompt of 2" in text(page)
-    assert "another prompt of as many tokens" in text(fine(visit("circuit", prompt="The camel")))
+    assert "with the same number of tokens" in text(fine(visit("circuit", prompt="The camel")))
 
 
 def test_another_prompt_to_compare_with(environment):
@@ -327,7 +307,7 @@ def test_another_prompt_to_compare_with(environment):
     assert re.search(r"rest [+-]?0\\?\.000", said)
     assert "top token" in said
     table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
-    assert "there" in table
+    assert "counterfactual" in table
     assert len(set(table["token"])) > 1  # ranked at every token
     alone = fine(page.get_by_key("counterfactual").set_value("").run())
     assert "Compared with nothing" in " ".join(caption.value for caption in alone.caption)
@@ -358,16 +338,15 @@ def test_explain_of_one_token_and_of_an_unknown_family(environment):
         patch.delitem(FAMILIES, "llama")
         state._load.clear()
         page = fine(visit("explain", prompt="The camel"))
-        assert "Only tokens have relevance" in text(page)
-        assert "Only tokens have relevance" in text(fine(visit(view="compare", prompt="The camel eats")))
+        assert "only tokens have relevance" in text(page)
     state._load.clear()
 
 
 @pytest.fixture
 def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
-    monkeypatch.setenv("ICEBEAR_APP_MODEL", tiny_folder)
-    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
+    set_up(monkeypatch, model=tiny_folder)
+    set_up(monkeypatch, store=str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shared(), "builds", {})
     monkeypatch.setattr("icebear.concepts.corpus.read_corpus", lambda name, limit: corpus)
@@ -423,7 +402,7 @@ def test_a_store_of_a_large_model_waits_for_a_click(first_visit, monkeypatch):
 
 
 def test_no_view_shows_an_error_without_a_store(environment, tmp_path, monkeypatch):
-    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
+    set_up(monkeypatch, store=str(tmp_path / "none.db"))
     monkeypatch.setattr(shared(), "builds", {})
     monkeypatch.setattr(shared(), "build", lambda *args, **options: None)
     for view in state.VIEWS:
@@ -605,14 +584,14 @@ def test_a_template_is_grey_and_does_not_count():
 
 
 def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment, folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "none.db"))
+    set_up(monkeypatch, store=str(tmp_path / "none.db"))
     monkeypatch.setattr(shared(), "build", lambda *args, **options: None)
     assert "icebear index" in text(fine(visit(view="neuron")))
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
-    monkeypatch.setenv("ICEBEAR_APP_STORE", str(tmp_path / "other.db"))
+    set_up(monkeypatch, store=str(tmp_path / "other.db"))
     assert "something else" in visit(view="search").error[0].value
     fine(visit("explain"))  # which needs none
-    monkeypatch.setenv("ICEBEAR_APP_STORE", str(folder / "wiki.db"))
+    set_up(monkeypatch, store=str(folder / "wiki.db"))
     monkeypatch.setattr(state, "model", lambda: random_model(LLAMA))
     page = visit(view="neuron", neuron="L1.ffn.1")
     page.get_by_key("annotate").click().run()
@@ -647,7 +626,7 @@ def test_the_second_visitor_does_not_load_the_model_again(environment, monkeypat
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))
     state._load.clear()
     fine(visit("explain"))
-    fine(visit(view="compare"))
+    fine(visit("talk"))
     assert len(loads) == 1
 
 
@@ -723,8 +702,8 @@ def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
     assert "AUROC" in said
     assert "rgba(" in said
     assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
-    page.get_by_key("concept_price").set_value(0.1).run()
-    page.get_by_key("turn_concept").click().run()
+    page.get_by_key("concept_kl").set_value(0.1).run()
+    page.get_by_key("steer_concept").click().run()
     assert "0\\.1" in text(fine(page)).partition("Strength")[2][:40]
     page.get_by_key("concept_suppress").set_value(True).run()
     assert "other settings" in text(fine(page))

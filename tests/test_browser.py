@@ -21,10 +21,9 @@ VIEWS = (
     "circuit?nodes=20",
     "neuron?polarity=-",
     "search",
-    "search?how=like+a+neuron",
+    "search?how=similar+to+a+neuron",
     "search?how=statistics",
     "steer?edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
-    "compare",
     "report",
 )
 # What is wider than its box and hidden there; tables scroll by themselves.
@@ -60,7 +59,7 @@ def test_a_journey(chromium, address):
     page = open_view(chromium.new_page(), address)
     page.get_by_role("button", name="Explain it").click()
     settled(page).get_by_text("Why ␣Arctic rather than").wait_for()
-    page.get_by_text("Another token, another method").click()
+    page.get_by_text("Advanced").click()
     page.get_by_label("Contrast token").fill(" desert")
     page.keyboard.press("Enter")
     settled(page).get_by_text("rather than ␣desert").wait_for()
@@ -75,7 +74,7 @@ def test_a_journey(chromium, address):
 
     view(page, "steer")
     page.get_by_text("Recipes").click()
-    page.get_by_role("button", name="The ice bear's way to the desert").click()
+    page.get_by_role("button", name="Make the ice bear live in the desert").click()
     settled(page).get_by_role("button", name="Generate").click()
     page.locator("mark").first.wait_for(timeout=120_000)
     assert "The ice bear lives in the desert" in settled(page).locator("[data-testid=stMain]").inner_text()
@@ -185,7 +184,7 @@ def test_a_conversation(chromium, address):
     page.get_by_role("button", name="Paris").click()
     settled(page).get_by_role("heading", name="Why ␣Paris?").wait_for()
     assert pressed(page) == ["Paris"]
-    page.get_by_text("what it is explained against").click()
+    page.get_by_text("alternative", exact=True).click()
     settled(page).get_by_role("button", name="Spain").click()
     settled(page).get_by_role("heading", name="Why ␣Paris rather than ␣Spain?").wait_for()
 
@@ -260,7 +259,7 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
         assert "<script>window.hacked=1;alert(1)</script>" in shown
         assert "**bold** ![p](http://localhost/x.png)" in shown
         text = quote(" ".join(NASTY))
-        for query in ("?prompt", "explain?prompt", "steer?prompt", "compare?prompt", "search?text", "neuron?neuron"):
+        for query in ("?prompt", "explain?prompt", "steer?prompt", "search?text", "neuron?neuron"):
             open_view(page, address, f"{query}={text}")
             assert page.locator("[data-testid=stAlert]").count() == (query == "neuron?neuron"), query
             harmless()

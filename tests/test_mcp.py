@@ -19,7 +19,7 @@ from test_tasks import make
 from icebear import Concept, attribute, build_index, circuit, open_store
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
-from icebear.app.mcp.session import KEPT, Session
+from icebear.app.mcp.session import NEWEST, Session
 from icebear.concepts.attribution.counterfactuals import Suggestion
 from icebear.concepts.attribution.random_controls import RandomControl, removing
 from icebear.edits import parse_edits
@@ -39,7 +39,7 @@ TOOLS = {
     "flip": "prompt to source chat max_neurons",
     "concept_find": "name with_texts without_texts most",
     "concept_measure": "concept text",
-    "concept_turn": "concept prompt kl suppress chat max_new_tokens",
+    "concept_steer": "concept prompt kl suppress chat max_new_tokens",
     "more": "handle part start count",
     "save": "handle file",
 }
@@ -219,7 +219,7 @@ def test_what_it_means(session, indexed):
     found = told(indexed, "neuron", neuron="L1.ffn.3", k=2)
     assert [row["polarity"] for row in found["examples"]] == ["+", "+", "-", "-"]
     assert found["meaning"][0].startswith("+: not labelled yet")
-    assert told(indexed, "search", text="camel", k=2)["note"].startswith("Found by likeness")
+    assert told(indexed, "search", text="camel", k=2)["note"].startswith("Found by similarity")
 
 
 def test_what_edits_do(session, model):
@@ -228,8 +228,8 @@ def test_what_edits_do(session, model):
     assert found["control"]["change"] == pytest.approx(
         random_edit_control(model, PROMPT, parse_edits(["L2.ffn.3=9"]), "z").change, rel=1e-4
     )
-    assert found["kl"] > 0
-    assert "held-out contexts" in found["price"]
+    assert found["off_target_kl"] > 0
+    assert "held-out contexts" in found["side_effects"]
     there = "camel bed"
     to = model.predict(there, 1)[0].text
     found = told(session, "flip", prompt=PROMPT, to=to, source=there, max_neurons=40)
@@ -246,12 +246,12 @@ def test_concepts(session, generator):
     assert found["auroc"] > 0.5
     measured = told(session, "concept_measure", concept=found["handle"], text="ice snow cold")
     assert measured["value"] > told(session, "concept_measure", concept=found["handle"], text="hot sand sun")["value"]
-    turned = told(session, "concept_turn", concept=found["handle"], prompt="ice ", kl=0.1, max_new_tokens=4)
+    turned = told(session, "concept_steer", concept=found["handle"], prompt="ice ", kl=0.1, max_new_tokens=4)
     assert turned["control"]["draws"] == 20
-    assert turned["as_asked"] is (turned["measured_steered"] > turned["measured_plain"])
+    assert turned["as_requested"] is (turned["measured_steered"] > turned["measured_plain"])
     assert turned["control"]["change"] == pytest.approx(turned["measured_steered"] - turned["measured_plain"], rel=1e-2)
     nothing = session.keep("concept", Concept.of(session.model, "nothing", {}), {})
-    assert "no neurons to turn" in refused(session, "concept_turn", concept=nothing, prompt="ice ")
+    assert "no neurons to steer" in refused(session, "concept_steer", concept=nothing, prompt="ice ")
     told(session, "save", handle=found["handle"], file="cold.json")
     again = told(session, "concept_measure", concept="cold.json", text="ice snow cold")
     assert again == measured
@@ -262,10 +262,10 @@ def test_numbers_are_short_and_old_results_go(session):
         "value": 0.12346,
         "rows": [{"value": 1e-9}],
     }
-    for _ in range(KEPT + 5):
+    for _ in range(NEWEST + 5):
         last = session.keep("tokens", None, {})
-    assert list(session.results)[-1] == last == f"tokens-{KEPT + 5}"
-    assert len(session.results) == KEPT
+    assert list(session.results)[-1] == last == f"tokens-{NEWEST + 5}"
+    assert len(session.results) == NEWEST
 
 
 # --- hostile -------------------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
     assert "no evidence" in false["control"]["verdict"]
     assert turned["steered"].startswith(" desert")
     assert turned["control"]["beyond_chance"]
-    assert turned["kl"] < false["kl"]  # what else breaks
+    assert turned["off_target_kl"] < false["off_target_kl"]  # what else breaks
     assert (tmp_path / "why.html").stat().st_size == page["bytes"]
 
 

@@ -27,7 +27,7 @@ from icebear import (
 )
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.terminal import comparison_table, relevance_report
-from icebear.app.web import charts
+from icebear.app.web.steer import next_tokens
 from icebear.concepts.attribution.random_controls import removing
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.sites import hooks
@@ -384,8 +384,7 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     assert f"{number:+.2f}" in shown.splitlines()[0]
     assert "1.00" not in shown.splitlines()[0]
     assert f"{number:+.2f}" in found.to_html()
-    chart = charts.paired_bars(steered.plain.next, steered.steered.next).to_dict()
-    assert chart["encoding"]["x"]["field"] == "logit"
+    assert next_tokens(steered)[1] == "logit"
     assert abs(found.conservation().rest) < 1e-4 * abs(number)
     assert found.top(1)
     with pytest.raises(InputError):

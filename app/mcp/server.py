@@ -1,4 +1,4 @@
-"""The server itself, over stdio: stdout is the wire, so whatever speaks, speaks to stderr."""
+"""The server itself, over stdio: stdout is the wire, so all other output goes to stderr."""
 
 from __future__ import annotations
 
@@ -19,21 +19,18 @@ from icebear.app.mcp.session import Session
 from icebear.app.mcp.tools import Tools
 from icebear.values import shown
 
-ABOUT = (
-    "icebear finds the neurons that a language model used for a prediction, says what they mean, and turns them. "
-    "Begin with predict; ask attribute and rank why, best with counterfactual (a prompt of as many tokens whose answer "
-    "differs), then neuron what they mean, and steer or flip whether they are the cause. Relevance and likeness are "
-    "no causes. Each causal answer has a control: the same done to others, at random. Where beyond_chance is false, "
-    "or others leave as little, the claim is not supported: say so; where it is null there were too few others to say. "
-    "Who tries many neurons finds one by chance: say how many were tried. "
-    "The price of edits is what they change elsewhere."
-)
-LOOKS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+ABOUT = """icebear finds the neurons that a language model uses for a prediction, shows what they mean, and steers them.
+Begin with predict; use attribute and rank to find out why, best with counterfactual (a prompt of as many tokens whose
+answer differs), then neuron for the meaning, and steer or flip to test causes. Relevance and similarity are no causes.
+Each causal answer has a control: the same done to others, at random. If beyond_chance is false, or others leave as
+little, the claim is not supported: say so; if it is null, there were too few others to decide. If you try many neurons,
+one passes by chance: say how many you tried. The side effects of edits are changes in unrelated texts."""
+READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 
 class Server(MCPServer):
-    """Answers also what the SDK passes over: a line that is no message. Arguments that do not fit get one line."""
+    """Also answers lines that are no message, which the SDK ignores; reports invalid arguments in one line."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         try:
@@ -46,23 +43,23 @@ class Server(MCPServer):
     async def run_stdio_async(self) -> None:
         async with AsyncExitStack() as stack:
             received, answers = await stack.enter_async_context(stdio_server())
-            passed_on, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            forwarded, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
             group = await stack.enter_async_context(anyio.create_task_group())
 
             async def sort() -> None:
-                async with passed_on:
+                async with forwarded:
                     async for message in received:
                         if isinstance(message, Exception):
                             await answers.send(SessionMessage(_refusal(message)))
                         else:
-                            await passed_on.send(message)
+                            await forwarded.send(message)
 
             group.start_soon(sort)
             await self._lowlevel_server.run(messages, answers, self._lowlevel_server.create_initialization_options())
 
 
 def _one_line(error: ValidationError) -> str:
-    """One part an argument."""
+    """One part for each argument."""
     parts = [
         f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
         + ("" if one["type"] == "missing" else f", not {shown(one['input'])}")
@@ -72,15 +69,15 @@ def _one_line(error: ValidationError) -> str:
 
 
 def _refusal(error: Exception) -> JSONRPCError:
-    """The answer to a line that is no message, to its id where it has one."""
+    """The answer to a line that is no message, with the line's id if it has one."""
     errors = error.errors() if isinstance(error, ValidationError) else []
-    given = next((one["input"] for one in errors if isinstance(one["input"], dict)), None)
+    message = next((one["input"] for one in errors if isinstance(one["input"], dict)), {})
     if errors and errors[0]["type"] == "json_invalid":
         try:
-            given = json.loads(errors[0]["input"])
+            message = json.loads(errors[0]["input"])
         except (ValueError, RecursionError):
             return JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=PARSE_ERROR, message="This is not JSON."))
-    identity = given.get("id") if isinstance(given, dict) else None
+    identity = message.get("id") if isinstance(message, dict) else None
     return JSONRPCError(
         jsonrpc="2.0",
         id=identity if isinstance(identity, (int, str)) and not isinstance(identity, bool) else None,
@@ -89,9 +86,10 @@ def _refusal(error: Exception) -> JSONRPCError:
 
 
 def server(session: Session) -> MCPServer:
-    """With all tools, on a session."""
-    found = Server("icebear", instructions=ABOUT, version=version("icebear"), log_level="WARNING")
-    for tool in Tools(session).all:
-        writes = tool.__name__ == "save"
-        found.add_tool(tool, annotations=WRITES if writes else LOOKS, structured_output=True)
-    return found
+    """The server with all tools, for a session."""
+    result = Server("icebear", instructions=ABOUT, version=version("icebear"), log_level="WARNING")
+    tools = Tools(session)
+    for name in [name for name in vars(Tools) if not name.startswith("_")]:
+        annotations = WRITES if name == "save" else READS
+        result.add_tool(getattr(tools, name), annotations=annotations, structured_output=True)
+    return result

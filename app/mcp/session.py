@@ -1,4 +1,4 @@
-"""What a server keeps between calls: the model, results by handle, and the one folder that it may touch."""
+"""What a server keeps between calls: the model, results by handle, and the one folder that it may read and write."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ if TYPE_CHECKING:
     from icebear.db.store import Store
     from icebear.steering.side_effects import HeldOutContexts
 
-KEPT = 16
-"""Results, the newest."""
+NEWEST = 16
+"""Results that are kept."""
 SUFFIXES = (".json", ".html")
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A result: its lists as rows, and what it is saved as."""
+class Result:
+    """The result of a call."""
 
     value: Any
-    parts: dict[str, list[dict[str, Any]]]
+    lists: dict[str, list[dict[str, Any]]]
+    """Name -> all its rows."""
     files: dict[str, Callable[[], str]]
-    """Suffix -> the file's text."""
+    """Suffix without its dot -> the function that returns the file's text."""
 
 
 @dataclass
 class Session:
-    """model_name and how: as of `load_model`. folder: the one in which files are read and written; None for nowhere."""
+    """model_name and options: the arguments of `load_model`. folder: for files; None: none is read or written."""
 
     model_name: str
-    how: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     store_path: str = "icebear.db"
     folder: Path | None = None
     lock: anyio.Lock = field(default_factory=anyio.Lock)
-    results: dict[str, Kept] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @cached_property
     def model(self) -> Model:
-        """Loaded at first use, from what is on this machine only."""
+        """The model, loaded at first use from this machine alone."""
         from icebear.concepts.models.loading import load_model
         from icebear.concepts.models.presets import PRESETS
 
@@ -63,46 +64,46 @@ class Session:
         if name in PRESETS and not cached(PRESETS[name].folder):
             raise missing
         try:
-            return load_model(name, **self.how)
+            return load_model(name, **self.options)
         except UnknownName:  # of the hub, and not in its cache
             raise missing from None
 
     @cached_property
-    def neutral(self) -> HeldOutContexts:
+    def held_out(self) -> HeldOutContexts:
         from icebear.steering.side_effects import HeldOutContexts
 
         return HeldOutContexts(self.model)
 
     @contextmanager
-    def store(self, needed: str = "") -> Iterator[Store | None]:
-        """The index, if there is one of this model. needed: what for, where it cannot be done without."""
+    def store(self, needs_it: str = "") -> Iterator[Store | None]:
+        """The index, if there is one of this model. needs_it: the work that is impossible without."""
         from icebear.db.store import open_finished
 
         with ExitStack() as stack:
-            found = None
+            opened = None
             try:
                 if not local(self.store_path).exists():
                     raise StoreError(
-                        f"{needed} needs an index of texts; ask the user to run: icebear index --limit 300 --store "
+                        f"{needs_it} needs an index of texts; ask the user to run: icebear index --limit 300 --store "
                         f"{self.store_path} --model {self.model_name}"
                     )
-                found = stack.enter_context(open_finished(self.store_path, self.model.fingerprint, self.model.name))
+                opened = stack.enter_context(open_finished(self.store_path, self.model.fingerprint, self.model.name))
             except StoreError:
-                if needed:
+                if needs_it:
                     raise
-            yield found
+            yield opened
 
     # --- results by handle ------------------------------------------------------------------------------
 
-    def keep(self, kind: str, value: Any, parts: dict[str, list[dict[str, Any]]], **files: Callable[[], str]) -> str:
-        """A handle. files: suffix without its dot -> what writes it."""
+    def keep(self, kind: str, value: Any, lists: dict[str, list[dict[str, Any]]], **files: Callable[[], str]) -> str:
+        """Keep a result; returns its handle."""
         handle = f"{kind}-{next(self.numbers)}"
-        self.results[handle] = Kept(value, parts, files)
-        for old in list(self.results)[:-KEPT]:
+        self.results[handle] = Result(value, lists, files)
+        for old in list(self.results)[:-NEWEST]:
             del self.results[old]
         return handle
 
-    def kept(self, handle: str) -> Kept:
+    def result(self, handle: str) -> Result:
         """Raises `InputError`."""
         if handle not in self.results:
             raise InputError(f"{handle!r} is no handle (there are: {', '.join(self.results) or 'none'}); ask again.")
@@ -111,20 +112,20 @@ class Session:
     # --- files ------------------------------------------------------------------------------------------
 
     def place(self, name: str) -> Path:
-        """A file in the folder. Raises `InputError` for a name that leads out of it, and where there is no folder."""
+        """A file in the folder. Raises `InputError` for a name that leads out of it, and if there is no folder."""
         if self.folder is None:
             raise InputError("This server reads and writes no files; the user can start it with --folder.")
         folder = self.folder.resolve()
         try:
-            found = (folder / name).resolve()
+            path = (folder / name).resolve()
         except (OSError, ValueError):
             raise InputError(f"{name!r} is no name of a file; give one like story.json.") from None
-        if not found.is_relative_to(folder) or found.suffix not in SUFFIXES:
+        if not path.is_relative_to(folder) or path.suffix not in SUFFIXES:
             raise InputError(f"{name!r} is not a file in the server's folder; give a name that ends in .json or .html.")
-        return found
+        return path
 
     def write(self, name: str, text: str) -> Path:
-        """A new file; what is there is left alone. Raises `InputError`."""
+        """Write a new file; no file is overwritten. Raises `InputError`."""
         place = self.place(name)
         data = text.encode()
         try:

@@ -1,4 +1,4 @@
-"""What the server does beside its visitors, on threads of its own: loading the model, building a first store."""
+"""What a server does for all its visitors: loading the model, building an index, caching explanations."""
 
 from __future__ import annotations
 
@@ -9,32 +9,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import streamlit as st
+
+from icebear.cache import cached
+from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError, out_of_memory
 
 if TYPE_CHECKING:
+    from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.models.model import Model
 
 LARGER = 3000
-"""Summaries in a store that somebody asked for; ten times as many as in the demo's."""
+"""Summaries in an index that somebody asked for; ten times as many as in the small one."""
 SMALL_MODEL = 1_000_000_000
-"""Parameters up to which a store is built without being asked for."""
+"""Up to this number of parameters an index is built without being asked for."""
+ROOM = 1 << 30
+"""Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
 log = logging.getLogger("icebear.app")
 
 importing = threading.Lock()
-"""Held by whoever imports what is heavy: two threads that import transformers at once find half of it."""
+"""Held while torch or transformers is imported: two threads that import transformers at once find half of it."""
 
 
 class Job(threading.Thread):
-    """Work with a result or an error at its end, and words on where it is."""
+    """Work that ends with a result or an error; `doing` and `share` say how far it is."""
 
     def __init__(self, doing: str, work: Callable[[Job], Any]):
         super().__init__(daemon=True)  # ends with the server, in the middle of anything: what it writes survives that
         self.doing, self.share = doing, 0.0
         self.result: Any = None
         self.error: IcebearError | None = None
-        self.stopped = False
-        """Whether a visitor wants no result; the work looks at it where it can end."""
+        self._stopped_by_visitor = False
         self._work = work
         self.start()
 
@@ -46,14 +52,66 @@ class Job(threading.Thread):
             log.info("%s: done in %.0f s.", what, time.monotonic() - begun)
         except Exception as error:
             log.warning("%s: failed.", what, exc_info=error)
-            said = f"{what} failed ({type(error).__name__}: {error}); the log of icebear app has the rest."
-            self.error = error if isinstance(error, IcebearError) else out_of_memory(error) or IcebearError(said)
+            message = f"{what} failed ({type(error).__name__}: {error}); the log of icebear app has the details."
+            self.error = error if isinstance(error, IcebearError) else out_of_memory(error) or IcebearError(message)
+
+    def stop(self) -> None:
+        """The work ends at its next step."""
+        self._stopped_by_visitor = True
+
+    def step(self, done: int, total: int) -> None:
+        """For the work's progress. Raises `IcebearError` when a visitor stopped it."""
+        self.share = done / total
+        if self._stopped_by_visitor:
+            raise IcebearError("Stopped. Change the settings, or start again.")
+
+
+class Shared:
+    """The indexes that a server builds, and the explanations that it caches (`shared`)."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self.builds: dict[Path | None, Job] = {}
+        """Path (None: the small index) -> the job that builds it, or has built it, since the server began."""
+        self.room = room
+        self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
+        self._lock = threading.Lock()
+
+    def build(self, model: Job, path: Path | None = None, asked: bool = True) -> None:
+        """Start to build the small index, or a larger one at `path`; the job's result is its path.
+
+        Nothing happens while that is going on, or when it is done. asked: by somebody, which a large model needs.
+        """
+        with self._lock:
+            before = self.builds.get(path)
+            if before is None or before.error:
+                self.builds[path] = Job(
+                    f"Building an index of {LARGER:,} summaries" if path else "Building the small index",
+                    lambda job: _build(job, model, path, asked),
+                )
+
+    def relevance(self, key: tuple, make: Callable[[], Relevance]) -> Relevance:
+        """The result of `make`, cached for all visitors; a result is never changed."""
+        with self._lock:
+            result = self._relevances.pop(key, None)
+        if result is None:
+            result = make()
+        with self._lock:
+            self._relevances[key] = result
+            while (
+                len(self._relevances) > 1 and sum(one.neurons.nbytes for one in self._relevances.values()) > self.room
+            ):
+                del self._relevances[next(iter(self._relevances))]
+        return result
+
+
+@st.cache_resource(show_spinner=False)
+def shared() -> Shared:
+    """The one of this server."""
+    return Shared()
 
 
 def loading(name: str, **options: Any) -> Job:
-    """Begins to load a model; the job's result."""
-    from icebear.cache import cached
-    from icebear.concepts.models.presets import PRESETS
+    """Start to load a model, which is the job's result."""
 
     def load(job: Job) -> Model:
         with importing:
@@ -64,12 +122,6 @@ def loading(name: str, **options: Any) -> Job:
     if preset and not cached(preset.folder):
         return Job(f"Fetching {name} ({preset.download // 1_000_000} MB) and converting it, once", load)
     return Job(f"Loading {name}, once for all visitors", load)
-
-
-def building(model: Job, path: Path | None, asked: bool) -> Job:
-    """Begins to build the demo's store, or a larger one at `path`; the job's result is its path."""
-    what = f"Building a store of {LARGER:,} summaries" if path else "Building the demo's store"
-    return Job(what, lambda job: _build(job, model, path, asked))
 
 
 def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
@@ -86,8 +138,8 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
     model: Model = loading.result
     size = sum(parameter.numel() for parameter in model.net.parameters())
     if size > SMALL_MODEL and not asked:
-        raise IcebearError(f"With {size / 1e9:.1f} billion parameters that takes a while, so it waits for you.")
-    job.doing = "measuring the model, once"
+        raise IcebearError(f"The model has {size / 1e9:.1f} billion parameters, so this takes a while.")
+    job.doing = "calibrating the model, once"
     if model.has_family:
         calibrate(model)
     summaries = LARGER if path else SUMMARIES
@@ -102,7 +154,7 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
         def show(progress: index.Progress) -> None:
             done = before + progress.sentences
             job.share = min(done / total, 1.0)
-            job.doing = f"{done:,} of {total:,} sentences read" if done < total else "writing what was found"
+            job.doing = f"{done:,} of {total:,} sentences read" if done < total else "writing the results"
 
         show(index.Progress(0, 0, 0.0))
         index.build_index(model, corpus, store, on_progress=show)

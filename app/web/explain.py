@@ -1,27 +1,26 @@
-"""Which tokens and neurons carried a prediction."""
+"""Why this word? The tokens and neurons that contribute to a prediction, also side by side with a second prompt's."""
 
 from __future__ import annotations
 
+import altair as alt
+import pandas
 import streamlit as st
 
-from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web import charts
-from icebear.app.web.shared import shared
+from icebear.app.web.background import shared
 from icebear.app.web.state import (
-    downloads,
-    forget_other,
+    SIGNED,
+    explanation_of,
     heat,
-    investigation,
     model,
     model_name,
+    neuron_table,
     node_table,
-    other_prompt,
     plain,
+    prompts,
     read_prompt,
-    to_steer,
+    target_label,
     token_label,
     typed,
-    why_heading,
 )
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.ranking import Ranking
@@ -29,17 +28,18 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.models.answer import Answer, answer_of
 from icebear.concepts.models.chat import Chat
+from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
 from icebear.records import TokenScore
 
-USUAL = "as usual"
-"""AttnLRP, or compared with another prompt difference rules."""
-COLUMNS = ("neuron", "relevance", "activation", "counterfactual", "token", "promotes")
+DEFAULT = "default"
+"""AttnLRP; with a counterfactual, difference rules."""
+BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 
 
 def explained(
     prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
 ) -> Relevance:
-    """Kept for all visitors."""
+    """The relevance for a prompt, cached for all visitors."""
 
     def make() -> Relevance:
         other = read_prompt(counterfactual) if counterfactual else None
@@ -56,7 +56,7 @@ def answered(name: str, chat: str, turn: int) -> Answer:
 
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
-    """The same of words of an answer; neurons where they were said."""
+    """The relevance for words of an answer, cached for all visitors; neurons at the last of these words."""
 
     def make() -> Relevance:
         answer = answered(model_name(), chat, turn)
@@ -72,34 +72,36 @@ def predicted(name: str, prompt: str) -> list[TokenScore]:
 
 
 def show() -> None:
-    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=forget_other)
+    prompt, counterfactual = prompts()
     model()
     tokens = predicted(model_name(), prompt)
     _pick("Why this token? (click one)", "target", tokens)
     _pick("Rather than (optional)", "contrast", tokens)
-    counterfactual = other_prompt(prompt)
-    with st.expander("Another token, another method"):
+    with st.expander("Advanced"):
         left, middle, right = st.columns(3)
         target = typed(left.text_input, "Target token (empty: the most probable)", "target")
         contrast = typed(middle.text_input, "Contrast token", "contrast")
         usable = (name for name, one in METHODS.items() if one.scores_neurons)
         names = [name for name in usable if counterfactual or not METHODS[name].needs_counterfactual]
-        method = typed(right.selectbox, "Method", "method", [USUAL, *names])
-    method = "attnlrp" if method == USUAL and not counterfactual else method
+        method = typed(right.selectbox, "Method", "method", [DEFAULT, *names])
+    method = "attnlrp" if method == DEFAULT and not counterfactual else method
     relevance = explained(prompt, target or None, contrast or None, method, counterfactual)
-    why_heading(relevance)
+    st.markdown(f"#### Why {target_label(relevance)}?")
     heat(relevance)
-    st.caption(plain(f"{relevance.account()}. Red speaks for the token, blue against; dotted: sinks."))
-    st.caption(plain(relevance.meaning()))
+    st.caption("Red supports the target, blue opposes it; dotted: attention sinks, ignored.")
+    st.caption(plain(f"{relevance.meaning()} {relevance.account()}."))
     if not relevance.sites:
-        st.info("Only tokens have relevance in a model of this family; docs/new-family.md adds its neurons.")
+        st.info("For this model family only tokens have relevance; docs/new-family.md shows how to add its neurons.")
         return
-    _neurons(relevance)
-    _maps(relevance)
+    site = _neurons(relevance)
+    _map(relevance)
+    st.markdown("#### Compare with a second prompt")
+    if st.toggle("Show the neurons that both prompts share, and those that differ", key="compare"):
+        _compared(prompt, target, site)
 
 
 def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
-    """The most probable tokens to click on, which fills the text field `key`."""
+    """The most probable tokens; a click on one fills the text field `key`."""
     texts = {token.text: f"{token_label(token.text)} {token.number}" for token in tokens}
     chosen = st.session_state.get(key) or st.query_params.get(key)
     picked = f"_{key}"
@@ -111,10 +113,12 @@ def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
     st.pills(label, list(texts), format_func=texts.__getitem__, key=picked, on_change=fill)
 
 
-def _neurons(relevance: Relevance) -> None:
+def _neurons(relevance: Relevance) -> str | None:
+    """The ranked nodes, with filters; returns the chosen site."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
-        site = typed(st.selectbox, "Site", "site", ["ffn and attn", "ffn", "attn", "head"], width=160)
+        sites = {"ffn and attn": "MLP and attention", "ffn": "MLP", "attn": "attention", "head": "attention heads"}
+        site = typed(st.selectbox, "Component", "site", list(sites), format_func=sites.__getitem__, width=180)
         position = st.selectbox(
             "At token",
             [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
@@ -122,44 +126,98 @@ def _neurons(relevance: Relevance) -> None:
             format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.prompt.strings[p]}",
             width=160,
         )
-        sign = typed(st.selectbox, "Speaks", "speaks", ["for it", "against it"], width=160)
+        sign = typed(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
         polarity = typed(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
-        include = typed(st.selectbox, "Sinks", "sinks", ["apart", "included"], width=160)
+        include = typed(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
     last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
+    site = None if site == "ffn and attn" else site
     ranking = Ranking(
         50,
-        None if site == "ffn and attn" else site,
+        site,
         None if polarity == "any" else polarity,
         position,
         include == "included",
-        "+" if sign == "for it" else "-",
-        layers=range(low, high + 1),
+        "+" if sign == "supports" else "-",
+        range(low, high + 1),
     )
-    explanation = investigation(relevance, ranking)
-    if not explanation.nodes:
-        st.info("No neuron is left; widen the filters.")
-        return
-    table = node_table(explanation, "ranked", COLUMNS, height=388)
-    best = explanation.nodes[0].ranked.neuron
-    with st.container(horizontal=True):
-        downloads(
-            "neurons",
-            {
-                "html": explanation.to_html,
-                "json": explanation.to_json,
-                "csv": lambda: table.to_csv(index=False),
-            },
-        )
-        st.button(f"Send {best} to Steer", on_click=to_steer, args=(best,))
+    explanation = explanation_of(relevance, ranking)
+    if explanation.nodes:
+        columns = ("neuron", "relevance", "activation", "counterfactual", "token", "promotes")
+        node_table(explanation, "neurons", columns, height=388)
+    else:
+        st.info("No neuron passes these filters; widen them.")
+    return site
 
 
-def _maps(relevance: Relevance) -> None:
-    if len(relevance.prompt.sinks) == len(relevance.tokens):
+def _map(relevance: Relevance) -> None:
+    """The relevance of each layer, by token or by attention head, as a heatmap."""
+    places = [place for place in range(len(relevance.tokens)) if place not in relevance.prompt.sinks]
+    if not places:
         return
     site = st.segmented_control(
         "Map", ["ffn", "attn", "heads"], default="ffn", required=True, key="map", persist_state="session"
     )
-    chart = charts.head_map(relevance) if site == "heads" else charts.layer_map(relevance, site)
-    st.altair_chart(chart)
-    downloads(f"map-{site}", charts.files(chart))
+    if site == "heads":
+        values, across, title = relevance.heads()[:, places].sum(1), "head", "attention heads"
+        names = [str(head) for head in range(values.shape[1])]
+    else:
+        values, across, title = relevance.layers(site)[:, places], "token", f"{site} by layer and token"
+        names = [f"{place} {visible(relevance.prompt.strings[place])}" for place in places]
+    rows = [
+        {"layer": layer, across: name, "relevance": value}
+        for layer, row in enumerate(values.tolist())
+        for name, value in zip(names, row, strict=True)
+    ]
+    largest = values.abs().max().item() or 1.0
+    scale = alt.Scale(domain=[-largest, 0, largest], range=[BLUE, "#ffffff", RED], interpolate="rgb")
+    chart = alt.Chart(pandas.DataFrame(rows), title=f"{title} (attention sinks ignored)", height=330).mark_rect()
+    st.altair_chart(
+        chart.encode(
+            x=alt.X(f"{across}:N", sort=names, title=None if across == "token" else across),
+            y=alt.Y("layer:O", sort="descending", title="layer", axis=alt.Axis(labelOverlap=True)),
+            color=alt.Color("relevance:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
+            tooltip=["layer", across, alt.Tooltip("relevance:Q", format="+.4f")],
+        )
+    )
+
+
+def _compared(prompt: str, target: str, site: str | None) -> None:
+    """The neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
+    left, middle, right = st.columns(3)
+    second = typed(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
+    target_b = typed(middle.text_input, "Its target (empty: the most probable token)", "target_b")
+    count = typed(right.number_input, "Neurons of each", "count", 1, 500, 50)
+    sides = {
+        name: explained(text, token or None, None, "attnlrp", None)
+        for name, text, token in (("A", prompt, target), ("B", second, target_b))
+    }
+    for column, (name, side) in zip(st.columns(2), sides.items(), strict=True):
+        with column:
+            st.markdown(f"{name}: why {token_label(side.target_text)}?")
+            heat(side)
+    table = _shared_neurons(sides, site, count)
+    sizes = table["in"].value_counts()
+    both, only_a, only_b = (sizes.get(name, 0) for name in ("both", "A", "B"))
+    st.markdown(f"**{both} shared, {only_a} only in A, {only_b} only in B**")
+    formats = {"A": SIGNED, "B": SIGNED}
+    if site == "head":
+        st.dataframe(table, hide_index=True, height=320, column_config=formats)
+    else:
+        neuron_table(table, "compared", height=320, column_config=formats)
+    st.scatter_chart(table, x="A", y="B", color="in", x_label="relevance in A", y_label="relevance in B")
+
+
+def _shared_neurons(sides: dict[str, Relevance], site: str | None, count: int) -> pandas.DataFrame:
+    """The top neurons of both sides at the last token, with their relevance on each; shared ones first."""
+    top = {name: {row.neuron: row.polarity for row in side.top(count, site)} for name, side in sides.items()}
+    rows = [
+        {
+            "neuron": str(neuron),
+            "sign": sign,
+            "in": "A" if neuron not in top["B"] else "B" if neuron not in top["A"] else "both",
+            **{name: side.of_neuron(neuron) for name, side in sides.items()},
+        }
+        for neuron, sign in (top["B"] | top["A"]).items()
+    ]
+    return pandas.DataFrame(sorted(rows, key=lambda row: (row["in"] != "both", -max(row["A"], row["B"]))))

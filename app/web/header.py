@@ -1,4 +1,4 @@
-"""The line on top of every view, with model and store; and what stands in for a store that is not there yet."""
+"""The line on top of every view, with model and index; and the replacement for an index that is not there yet."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web.background import LARGER
-from icebear.app.web.shared import shared
+from icebear.app.web.background import LARGER, shared
 from icebear.app.web.state import has_store, loading, model_name, named_store, plain, store, store_path
 from icebear.errors import StoreError
 
 
 def show() -> None:
-    """The line. Where there is no store, the demo's is built from here on."""
+    """The line. If there is no index, the small one is built from here on."""
     try:
         ready = has_store()
         if not ready and not shared().builds.get(None):
             shared().build(loading(), asked=False)
         label = _label(ready)
-    except StoreError:  # the file is something else; a view that needs it says so
+    except StoreError:  # the file is something else; a view that needs it reports that
         ready, label = False, f"{named_store()} cannot be read"
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
         name = Path(model_name())
         st.markdown(plain(name.name if name.exists() else str(name)), width="content")
-        with st.popover(f"store: {plain(label)}", type="tertiary"):
+        with st.popover(f"index: {plain(label)}", type="tertiary"):
             _about(ready)
     with st.container():  # in any case, so that what follows keeps its place
         if any(job.is_alive() for job in shared().builds.values()):
@@ -34,7 +33,7 @@ def show() -> None:
 
 def _label(ready: bool) -> str:
     if ready:
-        return named_store().name if store_path() == named_store() else "the demo's"
+        return named_store().name if store_path() == named_store() else "300 Wikipedia summaries"
     job = shared().builds.get(None)
     return "being built" if job and job.is_alive() else "none"
 
@@ -51,47 +50,39 @@ def _about(ready: bool) -> None:
         if larger and larger.error:
             st.caption(plain(str(larger.error)))
         st.button(
-            f"Build one of {LARGER:,} summaries in {plain(str(named_store()))}",
+            f"Build a larger index ({LARGER:,} articles, about 40 min)",
             key="build_larger",
-            on_click=_build_larger,
+            on_click=shared().build,
+            args=(loading(), named_store()),
             disabled=bool(larger and larger.is_alive()),
-            help="Ten times as many take about ten times as long. This server does it while you look around.",
+            help=f"It is written to {plain(str(named_store()))}. You can use the app meanwhile.",
         )
-    st.caption("Another model or store: `icebear app --model ... --store ...`")
-
-
-def _build_larger() -> None:
-    shared().build(loading(), named_store())
-
-
-def _build_small() -> None:
-    shared().build(loading())
+    st.caption("Use another model or index: `icebear app --model ... --store ...`")
 
 
 @st.fragment(run_every=2.0)
 def _watching() -> None:
-    """How far the building is; at its end the whole page is drawn anew."""
+    """The progress of what is being built; at its end the whole page is drawn again."""
     alive = [job for job in shared().builds.values() if job.is_alive()]
     for job in alive:
-        st.progress(job.share, f"Building a store: {job.doing} ...")
+        st.progress(job.share, f"Building an index: {job.doing} ...")
     if not alive:
         st.rerun()
 
 
-def no_store_yet(what: str) -> bool:
-    """Whether there is no store to read; then the page says why `what` is missing, and what to do."""
+def no_store_yet(needs: str) -> bool:
+    """Whether there is no index to read; then the page says what `needs` it, and what to do."""
     if has_store():
         return False
-    error = (job := shared().builds.get(None)) and job.error
+    job = shared().builds.get(None)
     with st.container(border=True):
-        if error:
-            st.markdown(f"{what} from a store, and there is none. {plain(str(error))}")
-            st.button("Build a small one", key="build_small", on_click=_build_small, type="primary")
-        else:
-            st.markdown(
-                f"{what} when the small store is built, a few minutes after the model is here. "
-                "The page then goes on by itself."
+        if job and job.error:
+            st.markdown(f"{needs} an index. {plain(str(job.error))}")
+            st.button(
+                "Build a small index", key="build_small", on_click=shared().build, args=(loading(),), type="primary"
             )
+        else:
+            st.markdown(f"{needs} an index. It is being built, in about 4 minutes; this page then updates itself.")
             st.skeleton(height=200)
-        st.caption(f"One of your own texts: `icebear index --store {named_store()}`")
+        st.caption(f"To index your own texts: `icebear index --store {named_store()}`")
     return True

@@ -1,4 +1,4 @@
-"""The Streamlit app: its pages, and what is shown of an error."""
+"""The Streamlit app: its pages, and how they show an error."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def main() -> None:
         st.error(plain(str(error)))
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
-        said = f"That failed ({type(error).__name__}: {error}); change what you asked for and try again."
-        st.error(plain(str(out_of_memory(error) or said)))
+        message = f"That failed ({type(error).__name__}: {error}); change the settings and try again."
+        st.error(plain(str(out_of_memory(error) or message)))

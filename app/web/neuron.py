@@ -1,9 +1,10 @@
-"""What one neuron means."""
+"""The card of one neuron."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import partial
 
 import streamlit as st
 from markupsafe import Markup
@@ -21,14 +22,14 @@ from icebear.app.web.state import (
     model,
     neuron_pills,
     plain,
+    progress,
     store,
-    telling_trouble,
     to_steer,
     typed,
 )
 from icebear.concepts.vocabulary import project
 from icebear.db.store import Store
-from icebear.errors import ModelError
+from icebear.errors import IcebearError, ModelError
 from icebear.records import Neuron
 
 EXAMPLES = 8
@@ -38,28 +39,33 @@ STYLED = Markup('<style>{}</style><div class="card">{}</div>')
 def show() -> None:
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     name = typed(left.text_input, "Neuron", "neuron", value=a_neuron())
-    polarity = typed(right.segmented_control, "Examples at", "polarity", ["+", "-"], default="+", required=True)
+    polarity = typed(
+        right.segmented_control,
+        "Sentences with high (+) or low (-) activation",
+        "polarity",
+        ["+", "-"],
+        default="+",
+        required=True,
+    )
     neuron = Neuron.parse(name)
     if not has_store():
         st.markdown(f"#### {neuron}")
         vocabulary = st.container()
-        no_store_yet("Its sentences, statistics and neighbours come")
-        with vocabulary, suppress(ModelError):  # of which that has told
-            _by_the_model(neuron)
+        no_store_yet("Its sentences, statistics and similar neurons need")
+        with vocabulary, suppress(ModelError):  # already on the page
+            _vocabulary(neuron)
         return
     with store() as opened:
         if neuron.site in opened.facts.get("sites") or neuron.site in SILENT["writes"]:
             _card(opened, neuron, polarity)
         else:
             st.markdown(f"#### {neuron}")
-            st.caption(
-                f"The store has no {neuron.site} neurons; `icebear index --site {neuron.site}` makes one of them."
-            )
-            _by_the_model(neuron)
+            st.caption(f"The index has no {neuron.site} neurons; `icebear index --site {neuron.site}` adds them.")
+            _vocabulary(neuron)
 
 
-def _by_the_model(neuron: Neuron) -> None:
-    """What can be told without a store."""
+def _vocabulary(neuron: Neuron) -> None:
+    """The part of a card that needs no index."""
     if neuron.site not in SILENT["writes"]:
         st.html(_styled(page.vocabulary(project(model(), neuron, EXAMPLES))))
 
@@ -81,7 +87,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     if card.examples[polarity]:
         st.html(_styled(page.examples(card.examples[polarity])))
     else:
-        st.caption("No sentence does.")
+        st.caption("There is none.")
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
         _annotating(opened, neuron)
     for by, hits in card.nearest.items():
@@ -104,18 +110,12 @@ def _head(card: Card) -> None:
 
 
 def _annotating(opened: Store, neuron: Neuron) -> None:
-    """On demand: attribute the shown examples, and keep that."""
-    if not st.button("Which tokens caused it?", icon=":material/palette:", key="annotate"):
-        return
-    loaded = fitting(opened)
-    bar = st.progress(0.0, "Attributing; what is done is kept")
-    st.button("Stop", key="stop_annotating")  # any click ends this run at the next step of the bar
-
-    def show_progress(done: int, total: int) -> None:
-        bar.progress(done / max(total, 1))
-
-    annotate(loaded, opened, [neuron], EXAMPLES, on_progress=show_progress)
-    st.rerun()
+    """On demand: attribute the examples that are shown, and store the result."""
+    if st.button("Highlight the cause", icon=":material/palette:", key="annotate"):
+        loaded = fitting(opened)
+        with progress("Attributing; finished sentences are kept") as step:
+            annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)
+        st.rerun()
 
 
 def _actions(card: Card) -> None:
@@ -123,16 +123,14 @@ def _actions(card: Card) -> None:
     key = f"label {card.neuron} {card.label or ''}"  # another key, and so another text, when somebody changes it
 
     def write() -> None:
-        with telling_trouble(), store() as opened:
-            opened.labels.set_own(card.neuron, st.session_state[key])
+        try:
+            with store() as opened:
+                opened.labels.set_own(card.neuron, st.session_state[key])
+        except IcebearError as error:  # in a callback; the next run shows it
+            st.session_state["trouble"] = str(error)
 
     left.text_input("Your label", card.label or "", key=key, on_change=write)
     middle.button("Send to Steer", on_click=to_steer, args=(card.neuron,), key="card_to_steer")
     with right:
-        downloads(
-            str(card.neuron),
-            {
-                "html": card.to_html,
-                "json": lambda: json.dumps(card.to_dict(), ensure_ascii=False, indent=1),
-            },
-        )
+        as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
+        downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

@@ -1,12 +1,13 @@
-"""What the views share: model and store, the URL, and moving between views."""
+"""What the views share: model and index, the URL, tables of neurons, and moving between views."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ import pandas
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.cli.verbs.demo import OTHER
+from icebear.app.cli.verbs.demo import OTHER, PROMPT
 from icebear.app.web import background
-from icebear.app.web.shared import shared
+from icebear.app.web.background import Job, shared
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import relevance_heatmap, visible
 from icebear.db.store import Store, open_store
@@ -31,9 +32,20 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.models.model import Model
 
-VIEWS = ("talk", "explain", "circuit", "neuron", "search", "concept", "steer", "compare", "report")
+VIEWS = ("talk", "explain", "circuit", "neuron", "search", "concept", "steer", "report")
 LINK = 6000
-"""Characters of a conversation that a link has room for."""
+"""The longest conversation that goes into a link, in characters."""
+SIGNED = st.column_config.NumberColumn(format="%+.3f")
+FORMATS: dict[str, Any] = {
+    "relevance": SIGNED,
+    "activation": SIGNED,
+    "counterfactual": st.column_config.NumberColumn("value in the counterfactual", format="%+.3f"),
+    "promotes": "pushes towards",
+    "label": st.column_config.TextColumn(width=380),
+}
+"""How columns of tables of neurons are shown."""
+HEAT = Markup('<div class="heat">{}</div>')
+ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
 
 def page(view: str) -> Page:
@@ -47,47 +59,53 @@ def page(view: str) -> Page:
     return st.Page(show, title=view, url_path=view, default=view == VIEWS[0])
 
 
+# --- model and index ------------------------------------------------------------------------------------
+
+
+def settings() -> dict[str, Any]:
+    """The index's path and the arguments of `load_model`, as `icebear app` was started with them."""
+    return {"store": "icebear.db", "model": "smollm2-135m", **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
+
+
 def model_name() -> str:
-    return os.environ.get("ICEBEAR_APP_MODEL", "smollm2-135m")
+    return settings()["model"]
 
 
 def a_neuron() -> str:
-    """The one that views show before another is named; the default model's is of the ice bear."""
+    """The neuron that views show before another is named; the default model's fires on the ice bear."""
     return "L29.ffn.860" if model_name() == "smollm2-135m" else "L0.ffn.0"
 
 
 @st.cache_resource(show_spinner=False)
-def _load(name: str, **options: Any) -> background.Job:
-    return background.loading(name, **options)
+def _load(model: str, **options: Any) -> Job:
+    return background.loading(model, **options)
 
 
-def loading() -> background.Job:
-    """The model that all visitors share, being loaded or there."""
-    environ = os.environ
-    options = {
-        "device": environ.get("ICEBEAR_APP_DEVICE", "auto"),
-        "device_map": environ.get("ICEBEAR_APP_DEVICE_MAP") or None,
-        "bits": int(environ.get("ICEBEAR_APP_BITS") or 0) or None,
-        "dtype": environ.get("ICEBEAR_APP_DTYPE") or None,
-        "attention": environ.get("ICEBEAR_APP_ATTENTION") or None,
-        "accept_terms": environ.get("ICEBEAR_APP_ACCEPT_TERMS") == "1",
-        "trust_remote_code": environ.get("ICEBEAR_APP_TRUST_REMOTE_CODE") == "1",
-    }
-    if _load(model_name(), **options).error:
+def loading() -> Job:
+    """The job that loads, or has loaded, the model of all visitors."""
+    options = settings()
+    del options["store"]
+    if _load(**options).error:
         _load.clear()  # to try again
-    return _load(model_name(), **options)
+    return _load(**options)
 
 
 def model() -> Model:
-    """The model that all visitors share; where it is not there yet, the page has a placeholder until it is."""
-    job = loading()
+    """The model that all visitors share; the page waits until it is loaded."""
+    return waited(loading())
+
+
+def waited(job: Job, stops: bool = False) -> Any:
+    """The job's result. While it works, the page shows how far it is; any click ends this run here."""
+    place = st.empty()
     if job.is_alive():
-        place = st.empty()
         with place.container():
-            said = st.empty()
+            bar = st.progress(0.0)
+            if stops:
+                st.button("Stop", key="stop_job", on_click=job.stop)
             st.skeleton(height=240)
         while job.is_alive():
-            said.caption(f"{plain(job.doing)} ...")  # any click ends this run here
+            bar.progress(job.share, f"{plain(job.doing)} ...")
             job.join(0.2)
         place.empty()
     if job.error:
@@ -95,40 +113,23 @@ def model() -> Model:
     return job.result
 
 
-def has_labels() -> bool:
-    """Whether there is a store to look labels up in; what is wrong with it the views that need one say."""
-    with suppress(IcebearError):
-        return has_store()
-    return False
-
-
-def known(pairs: list[tuple[Neuron, str]]) -> dict[str, list[str]]:
-    """A column for a table of neurons at polarities: their labels that hold, with scores; none where none are known."""
-    if not has_labels():
-        return {}
-    with store() as opened:
-        names = [opened.labels.name(*pair) or "" for pair in pairs]
-    return {"means": names} if any(names) else {}
-
-
-WIDE: dict[str, Any] = {"means": st.column_config.TextColumn(width=380)}
-"""How that column is shown."""
-
-
-HEADS = {"counterfactual": "there", "promotes": "promotes here", "label": "means"}
-"""Columns of `Explanation.to_frame` -> how they are headed."""
-_NUMBER = st.column_config.NumberColumn(format="%+.3f")
-NUMBERS = {"relevance": _NUMBER, "activation": _NUMBER, "there": _NUMBER, **WIDE}
-HEAT = Markup('<div class="heat">{}</div>')
-ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], Any]]:
+    """A bar for work in this run, and the function that moves it; any click ends the run at its next step."""
+    place = st.empty()
+    with place.container():
+        bar = st.progress(0.0, text)
+        st.button("Stop", key=f"stop {text}")
+    yield lambda done, total: bar.progress(min(1.0, done / max(total, 1)), text)
+    place.empty()
 
 
 def named_store() -> Path:
-    return Path(os.environ.get("ICEBEAR_APP_STORE", "icebear.db"))
+    return Path(settings()["store"])
 
 
 def store_path() -> Path:
-    """The store that was named; while that is missing or not finished the demo's, where it is built."""
+    """The named index; while it is missing or not finished, the small one that this server builds."""
     small = shared().builds.get(None)
     if small and small.result and not _finished(named_store()):
         return small.result
@@ -154,6 +155,13 @@ def has_store() -> bool:
     return _finished(store_path())
 
 
+def has_labels() -> bool:
+    """Whether labels can be read; the views that need an index report what is wrong with it."""
+    with suppress(IcebearError):
+        return has_store()
+    return False
+
+
 def fitting(opened: Store) -> Model:
     """The model, if the store is an index of it. Raises `StoreError` otherwise."""
     loaded = model()
@@ -161,13 +169,7 @@ def fitting(opened: Store) -> Model:
     return loaded
 
 
-@contextmanager
-def telling_trouble() -> Iterator[None]:
-    """For callbacks: an error is shown by the next run instead of ending it."""
-    try:
-        yield
-    except IcebearError as error:
-        st.session_state["trouble"] = str(error)
+# --- the URL --------------------------------------------------------------------------------------------
 
 
 def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:
@@ -175,64 +177,25 @@ def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) ->
     return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
 
 
-def kept(key: str) -> str | None:
+def from_url(key: str) -> str | None:
     """A part of the URL that no widget shows; kept while other views are shown, or where it is too long for a URL."""
     value = st.session_state.get(key)
     if key in st.query_params:
         value = st.query_params[key]
     elif not st.session_state["came"] and len(value or "") <= LINK:
         value = None  # as by the button that goes back
-    keep(**{key: value})
+    to_url(**{key: value})
     return value
 
 
-def keep(**values: str | None) -> None:
-    """Put parts of the URL, all in one step."""
+def to_url(**values: str | None) -> None:
+    """Set parts of the URL, all in one step."""
     st.session_state.update(values)
     short = {key: value for key, value in values.items() if value and len(value) <= LINK}
     for key in values:
         if key not in short:
             st.query_params.pop(key, None)
     st.query_params.update(short)
-
-
-def read_prompt(text: str) -> str | Chat:
-    """What stands in a field for a prompt: a text, or the messages of a chat as JSON. Raises `InputError`."""
-    return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
-
-
-def other_prompt(prompt: str, default: str = "") -> str | None:
-    """The field for a prompt to compare with; while it is empty, suggestions can be asked for."""
-    label = "Compared with another prompt (optional)"
-    other = typed(st.text_input, label, "counterfactual", value=default) or None
-    if other is None and isinstance(read_prompt(prompt), str):
-        _suggested(prompt)
-    return other
-
-
-def _suggested(prompt: str) -> None:
-    """On a click three prompts, of which one is taken by another click."""
-    if st.button("Suggest a comparison", key="suggest", icon=":material/compare_arrows:"):
-        from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
-
-        st.session_state["suggested"] = (prompt, suggest_counterfactuals(model(), prompt))
-    suggested_for, rows = st.session_state.get("suggested", (None, []))
-    if suggested_for != prompt:
-        return
-    if not rows:
-        st.caption("No prompt of as many tokens has another answer; write one.")
-    answers = {row.text: f"{plain(row.text)} → {token_label(row.answer)} {row.probability:.2f}" for row in rows}
-
-    def take() -> None:
-        st.session_state["counterfactual"] = st.session_state["suggestion"] or ""
-
-    st.pills("Compare with", list(answers), format_func=answers.__getitem__, key="suggestion", on_change=take)
-
-
-def forget_other() -> None:
-    """For callbacks of another prompt than the example."""
-    if st.session_state.get("counterfactual") == OTHER:
-        st.session_state["counterfactual"] = ""
 
 
 def go(view: str, **values: str) -> None:
@@ -249,8 +212,120 @@ def to_steer(neuron: Neuron | str, **values: str) -> None:
     go("steer", edits=f"{lines.rstrip()}\n{neuron}*0".strip(), **values)
 
 
-def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> None:
-    """Neurons with a polarity, if they have one, to click on, which opens their card."""
+# --- prompts --------------------------------------------------------------------------------------------
+
+
+def read_prompt(text: str) -> str | Chat:
+    """A text, or the messages of a chat as JSON. Raises `InputError`."""
+    return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
+
+
+def prompts() -> tuple[str, str | None]:
+    """The fields for a prompt and its counterfactual; while the second is empty, suggestions can be asked for."""
+
+    def forget() -> None:
+        if st.session_state.get("counterfactual") == OTHER:
+            st.session_state["counterfactual"] = ""
+
+    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=forget)
+    label = "Counterfactual prompt (optional; leave it empty and we suggest one)"
+    default = OTHER if prompt == PROMPT else ""
+    counterfactual = typed(st.text_input, label, "counterfactual", value=default) or None
+    if counterfactual is None and isinstance(read_prompt(prompt), str):
+        _suggested(prompt)
+    return prompt, counterfactual
+
+
+def _suggested(prompt: str) -> None:
+    """On a click three prompts, of which one is taken by another click."""
+    if st.button("Suggest a counterfactual", key="suggest", icon=":material/compare_arrows:"):
+        from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
+
+        st.session_state["suggested"] = (prompt, suggest_counterfactuals(model(), prompt))
+    suggested_for, rows = st.session_state.get("suggested", (None, []))
+    if suggested_for != prompt:
+        return
+    if not rows:
+        st.caption("No prompt with the same number of tokens has another answer; write one.")
+    answers = {row.text: f"{plain(row.text)} → {token_label(row.answer)} {row.probability:.2f}" for row in rows}
+
+    def take() -> None:
+        st.session_state["counterfactual"] = st.session_state["suggestion"] or ""
+
+    st.pills("Compare with", list(answers), format_func=answers.__getitem__, key="suggestion", on_change=take)
+
+
+# --- what is shown --------------------------------------------------------------------------------------
+
+
+def heat(relevance: Relevance, answer: bool = False) -> None:
+    """The tokens, shaded by their relevance; answer: followed by the target."""
+    tokens = relevance_heatmap(relevance)
+    st.html(ANSWER.format(tokens, relevance.target_text) if answer else HEAT.format(tokens))
+
+
+def target_label(relevance: Relevance) -> str:
+    """The target, and the contrast if there is one."""
+    contrast = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
+    return token_label(relevance.target_text) + contrast
+
+
+def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
+    """The nodes of a relevance with the tokens they promote, and with their labels if there is an index."""
+    from icebear.actmax.explanation import Explanation
+
+    with st.skeleton(height=240), store() if has_labels() else nullcontext() as opened:
+        return Explanation.of(model(), relevance, ranking, store=opened)
+
+
+def node_table(
+    explanation: Explanation, key: str, columns: Sequence[str], height: int | str = "auto", **values: str
+) -> None:
+    """The nodes of an explanation, with buttons below; values: what the steering view gets with the first neuron."""
+    table = explanation.to_frame().rename(columns={"polarity": "sign"})
+    if any(node.ranked.neuron.site == "head" for node in explanation.nodes):
+        apart = {"activation", "counterfactual"}
+        shown = [name for name in columns if name in table and name not in apart]
+        st.dataframe(table, hide_index=True, height=height, column_order=shown, column_config=FORMATS)
+    else:
+        shown = [*columns, *(["label"] if table["label"].any() else [])]
+        neuron_table(table, key, height=height, column_order=shown)
+    first = explanation.nodes[0].ranked.neuron
+    with st.container(horizontal=True):
+        downloads(key, {"html": explanation.to_html, "json": explanation.to_json})
+        st.button(f"Send {first} to Steer", key=f"{key}_steer", on_click=to_steer, args=(first,), kwargs=values)
+
+
+def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels: bool = False, **options: Any) -> None:
+    """A table of neurons. A click on a row opens the card of the neuron in its columns neuron and sign.
+
+    sorts: a click on a column's header sorts by it; then only a row's box opens a card. labels: with their labels, if
+    the index has any.
+    """
+
+    def open_card() -> None:
+        chosen = st.session_state[key]["selection"]
+        rows = [*chosen["rows"], *(row for row, _ in chosen["cells"])]
+        if rows:
+            row = table.iloc[rows[0]]
+            go("neuron", neuron=row["neuron"], polarity=row["sign"] or "+")
+
+    if labels and has_labels():
+        with store() as opened:
+            pairs = zip(table["neuron"], table["sign"], strict=True)
+            names = [opened.labels.name(Neuron.parse(neuron), sign) or "" for neuron, sign in pairs]
+        table = table.assign(label=names) if any(names) else table
+    st.caption("Tick a row for the neuron's card." if sorts else "Click a row for the neuron's card.")
+    # Where columns can be chosen, which means nothing here, their heads do not sort.
+    modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
+    formats = FORMATS | options.pop("column_config", {})
+    st.dataframe(
+        table, hide_index=True, key=key, on_select=open_card, selection_mode=modes, column_config=formats, **options
+    )
+
+
+def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> None:
+    """Neurons with a polarity, if they have one; a click on one opens its card."""
 
     def open_card() -> None:
         if st.session_state[key]:
@@ -258,74 +333,8 @@ def neuron_pills(label: str, found: Iterable[tuple[Neuron, str]], key: str) -> N
             st.session_state[key] = None
             go("neuron", neuron=neuron, polarity=polarity or "+")
 
-    names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in found))
+    names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in pairs))
     st.pills(label, names, key=key, on_change=open_card)
-
-
-def heat(relevance: Relevance, answer: bool = False) -> None:
-    """The tokens on the colours of their relevance; answer: then what is explained."""
-    tokens = relevance_heatmap(relevance)
-    if answer:
-        st.html(ANSWER.format(tokens, relevance.target_text))
-    else:
-        st.html(HEAT.format(tokens))
-
-
-def why_heading(relevance: Relevance) -> None:
-    """What is asked, as a heading."""
-    against = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
-    st.markdown(f"#### Why {token_label(relevance.target_text)}{against}?")
-
-
-def investigation(relevance: Relevance, ranking: Ranking) -> Explanation:
-    """The nodes of a relevance with their words, and their labels where there is a store."""
-    from icebear.actmax.explanation import Explanation
-
-    with st.skeleton(height=240), ExitStack() as stack:
-        opened = stack.enter_context(store()) if has_labels() else None
-        return Explanation.of(model(), relevance, ranking, store=opened)
-
-
-def node_table(explanation: Explanation, key: str, columns: Sequence[str], **options: Any) -> pandas.DataFrame:
-    """The nodes of an explanation as a table whose rows open cards; returns what it shows."""
-    rows = [node.ranked for node in explanation.nodes]
-    heads = any(row.neuron.site == "head" for row in rows)
-    labelled = any(node.label for node in explanation.nodes)
-    apart = {"activation", "counterfactual"} if heads else set()
-    table = explanation.to_frame()
-    shown = [name for name in (*columns, *(["label"] if labelled else [])) if name in table and name not in apart]
-    table = table[shown].rename(columns=HEADS)
-    if heads:
-        st.dataframe(table, hide_index=True, column_config=NUMBERS, **options)
-    else:
-        st.caption("Click a row for the neuron's card.")
-        opens = [(row.neuron, row.polarity) for row in rows]
-        neuron_table(table, key, opens.__getitem__, column_config=NUMBERS, **options)
-    return table
-
-
-def neuron_table(
-    table: pandas.DataFrame,
-    key: str,
-    opens: Callable[[int], tuple[Any, str]],
-    sorts: bool = False,
-    **options: Any,
-) -> None:
-    """A table of neurons. A click on a row opens the card of the neuron and polarity that `opens` tells of the row.
-
-    sorts: a click on a column's head sorts by it; then only a row's box opens a card, as such a click is one on a cell.
-    """
-
-    def open_card() -> None:
-        chosen = st.session_state[key]["selection"]
-        rows = [*chosen["rows"], *(row for row, _ in chosen["cells"])]
-        if rows:
-            neuron, polarity = opens(rows[0])
-            go("neuron", neuron=str(neuron), polarity=polarity or "+")
-
-    # Where columns can be chosen, which means nothing here, their heads do not sort.
-    modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
-    st.dataframe(table, hide_index=True, key=key, on_select=open_card, selection_mode=modes, **options)
 
 
 def plain(text: str) -> str:
@@ -339,7 +348,7 @@ def token_label(text: str) -> str:
 
 
 def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:
-    """A row of buttons; suffix -> what makes the file, called on the click."""
+    """A button for each file: suffix -> the function that makes it, called on the click."""
     with st.popover("Download", icon=":material/download:"):
         for suffix, make in files.items():
             st.download_button(suffix.upper(), make, f"{name}.{suffix}", key=f"{name}.{suffix}", on_click="ignore")

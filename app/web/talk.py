@@ -1,4 +1,4 @@
-"""The first page: a conversation with the model, whose words can be clicked on; before it begins, what can be done."""
+"""The first page: a conversation with the model, and for each word the reason; before it begins, an example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web import start, why, words
-from icebear.app.web.state import LINK, keep, kept, loading, model, plain, typed
+from icebear.app.web.state import LINK, from_url, loading, model, plain, to_url, typed
 from icebear.concepts.models.answer import message_ids, read_span
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
@@ -24,7 +24,7 @@ TEXT = Markup('<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywher
 
 
 def show() -> None:
-    _keep_what_was_said()
+    _keep_partial_answer()
     try:
         chat = _conversation()
     except InputError as error:
@@ -32,45 +32,47 @@ def show() -> None:
         chat = None
     if chat is None:
         with st.container():
-            _nothing_said()
+            _before_the_first_message()
         return
     st.empty()  # in its place, as the page is not at its end before the answer is
     model()
-    asked = st.session_state.pop("asked", False) and chat.messages[-1]["role"] != "assistant"
-    turn, span = _marked(chat)
-    _turns(chat, turn, span, live=not asked)
+    answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
+    turn, span = _selected(chat)
+    _messages(chat, turn, span, live=not answering)
     place = st.container()
-    _field("Write on")
+    _field("Reply")
     options = _tools(chat)
-    if asked:
+    if answering:
         st.empty()  # in the place of what is below
         _answer(place, chat, options)
         return
     with st.container():
-        if chat.messages[-1]["role"] != "assistant":
-            place.caption("There is no answer yet.")
-            place.button("Answer", key="ask", on_click=_ask)
-        elif span is None:
-            st.caption("Click a word of an answer to see why the model said it; with shift, or a second tap, a phrase.")
         if span is not None:
             why.show(chat, turn, span)
+        elif chat.messages[-1]["role"] == "assistant":
+            st.caption(
+                "Click a word of an answer to see why the model wrote it. Shift-click a second word for a phrase."
+            )
+        if chat.messages[-1]["role"] != "assistant":
+            place.caption("There is no answer yet.")
+            place.button("Answer", key="ask", on_click=_request_answer)
 
 
 # --- the conversation -----------------------------------------------------------------------------------
 
 
 def _conversation() -> Chat | None:
-    """Of the URL, or of this session. Raises `InputError`."""
-    text = kept("chat")
+    """The conversation of the URL, or of this session. Raises `InputError`."""
+    text = from_url("chat")
     return Chat.from_json(text, "The conversation in this link") if text else None
 
 
-def _go_on(chat: Chat) -> None:
-    keep(chat=chat.to_json(None))
+def _store_conversation(chat: Chat) -> None:
+    to_url(chat=chat.to_json(None))
 
 
-def _keep_what_was_said() -> None:
-    """The words of an answer that somebody ended, or left."""
+def _keep_partial_answer() -> None:
+    """Add the tokens of an answer that was stopped, or left, to the conversation."""
     ids = st.session_state.pop("writing", None)
     chat = _conversation() if ids else None
     if not chat or chat.messages[-1]["role"] == "assistant":
@@ -78,50 +80,49 @@ def _keep_what_was_said() -> None:
     loaded = model()
     ids = ids[:-1] if ids[-1] in loaded.ends else ids
     if ids:
-        _go_on(chat.then("assistant", "".join(loaded.pieces(ids)), ids))
+        _store_conversation(chat.then("assistant", "".join(loaded.pieces(ids)), ids))
 
 
-def _ask() -> None:
-    st.session_state["asked"] = True
+def _request_answer() -> None:
+    st.session_state["answering"] = True
 
 
-def _say() -> None:
-    _keep_what_was_said()
+def _send() -> None:
+    _keep_partial_answer()
     chat = None
     with suppress(InputError):  # of a link that is broken; a new conversation begins
         chat = _conversation()
-    message = {"role": "user", "content": st.session_state["said"]}
-    _go_on(Chat([*(chat.messages if chat else ()), message]))
-    _unmark()
-    _ask()
+    message = {"role": "user", "content": st.session_state["message"]}
+    _store_conversation(Chat([*(chat.messages if chat else ()), message]))
+    _unselect()
+    _request_answer()
 
 
 def _forget() -> None:
     for key in ("writing", "earlier"):
         st.session_state.pop(key, None)
-    keep(chat=None)
-    _unmark()
+    to_url(chat=None)
+    _unselect()
 
 
 # --- the page -------------------------------------------------------------------------------------------
 
 
-def _nothing_said() -> None:
+def _before_the_first_message() -> None:
     place = st.empty()
-    without = _no_template()
-    if without:
-        place.info(plain(without))
-    else:
+    reason = _no_template()
+    if reason is None:
         with place.container():
-            st.markdown("#### Talk to the model, and click a word of what it says to see why it said so.")
+            st.markdown("#### Talk to the model, and click a word of an answer to see why the model wrote it.")
             _field("Write to the model")
     start.show()
-    if not without and (without := _no_template()):  # the model was waited for
-        place.info(plain(without))
+    reason = _no_template()  # the model was waited for
+    if reason:
+        place.info(plain(reason))
 
 
 def _no_template() -> str | None:
-    """Why the model takes no messages; None while it is being loaded."""
+    """The reason why the model takes no messages; None if it takes them, or is being loaded."""
     job = loading()
     if job.is_alive() or job.error:
         return None
@@ -134,12 +135,11 @@ def _no_template() -> str | None:
 
 def _field(label: str) -> None:
     with st.container():  # else it is at the foot of the window, and the page scrolls to its end by itself
-        st.chat_input(label, key="said", on_submit=_say)
+        st.chat_input(label, key="message", on_submit=_send)
 
 
 def _tools(chat: Chat) -> dict[str, Any]:
-    """Buttons below the conversation; how it is answered."""
-    text = chat.to_json(None)
+    """The buttons below the conversation; returns the settings of an answer."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("New conversation", icon=":material/add:", key="forget", on_click=_forget)
         with st.popover("Settings", icon=":material/tune:"):
@@ -149,68 +149,65 @@ def _tools(chat: Chat) -> dict[str, Any]:
         st.download_button(
             "JSON", chat.to_json(), "chat.json", key="chat.json", icon=":material/download:", on_click="ignore"
         )
-    if len(text) > LINK:
+    if len(chat.to_json(None)) > LINK:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
     return {"max_new_tokens": count, "temperature": temperature, "seed": seed}
 
 
-def _turns(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
+def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
+    """The last messages. live: with words to click on."""
     count = len(chat.messages)
     first = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
     first = first if span is None else min(first, turn)
+
+    def show_earlier() -> None:
+        st.session_state["earlier"] += LAST
+
     if first:
-        st.button(f"Show earlier messages ({first})", key="show_earlier", on_click=_earlier)
+        st.button(f"Show earlier messages ({first})", key="show_earlier", on_click=show_earlier)
     for place in range(first, count):
-        with _box(chat.messages[place]["role"]):
+        role = chat.messages[place]["role"]
+        known = role in ("user", "assistant")
+        with st.chat_message(role) if known else st.chat_message("other", avatar=":material/settings:"):
+            if not known:
+                st.caption(plain(role))
             _message(chat, place, span if place == turn else None, live)
 
 
-def _earlier() -> None:
-    st.session_state["earlier"] += LAST
-
-
-def _box(role: str) -> DeltaGenerator:
-    if role in ("user", "assistant"):
-        return st.chat_message(role)
-    box = st.chat_message("other", avatar=":material/settings:")
-    box.caption(plain(role))
-    return box
-
-
-def _message(chat: Chat, turn: int, marked: tuple[int, int] | None, live: bool) -> None:
+def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
     message = chat.messages[turn]
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
-    elif not live or not (answers or why.against_wanted()):
+    elif not live or not (answers or why.selects_alternative()):
         st.html(TEXT.format(content))
     elif answers:
         try:
-            found = words.words_of(model().pieces(message_ids(model(), chat, turn)))
+            pieces = model().pieces(message_ids(model(), chat, turn))
         except InputError as error:
             st.error(plain(str(error)))
             return
-        words.draw(found, marked, f"turn {turn}", partial(_picked, turn))
+        words.draw(words.words_of(pieces), span, f"turn {turn}", partial(_select, turn))
     else:
-        words.draw(words.words_of(words.split(content)), None, f"turn {turn}", _against)
+        words.draw(words.words_of(words.split(content)), None, f"turn {turn}", _select_alternative)
 
 
 def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
-    """Word by word; then the page is drawn anew."""
+    """Show the answer token by token; then the page is drawn again."""
     loaded = model()
     with place:
         with st.chat_message("assistant"):
             shown = st.empty()
-        st.button("Stop", key="stop_answer")  # any click ends this run at the next token; what was said is kept
+        st.button("Stop", key="stop_answer")  # any click ends this run at the next token; what was written is kept
     shown.caption("Reading ...")
 
-    def told(ids: list[int]) -> None:
+    def on_token(ids: list[int]) -> None:
         st.session_state["writing"] = ids
         text = loaded.tokenizer.decode(ids, skip_special_tokens=True).rstrip("\ufffd")
         shown.html(TEXT.format(text))
 
     try:
-        answer = loaded.answer(chat, on_token=told, **options)
+        answer = loaded.answer(chat, on_token=on_token, **options)
     except IcebearError as error:
         shown.error(plain(str(error)))
         return
@@ -218,38 +215,38 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     if not answer.ids:
         shown.info("The model ended its answer before its first word.")
         return
-    _go_on(answer.chat)
+    _store_conversation(answer.chat)
     st.rerun()
 
 
-# --- what is marked -------------------------------------------------------------------------------------
+# --- the selection --------------------------------------------------------------------------------------
 
 
-def _marked(chat: Chat) -> tuple[int, tuple[int, int] | None]:
-    """The message and the tokens that are explained; what cannot be is said."""
-    turn, span = kept("turn"), kept("span")
+def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
+    """The message and the tokens to explain; the page says if the URL names others."""
+    turn, span = from_url("turn"), from_url("span")
     if not turn or not span:
         return 0, None
-    found = read_span(span)
-    if re.fullmatch("[0-9]{1,6}", turn) and int(turn) < len(chat.messages) and isinstance(found, tuple):
-        return int(turn), found
-    st.error(plain(f"This link marks {span!r} of message {turn!r}, which are no tokens of a message here."))
+    tokens = read_span(span)
+    if re.fullmatch("[0-9]{1,6}", turn) and int(turn) < len(chat.messages) and isinstance(tokens, tuple):
+        return int(turn), tokens
+    st.error(plain(f"This link selects {span!r} of message {turn!r}, but this conversation has no such tokens."))
     return 0, None
 
 
-def _picked(turn: int, first: int, stop: int, text: str) -> None:
-    if why.against_wanted():
-        _against(first, stop, text)
+def _select(turn: int, first: int, stop: int, text: str) -> None:
+    if why.selects_alternative():
+        _select_alternative(first, stop, text)
         return
-    keep(turn=str(turn), span=f"{first}-{stop}")
+    to_url(turn=str(turn), span=f"{first}-{stop}")
     st.session_state["rather"] = ""
 
 
-def _against(first: int, stop: int, text: str) -> None:
+def _select_alternative(first: int, stop: int, text: str) -> None:
     st.session_state["rather"] = text.strip()
-    st.session_state["clicks"] = why.EXPLAINED
+    st.session_state["clicks"] = why.WORD
 
 
-def _unmark() -> None:
-    keep(turn=None, span=None)
+def _unselect() -> None:
+    to_url(turn=None, span=None)
     st.session_state["rather"] = ""

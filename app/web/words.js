@@ -1,8 +1,8 @@
 export default function ({ data, parentElement, setTriggerValue }) {
   const place = parentElement.querySelector(".words");
-  const said = JSON.stringify(data.words);
-  if (place.dataset.said !== said) {
-    place.dataset.said = said;
+  const drawnWords = JSON.stringify(data.words);
+  if (place.dataset.drawnWords !== drawnWords) {
+    place.dataset.drawnWords = drawnWords;
     const texts = data.words.map(([text]) => text);
     place.dir = /^\P{L}*[\u0590-\u08ff]/u.test(texts.join("")) ? "rtl" : "ltr";
     place.replaceChildren(...drawn(texts));

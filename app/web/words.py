@@ -26,30 +26,26 @@ def draw(
     key: str,
     on_picked: Callable[[int, int, str], None],
 ) -> None:
-    """The words, those of the tokens `marked` stand out; a click on one, or with shift (by touch a second tap) on a
-    span, calls `on_picked` with its tokens and its text."""
+    """Draw the words, and mark those of the tokens `marked`.
+
+    A click on a word, or a shift-click (or a second tap) that ends a span, calls `on_picked` with tokens and text.
+    """
 
     def picked() -> None:
-        found = st.session_state[key].picked
-        if found:
-            on_picked(*found)
+        if st.session_state[key].picked:
+            on_picked(*st.session_state[key].picked)
 
-    component(
-        data={"words": list(map(list, words)), "marked": marked and list(marked)},
-        key=key,
-        on_picked_change=picked,
-    )
+    data = {"words": list(map(list, words)), "marked": marked and list(marked)}
+    component(data=data, key=key, on_picked_change=picked)
 
 
 def words_of(pieces: Sequence[str]) -> list[Word]:
-    """Tokens to click on; a character of several is one, which stands for all of them."""
-    found: list[Word] = []
-    start = 0
+    """Tokens to click on; a character of several tokens is one word, which stands for all of them."""
+    words: list[Word] = []
     for place, piece in enumerate(pieces):
         if piece:
-            found.append((piece, start, place + 1))
-            start = place + 1
-    return found
+            words.append((piece, words[-1][2] if words else 0, place + 1))
+    return words
 
 
 def split(text: str) -> list[str]:

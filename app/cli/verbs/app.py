@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -43,9 +44,7 @@ def app(options: Options) -> None:
       icebear app --store wiki.db
     """
     need("app")
-    for name, value in {"store": options.store, **asdict(options.model)}.items():
-        text = "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
-        os.environ[f"ICEBEAR_APP_{name.upper()}"] = text
+    os.environ["ICEBEAR_APP"] = json.dumps({"store": options.store, **asdict(options.model)})
     _serve(options.port)
 
 
