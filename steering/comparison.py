@@ -8,7 +8,6 @@ from typing import Any
 
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.models.provenance import provenance
 from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
@@ -97,5 +96,5 @@ def compare(
         name,
         temperature,
         seed,
-        provenance(model),
+        model.made_with,
     )
