@@ -11,10 +11,10 @@ from icebear.actmax.page import STYLE, card_fragment, card_page
 from icebear.concepts import files
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import project
+from icebear.convert import Tabled
 from icebear.db.search import nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, as_neuron
-from icebear.tables import Tabled
 
 if TYPE_CHECKING:
     import pandas
@@ -152,8 +152,7 @@ def describe(
         store.neurons.classes(neuron),
         meanings,
         {polarity: held_out(store, found) for polarity, found in meanings.items()},
-        store.labels.own(neuron),
-        store.labels.own_scores(neuron),
+        *store.labels.own(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
         {by: nearest_by_chance(store, by) for by in common},
         not whole,

@@ -22,12 +22,12 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import projections
+from icebear.convert import Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.paths import write_file
 from icebear.records import Meaning, Projection, Ranked
 from icebear.steering.random_edits import random_edit_control
-from icebear.tables import Tabled
 
 if TYPE_CHECKING:
     import pandas

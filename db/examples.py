@@ -69,13 +69,8 @@ class ExampleTables:
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
 
-    @property
-    def by(self) -> str:
-        """What they are the extremes of: ``activation`` or ``relevance``, whose signs their polarities are."""
-        return self.file.facts.all().get("by", "activation")
-
-    def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str) -> list[Example]:
-        """See `Store.examples`."""
+    def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str, by: str) -> list[Example]:
+        """The examples of a neuron, whose values are ``activation`` or ``relevance``."""
         rows = self.file.database.execute(
             f"SELECT activation, token, a.relevance, {COLUMNS} "
             "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "
@@ -83,7 +78,6 @@ class ExampleTables:
             "WHERE e.neuron = ? AND e.polarity = ? ORDER BY rank LIMIT ?",
             (method, self.neurons.id(neuron), _sign(polarity), -1 if k is None else whole(k, "The number of examples")),
         )
-        by = self.by
         return [
             Example(value, token, _sentence(row), tuple(json.loads(relevance)["tokens"]) if relevance else None, by)
             for value, token, relevance, *row in rows

@@ -20,19 +20,11 @@ class LabelTables:
 
     # --- people's own -----------------------------------------------------------------------------------
 
-    def own(self, neuron: Neuron | str) -> str | None:
-        """What somebody called the neuron."""
-        row = self._own(neuron)
-        return row[0] if row else None
-
-    def own_scores(self, neuron: Neuron | str) -> dict[str, dict[str, Any]]:
-        """polarity -> how well that holds (`Meaning.to_dict`), if it was measured."""
-        row = self._own(neuron)
-        return {score["polarity"]: score for score in json.loads(row[1])} if row else {}
-
-    def _own(self, neuron: Neuron | str) -> tuple[str, str] | None:
+    def own(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
+        """What somebody called the neuron, and polarity -> its scores (`Meaning.to_dict`), if they were measured."""
         query = "SELECT text, scores FROM labels WHERE neuron = ?"
-        return self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
+        row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
+        return (row[0], {score["polarity"]: score for score in json.loads(row[1])}) if row else (None, {})
 
     def set_own(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Call the neuron `text`; an empty text removes its label. scores: how well it holds, if that was measured."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,14 +48,15 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
         (0.5, _by_vectors(store, query)),
         (1.0, _by_labels(store, words)),
     )
-    fused: dict[tuple[int, str], tuple[float, list[str]]] = {}
+    scores: dict[tuple[int, str], float] = defaultdict(float)
+    reasons: dict[tuple[int, str], list[str]] = defaultdict(list)
     for weight, ranking in rankings:
         for rank, (identity, polarity, why) in enumerate(ranking, 1):
-            score, reasons = fused.get((identity, polarity), (0.0, []))
-            fused[identity, polarity] = (score + weight / (RANK_CONSTANT + rank), [*reasons, why])
-    best = sorted(fused.items(), key=lambda item: (-item[1][0], item[0]))[:k]
-    names = store.neurons.of([identity for (identity, _), _ in best])
-    return [Hit(names[identity], polarity, score, tuple(reasons)) for (identity, polarity), (score, reasons) in best]
+            scores[identity, polarity] += weight / (RANK_CONSTANT + rank)
+            reasons[identity, polarity].append(why)
+    best = sorted(scores, key=lambda side: (-scores[side], side))[:k]
+    names = store.neurons.of([identity for identity, _ in best])
+    return [Hit(names[side[0]], side[1], scores[side], tuple(reasons[side])) for side in best]
 
 
 def _by_output(store: Store, words: list[str]) -> Candidates:

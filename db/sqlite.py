@@ -36,11 +36,10 @@ class SqliteFile:
     def database(self) -> Database:
         """Of one that may be created, its first use makes the file. Raises `StoreError` where there is none."""
         if self._database is None:
-            self._open()
-            assert self._database is not None
+            self._database = self._open()
         return self._database
 
-    def _open(self) -> None:
+    def _open(self) -> Database:
         try:
             size = existing(self.path, StoreError).stat().st_size
         except FileNotFoundError:
@@ -49,9 +48,10 @@ class SqliteFile:
             what = "There is no store" if size is None else "There is no store, but an empty file,"
             raise StoreError(f"{what} {self.path}; build one with: icebear index --store {self.path}")
         try:
-            self._database = self._opened()
-            self._check_version()
-            self._database.execute("PRAGMA foreign_keys = ON")
+            self._database = database = self._opened()
+            self._check_version(database)
+            database.execute("PRAGMA foreign_keys = ON")
+            return database
         except sqlite3.Error as error:
             raise self.explain(error) from None
 
@@ -73,9 +73,7 @@ class SqliteFile:
             return _connected(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         return database
 
-    def _check_version(self) -> None:
-        database = self._database
-        assert database is not None
+    def _check_version(self, database: Database) -> None:
         tables = database.table_names()  # first: while it is new, another process may be making them
         version = _version(database)
         if version > VERSION:

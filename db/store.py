@@ -66,7 +66,7 @@ class Store(SqliteFile):
     @property
     def by(self) -> str:
         """What its examples are the extremes of: ``activation`` or ``relevance``, whose signs its polarities are."""
-        return self.example_tables.by
+        return self.facts.all().get("by", "activation")
 
     def examples(
         self, neuron: Neuron | str, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
@@ -75,7 +75,7 @@ class Store(SqliteFile):
 
         method: whose attributions come with them, where there are any.
         """
-        return self.example_tables.of(neuron, polarity, k, method)
+        return self.example_tables.of(neuron, polarity, k, method, self.by)
 
     def search(self, text: str, k: int = 20) -> list[Hit]:
         """The k neurons (with polarity) that best match `text`, each with the reasons, cosines in brackets.
@@ -118,6 +118,12 @@ class Store(SqliteFile):
             raise StoreError(f"{self.path} is an index in {own}, not in {dtype}; use --dtype {own}.")
         if facts and facts["fingerprint"] != fingerprint:
             raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
+
+    def check_activations(self, fingerprint: str, name: str, dtype: str) -> None:
+        """Raise `StoreError` where the index does not have extremes of this model's activations."""
+        self.check(fingerprint, name, dtype)
+        if self.by != "activation":
+            raise StoreError(f"{self.path} is an index by {self.by}, not by activation; use another --store.")
 
     def made_with(self) -> dict[str, Any]:
         """What decides the numbers: model, versions, corpus, settings; JSON-ready."""

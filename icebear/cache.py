@@ -125,15 +125,10 @@ def sha256(path: Path) -> str:
 
 
 def _write_manifest(folder: Path) -> None:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    manifest = {
-        str(path.relative_to(folder)): {
-            "sha256": sha256(path),
-            "size": path.stat().st_size,
-            "mtime_ns": path.stat().st_mtime_ns,
-        }
-        for path in files
-    }
+    manifest = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        facts = {"sha256": sha256(path), "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
+        manifest[str(path.relative_to(folder))] = facts
     _write(folder, manifest)
 
 

@@ -1,4 +1,4 @@
-"""Records as JSON: an object of their fields, and each number as it was.
+"""Results as JSON (an object of a record's fields, and each number as it was) and as tables.
 
 What is read is checked against the fields' types: no field is unknown or of another type, and only one that has a
 default may be missing. A number that JSON has no word for is a text (``"nan"``, ``"inf"``).
@@ -10,14 +10,19 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin
 
 from cattrs import Converter
 
 from icebear.edits import Edit
 from icebear.errors import IcebearError, RecipeError
+from icebear.extras import need
 from icebear.paths import read_text, write_file
 from icebear.records import Neuron
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 FORMAT = 1
 
@@ -128,3 +133,21 @@ class Saved:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         return cls.from_json(read_text(path, RecipeError))
+
+
+class Tabled:
+    """A result with a table."""
+
+    made_with: dict[str, Any]
+
+    def to_frame(self) -> pandas.DataFrame:
+        raise NotImplementedError
+
+    def to_arrow(self, *args: Any, **how: Any) -> pyarrow.Table:
+        """`to_frame` as an Arrow table, whose metadata has under ``icebear`` what it was made with, as JSON."""
+        need("arrow")
+        import pyarrow
+
+        table = pyarrow.Table.from_pandas(self.to_frame(*args, **how), preserve_index=False)
+        told = json.dumps(self.made_with, ensure_ascii=False)
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), "icebear": told})

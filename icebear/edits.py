@@ -63,16 +63,13 @@ class Edit:
             object.__setattr__(self, name, checked)
         if self.unit and self.op == "scale":
             raise InputError(f"The edit of {self.neuron} scales by a plain number, not by {self.unit}.")
-        if not isinstance(self.where, str) or not (self.where in PLACES or self._ranges or self.condition or self.turn):
+        where = self.where if isinstance(self.where, str) else ""
+        ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
+        if not (where in PLACES or ordered or (where and (self.condition or self.turn))):
             raise InputError(
                 f"{shown(self.where)} is not a place for an edit; use {', '.join(PLACES)}, turn:last-user, "
                 'position:0,3-5, step:0-2, seen:" token" or unseen:" token".'
             )
-
-    @property
-    def _ranges(self) -> bool:
-        """Whether it acts at positions or steps, each range from low to high."""
-        return bool(_WHERE.fullmatch(self.where)) and all(low <= high for low, high in _bounds(self.where))
 
     @property
     def turn(self) -> tuple[bool, str, int | None] | None:
@@ -112,13 +109,8 @@ class Edit:
             share = float(match["share"] or 1)
         except ValueError:
             raise InputError(f"{text!r} has a value that is not a number; {EXAMPLES}.") from None
-        ops: dict[str, tuple[Literal["set", "scale", "add"], int]] = {
-            "=": ("set", 1),
-            "*": ("scale", 1),
-            "+": ("add", 1),
-            "-": ("add", -1),
-        }
-        op, sign = ops[match["op"]]
+        sign = -1 if match["op"] == "-" else 1
+        op = {"=": "set", "*": "scale"}.get(match["op"], "add")
         return cls(neuron, op, sign * value, match["unit"] or "", match["where"] or "all", decay, share)  # type: ignore[arg-type]
 
     def in_raw_units(self, statistic: Callable[[Neuron, str], float] | None) -> Edit:

@@ -1,15 +1,4 @@
-"""Everything icebear raises on purpose. Each message says what is wrong and what to do next.
-
-IcebearError
-├── InputError            a prompt, target, neuron id, edit or option that cannot be used
-│   └── UnknownName       a name that is not in a registry (with "did you mean")
-├── ModelError            a model that cannot be loaded or lacks what was asked of it
-│   └── DownloadError     a preset or corpus that could not be fetched or stored
-├── MissingRule           an operation that no relevance rule covers
-├── NumericalError        NaN or infinity in a forward or backward pass
-├── RecipeError           a recipe that is malformed or belongs to another model
-└── StoreError            a store that is missing, foreign, damaged, locked or made of something else
-"""
+"""Everything icebear raises on purpose. Each message says what is wrong and what to do next."""
 
 from __future__ import annotations
 
@@ -23,31 +12,31 @@ class IcebearError(Exception):
 
 
 class InputError(IcebearError):
-    pass
+    """A prompt, target, neuron id, edit or option that cannot be used."""
 
 
 class ModelError(IcebearError):
-    pass
+    """A model that cannot be loaded or lacks what was asked of it."""
 
 
 class DownloadError(ModelError):
-    pass
+    """A preset or corpus that could not be fetched or stored."""
 
 
 class MissingRule(IcebearError):
-    pass
+    """An operation that no relevance rule covers."""
 
 
 class NumericalError(IcebearError):
-    pass
+    """NaN or infinity in a forward or backward pass."""
 
 
 class RecipeError(IcebearError):
-    pass
+    """A recipe that is malformed or belongs to another model."""
 
 
 class StoreError(IcebearError):
-    pass
+    """A store that is missing, foreign, damaged, locked or made of something else."""
 
 
 class UnknownName(InputError):

@@ -15,9 +15,6 @@ SITES = ("ffn", "attn", "q", "k", "v", "cross", "router", "shared")
 WRITERS = ("ffn", "shared", "attn", "cross")
 """Of these, what writes to the residual stream: the inputs of a linear map."""
 
-HOMES = (*SITES, "head")
-"""What a neuron's id may name between its layer and its index."""
-
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")
 
 
@@ -32,7 +29,7 @@ class Neuron:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", whole(self.layer, "The layer of a neuron", 0))
         object.__setattr__(self, "index", whole(self.index, "The index of a neuron", 0))
-        one_of(self.site, "site", HOMES)
+        one_of(self.site, "site", (*SITES, "head"))
 
     def __str__(self) -> str:
         return f"L{self.layer}.{self.site}.{self.index}"

@@ -328,7 +328,7 @@ def test_a_label_of_another_tab_is_kept(environment, folder):
     assert "theirs" in text(fine(one))
     one.get_by_key("label L2.ffn.2 theirs").set_value(" ours ").run()
     with open_store(folder / "wiki.db") as store:
-        assert store.labels.own(state.Neuron.parse("L2.ffn.2")) == "ours"
+        assert store.labels.own(state.Neuron.parse("L2.ffn.2"))[0] == "ours"
     assert "ours" in text(fine(one))
 
 

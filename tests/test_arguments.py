@@ -259,7 +259,6 @@ DOORS = {
     "classes": (lambda at, x: at.store.neurons.classes(x), NO_NEURON),
     "w2_norm": (lambda at, x: at.store.vectors.w2_norm(x), NO_NEURON),
     "label": (lambda at, x: at.store.labels.own(x), NO_NEURON),
-    "label_scores": (lambda at, x: at.store.labels.own_scores(x), NO_NEURON),
     "set_label.neuron": (lambda at, x: at.store.labels.set_own(x, "ice"), NO_NEURON),
     "set_label.text": (lambda at, x: at.store.labels.set_own(neuron(3), x), (3, None, ["ice"])),
     "meanings": (lambda at, x: at.store.labels.meanings([x]), NO_NEURON[2:]),

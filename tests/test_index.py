@@ -202,7 +202,7 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
         with pytest.raises(StoreError, match="not 99"):
             scan(model, path, parts, 99)
         scan(model, path, parts, 100)
-        assert parts.labels.own(neuron) == "a name"
+        assert parts.labels.own(neuron)[0] == "a name"
         parts.labels.set_own(neuron, "")
         parts.database.execute("DELETE FROM attributions")
         same_index(parts, one)

@@ -25,12 +25,11 @@ from icebear.actmax.index import build as index
 from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
 from icebear.actmax.labels.activations import read
 from icebear.actmax.labels.auto import control_name, label_neurons, prepared, score_label
-from icebear.actmax.labels.choice import choose, judged
 from icebear.actmax.labels.evidence import Evidence
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of
-from icebear.actmax.labels.scores import clearest
+from icebear.actmax.labels.scores import choose, clearest, judged
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions

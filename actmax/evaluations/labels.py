@@ -11,12 +11,11 @@ import numpy as np
 import pandas
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.auto import activations, check, prepared
-from icebear.actmax.labels.choice import Chosen, best_of, choose, judged, the_better
+from icebear.actmax.labels.auto import activations, prepared
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample
-from icebear.actmax.labels.scores import Fires
+from icebear.actmax.labels.scores import Chosen, Fires, best_of, choose, judged, the_better
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.evaluation.protocol import Evaluation, Lines, Option, Part, Seed, Table
 from icebear.concepts.models.model import Model
@@ -58,7 +57,7 @@ class Labels(Evaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         with open_store(self.store) as store:
-            check(model, store)
+            store.check_activations(model.fingerprint, model.name, model.dtype_name)
             samples, index = prepared(model, store, self.seed), store.made_with()["index"]
             for third, drawn in neurons(store, self.neurons, self.seed).items():
                 yield Part(

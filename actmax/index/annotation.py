@@ -9,7 +9,7 @@ from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
-from icebear.errors import InputError, StoreError
+from icebear.errors import InputError
 from icebear.records import Example, Neuron
 from icebear.values import several, shown, whole
 
@@ -35,11 +35,7 @@ def annotate(
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} does not explain a neuron; use AttnLRP(...) or CP_LRP.")
     named = [model.check(neuron) for neuron in several(neurons)]
-    store.check(model.fingerprint, model.name, model.dtype_name)
-    if store.by != "activation":
-        raise StoreError(
-            f"{store.path} is an index by {store.by}, and what is attributed are activations; annotate another --store."
-        )
+    store.check_activations(model.fingerprint, model.name, model.dtype_name)
     limit = store.facts.get("max_tokens")
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)

@@ -29,14 +29,6 @@ class ScanSummary:
     counted: int
     """Tokens of the shards that sums are taken of (`icebear.actmax.index.scan.sums_up`)."""
 
-    @property
-    def k(self) -> int:
-        return self.values.shape[2]
-
-    @property
-    def neurons(self) -> int:
-        return self.values.shape[1]
-
 
 def empty_summary(neurons: int, k: int) -> ScanSummary:
     """The table of nothing: merging with it changes nothing."""
@@ -52,16 +44,9 @@ def empty_summary(neurons: int, k: int) -> ScanSummary:
 
 def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
     """The table of both parts of a corpus; associative and commutative, bit for bit."""
-    values, sentences, tokens = top_k(
-        torch.cat((a.values, b.values), -1),
-        torch.cat((a.sentences, b.sentences), -1),
-        torch.cat((a.tokens, b.tokens), -1),
-        a.k,
-    )
+    pairs = ((a.values, b.values), (a.sentences, b.sentences), (a.tokens, b.tokens))
     return ScanSummary(
-        values=values,
-        sentences=sentences,
-        tokens=tokens,
+        *top_k(*(torch.cat(pair, -1) for pair in pairs), a.values.shape[2]),
         statistics={name: one.merge(a.statistics[name], b.statistics[name]) for name, one in STATISTICS.items()},
         token_count=a.token_count + b.token_count,
         counted=a.counted + b.counted,

@@ -11,17 +11,16 @@ import numpy as np
 
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.activations import read
-from icebear.actmax.labels.choice import choose, judged
 from icebear.actmax.labels.clusters import add_topics
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import controls, drawn, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample, samples
-from icebear.actmax.labels.scores import Fires
+from icebear.actmax.labels.scores import Fires, choose, judged
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
-from icebear.errors import InputError, StoreError
+from icebear.errors import InputError
 from icebear.records import Meaning, Neuron
 
 GROUP = 4096
@@ -40,7 +39,7 @@ def label_neurons(
     Commits after each group of `GROUP` neurons; on_progress(done, total) counts sentences read and labels.
     Raises `StoreError` for an index by relevance, or one of too few documents.
     """
-    check(model, store)
+    store.check_activations(model.fingerprint, model.name, model.dtype_name)
     have = store.labels.meanings(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
@@ -57,13 +56,6 @@ def label_neurons(
             meanings.append(meaning(side, side.candidates, known))
             advance(1)
         store.labels.set_meanings(meanings)
-
-
-def check(model: Model, store: Store) -> None:
-    """Raises `StoreError` where the store cannot say what the model's neurons mean."""
-    store.check(model.fingerprint, model.name, model.dtype_name)
-    if store.by != "activation":
-        raise StoreError(f"{store.path} is an index by {store.by}, and labels are of activations; use another --store.")
 
 
 def _counting(total: int, on_progress: Callable[[int, int], None]) -> Callable[[int], None]:
@@ -122,7 +114,7 @@ def score_label(
     own = re.findall(r"\w+", text.lower())
     if not own:
         raise InputError("A label without words cannot be scored; write some.")
-    check(model, store)
+    store.check_activations(model.fingerprint, model.name, model.dtype_name)
     parts = prepared(model, store, seed)
     advance = _counting(sum(len(sample.ids) for sample in parts.values()), on_progress)
     values, known = activations(model, store, parts, [neuron], seed, advance)

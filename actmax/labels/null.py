@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from icebear.actmax.labels import kinds
-from icebear.actmax.labels.choice import Chosen, choose, judged
 from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.scores import Chosen, choose, judged
 from icebear.actmax.labels.side import Side
 from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER

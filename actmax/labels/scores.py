@@ -1,4 +1,5 @@
-"""How well a label tells where a neuron fires, and the other way round (after FADE, Puri et al. 2025)."""
+"""How well a label tells where a neuron fires, and the other way round (after FADE, Puri et al. 2025); which
+label predicts best."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ import numpy as np
 from icebear.actmax.labels import kinds
 from icebear.actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.sample import Sample
+from icebear.actmax.labels.sample import PARTS, Sample
 from icebear.concepts.statistics import auroc
 from icebear.records import Meaning
 
 UNITS = ("token", "sentence")
 BARS = {"token": 0.85, "sentence": 0.70}
 """Detection from which on a label may be called clear."""
+SHORTER = 0.01
+"""What an item of a label has to add, of the way from chance to the bar."""
 SMOOTHING = 2.0
 """Tokens of the mean that a table of tokens begins with."""
 
@@ -159,6 +162,52 @@ def hard(label: Label, fired: Fires, unit: str) -> float | None:
 
 NEAREST = 3
 """Sentences taken for each that drives the neuron."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A candidate, by what it is judged, and its score on each part."""
+
+    label: Label
+    by: str
+    train: float
+    validation: float
+    test: float
+
+    @property
+    def margin(self) -> float:
+        return margin(self.by, self.test)
+
+
+def choose(labels: Sequence[Label], fired: dict[str, Fires]) -> Chosen:
+    """The label that does best on the validation part: the best one by token or the best one by sentence, whichever
+    has the higher score of those that pass their bar, or comes nearest to it."""
+    validation = fired["validation"]
+    return the_better(best_of(labels, validation) or best_of(labels, validation, responding=False), fired)
+
+
+def the_better(candidates: dict[str, tuple[Label, float]], fired: dict[str, Fires]) -> Chosen:
+    passing = [by for by, (_, worth) in candidates.items() if worth >= 1]
+    able = [judged(candidates[by][0], by, fired) for by in passing or candidates]
+    return max(able, key=lambda one: one.validation if passing else margin(one.by, one.validation))
+
+
+def best_of(labels: Sequence[Label], fired: Fires, responding: bool = True) -> dict[str, tuple[Label, float]]:
+    """unit -> the best of some labels by it, the first of equal ones, of those that the neuron also responds to; and
+    how far it comes from chance to the bar, less `SHORTER` for each item but the first."""
+    best = {}
+    detected = [(label, detection(label, fired)) for label in labels]
+    for by in UNITS:
+        worth = [margin(by, score[by]) - SHORTER * (len(label.items) - 1) for label, score in detected]
+        for place in sorted(range(len(labels)), key=lambda place: -worth[place]):
+            if not responding or responds(labels[place], fired, by):
+                best[by] = labels[place], worth[place]
+                break
+    return best
+
+
+def judged(label: Label, by: str, fired: dict[str, Fires]) -> Chosen:
+    return Chosen(label, by, *(detection(label, fired[part])[by] for part in PARTS))
 
 
 def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:

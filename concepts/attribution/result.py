@@ -19,9 +19,9 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models.images import ImageMap
 from icebear.concepts.models.objective import Objective, ObjectiveKind
 from icebear.concepts.passes.run import Conservation
+from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore
-from icebear.tables import Tabled
 from icebear.values import whole
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from icebear.concepts.circuits.groups import DISTANCE, grouped
 from icebear.concepts.circuits.nodes import column, pair_of, patchable
 from icebear.concepts.circuits.records import Edge, EdgeFaithfulness, Group, GroupAblation, Node
 from icebear.concepts.models.model import Model
+from icebear.convert import Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
-from icebear.tables import Tabled
 from icebear.values import seed_of, several, shown, whole
 
 if TYPE_CHECKING:

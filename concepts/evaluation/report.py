@@ -16,10 +16,9 @@ import pandas
 
 from icebear.concepts.render import page, render
 from icebear.concepts.statistics import RESAMPLES, Cell, Cells, table
-from icebear.convert import from_json, to_json
+from icebear.convert import Tabled, from_json, to_json
 from icebear.extras import need
 from icebear.paths import read_text, write_file
-from icebear.tables import Tabled
 
 TEST = (
     f"p (in table.csv): of the paired difference to the best method of the column, by {RESAMPLES:,} random changes of "

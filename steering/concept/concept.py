@@ -20,14 +20,13 @@ from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import forward_backward
 from icebear.concepts.passes.targets import Logits
 from icebear.concepts.render import page, render
-from icebear.convert import CONVERTER, Saved
+from icebear.convert import CONVERTER, Saved, Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
 from icebear.steering.apply import steer
 from icebear.steering.side_effects import HeldOutContexts, strength_at
-from icebear.tables import Tabled
 from icebear.values import POSITIVE, one_of, real, several
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def label(options: Options) -> None:
         scores = _scores(store, neuron, text, options.model) if options.score and text.strip() else []
         store.labels.set_own(neuron, text, scores)
         scored = {"scores": [meaning.to_dict() for meaning in scores]} if options.score else {}
-        document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron), **scored}
+        document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
     title = f"{neuron} as {text!r}, by sentences it was not made from"
     show(options.json, document, *([labels_table(scores, title)] if scores else []))
 
