@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,8 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.stream import Stream
+from icebear.errors import InputError
+from icebear.paths import write_file
 
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
 """162 lines: prose, facts, dialogue, code, numbers, eight languages; our own, and public domain."""
@@ -67,12 +68,12 @@ def calibrate(model: Model) -> Calibration:
             return _MEASURED[model]
         if _edited(model):
             return _measured(model)
-        file = _file(model)
-        found = _read(file) if file else None
+        large = sum(parameter.numel() for parameter in model.net.parameters()) >= KEPT_FROM
+        found = _read(_file(model)) if large else None
         if found is None:
             found = _measured(model)
-            if file:
-                _write(file, found)
+            if large:
+                _write(_file(model), found)
         _MEASURED[model] = found
         return found
 
@@ -150,9 +151,7 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
 # --- kept in the cache ----------------------------------------------------------------------------------
 
 
-def _file(model: Model) -> Path | None:
-    if sum(parameter.numel() for parameter in model.net.parameters()) < KEPT_FROM:
-        return None
+def _file(model: Model) -> Path:
     texts = hashlib.sha256("\n".join(TEXTS).encode()).hexdigest()[:8]
     return cache_folder() / "calibration" / f"{model.fingerprint}-{model.dtype_name}-{texts}.safetensors"
 
@@ -171,14 +170,9 @@ def _read(file: Path) -> Calibration | None:
 
 def _write(file: Path, found: Calibration) -> None:
     """A cache that cannot be written costs time, no more."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
+    values = {path: torch.tensor(quantiles) for path, quantiles in found.divisors.items()}
+    with suppress(OSError, InputError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        values = {path: torch.tensor(quantiles) for path, quantiles in found.divisors.items()}
-        save_file({"low": found.low, "high": found.high, **values}, part)
-        os.replace(part, file)
-    except (OSError, SafetensorError):
-        part.unlink(missing_ok=True)
+        write_file(file, save({"low": found.low, "high": found.high, **values}))

@@ -26,7 +26,7 @@ def environment() -> Environment:
     made = Environment(
         loader=FunctionLoader(_source), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    made.filters.update(number=format, visible=visible, repr=repr, made_with=said, xml=_xml)
+    made.filters.update(number=format, visible=visible, repr=repr, made_with=said, xml=_xml, style=style)
     made.globals.update(heatmap=heatmap, relevance_heatmap=relevance_heatmap, marked=marked)
     return made
 
@@ -86,17 +86,8 @@ def visible(token: str) -> str:
 def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> Markup:
     """Tokens on their relevance's colour, the value on hover and, after a click, beside them; sinks are dotted, a
     chat's template is grey."""
-    notes = dict.fromkeys(sinks, " (sink)") | dict.fromkeys(template, " (template)")
-    rows = [
-        {
-            "text": token,
-            "title": f"{place}: {value:+.4f}{notes.get(place, '')}",
-            "style": ("color:#888" if place in template else style(share))
-            + (";outline:1px dotted #888" if place in sinks else ""),
-        }
-        for place, (token, value, share) in enumerate(zip(tokens, values, shares(values, set(template)), strict=True))
-    ]
-    return render("icebear.concepts/heatmap.html", rows=rows)
+    rows = zip(tokens, values, shares(values, set(template)), strict=True)
+    return render("icebear.concepts/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
 
 
 def relevance_heatmap(relevance: Relevance) -> Markup:
@@ -123,11 +114,6 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> Markup:
     )
 
 
-def relevance_page(relevance: Relevance) -> Markup:
-    """A self-contained page: no scripts, nothing fetched."""
-    return page("icebear relevance", relevance_fragment(relevance, k=30))
-
-
 def page(title: str, body: Markup, style: str = "") -> Markup:
     """A self-contained page around HTML."""
     return render("icebear.concepts/page.html", title=title, body=body, style=Markup(style))
@@ -137,12 +123,8 @@ def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) 
     """A sentence's tokens on the colours of their relevance (if there is any); the extreme token stands out."""
     colours = [style(share) for share in shares(list(values))] if values else [""] * len(tokens)
     titles = [f"{value:+.3f}" for value in values or ()] or colours
-    rows = [
-        {"text": token, "style": colours[place], "title": titles[place], "extreme": place == extreme}
-        for place, token in enumerate(tokens)
-        if token  # empty: part of a character that a later token completes
-    ]
-    return render("icebear.concepts/marked.html", rows=rows)
+    rows = zip(tokens, colours, titles, strict=True)
+    return render("icebear.concepts/marked.html", rows=rows, extreme=extreme)
 
 
 def said(told: dict[str, Any]) -> str:

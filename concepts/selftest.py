@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -60,10 +61,7 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         relevance = attribute(model, prompt, method=CP_LRP, sites=(), number="logit", strict=False)
-        works = (
-            lambda: attribute(model, prompt, sites=(), strict=False),
-            lambda: gradient_times_input(model, prompt),
-        )
+        works = partial(attribute, model, prompt, sites=(), strict=False), partial(gradient_times_input, model, prompt)
         cost = statistics.median(seconds(works[0], model.device) / seconds(works[1], model.device) for _ in range(3))
     sites = {site: model.width(site) for site in model.sites} if model.has_family else {}
     conserved = relevance.conservation()
@@ -87,16 +85,12 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
     """How long it takes, to the end of what it started on the device."""
-    _wait(device)
+    wait = (lambda: None) if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
+    wait()
     start = time.perf_counter()
     work()
-    _wait(device)
+    wait()
     return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def gradient_times_input(model: Model, prompt: PromptLike) -> torch.Tensor:

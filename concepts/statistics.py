@@ -54,12 +54,9 @@ def table(
         corrected = dict(zip(others, holm(paired_p(values[others] - values[best], seed)), strict=True))
         for row, name in enumerate(able):
             quartiles = np.quantile(values[row], (0.5, 0.25, 0.75)).tolist()
-            cells[name][column] = Cell(float(means[row]), _error(values[row]), corrected.get(row), *quartiles)
+            error = float(values[row].std(ddof=1) / len(samples) ** 0.5) if len(samples) > 1 else None
+            cells[name][column] = Cell(float(means[row]), error, corrected.get(row), *quartiles)
     return cells
-
-
-def _error(values: np.ndarray) -> float | None:
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
 
 
 def paired_p(differences: np.ndarray, seed: int = 0) -> np.ndarray:

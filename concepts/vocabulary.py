@@ -28,16 +28,19 @@ def project(model: Model, neuron: Neuron | str, k: int = 20) -> Projection:
     mixtures, where a router weighs each neuron, and where the norms are behind each layer and none is final (OPT-350m).
     Source: Geva et al. 2022 (value vectors in vocabulary space).
     """
-    return project_many(model, [model.check(neuron)], k)[0]
+    neuron = model.check(neuron)
+    w2_row(model, neuron)  # refused if it does not write
+    return projections(model, [neuron], k)[neuron]
 
 
 @torch.no_grad()
-def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Projection]:
-    """`project` for several neurons at once."""
+def projections(model: Model, neurons: Iterable[Neuron], k: int = 20) -> dict[Neuron, Projection]:
+    """Project each neuron that writes to the residual stream, once."""
     k = whole(k, "The number of tokens")
-    if not neurons:
-        return []
-    rows = torch.stack([w2_row(model, neuron) for neuron in neurons])  # (N, D)
+    writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
+    if not writers:
+        return {}
+    rows = torch.stack([w2_row(model, neuron) for neuron in writers])  # (N, D)
     names = {} if model.task.reads_text else model.labels
     logits = unembed(model, rows)  # (N, V)
     z = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
@@ -48,18 +51,12 @@ def project_many(model: Model, neurons: list[Neuron], k: int = 20) -> list[Proje
         rows = zip(ids, logits[row, ids].tolist(), z[row, ids].tolist(), strict=True)
         return tuple(Promotion(id, names.get(id) or model.text(id), add if claims else None, z) for id, add, z in rows)
 
-    found = []
-    for row, neuron in enumerate(neurons):
+    found = {}
+    for row, neuron in enumerate(writers):
         spread = typical(model, neuron.layer)
         up, down = (promotions(row, sign, spread is not None) for sign in (+1, -1))
-        found.append(Projection(neuron, up, down, spread))
+        found[neuron] = Projection(neuron, up, down, spread)
     return found
-
-
-def projections(model: Model, neurons: Iterable[Neuron], k: int = 20) -> dict[Neuron, Projection]:
-    """`project` for those that write to the residual stream, each once."""
-    writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
-    return dict(zip(writers, project_many(model, writers, k), strict=True))
 
 
 def typical(model: Model, layer: int) -> tuple[float, float] | None:

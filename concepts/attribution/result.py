@@ -361,9 +361,9 @@ class Relevance(Tabled):
 
     def to_html(self) -> str:
         """A self-contained HTML page: the heatmap, the prediction and the top neurons."""
-        from icebear.concepts.render import relevance_page
+        from icebear.concepts.render import page, relevance_fragment
 
-        return relevance_page(self)
+        return page("icebear relevance", relevance_fragment(self, k=30))
 
     def _repr_html_(self) -> str:
         from icebear.concepts.render import relevance_fragment

@@ -27,6 +27,9 @@ class FairLock:
         self._depth = 0  # of the holder's `with`
         self._contexts: list[tuple[PutIn, ExitStack]] = []  # those among them that can be interrupted
 
+    def __reduce__(self) -> tuple[type[FairLock], tuple[()]]:
+        return FairLock, ()  # a copy of a model has a lock of its own
+
     def __enter__(self) -> None:
         if self._holder != threading.get_ident():
             self._take()

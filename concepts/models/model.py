@@ -42,12 +42,6 @@ class Model(Architecture):
         """Makes pixels of an image, for an image classifier."""
         self.lock = FairLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lock=FairLock())
-
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {self.dtype_name} on {self.device})"
 

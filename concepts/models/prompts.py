@@ -57,7 +57,14 @@ class Prompt:
             return cls(image=given)
         if isinstance(given, (list, tuple)) and given and all(isinstance(part, Mapping) for part in given):
             return cls(messages=tuple(given))
-        return cls(ids=tuple(numbers(given)))
+        values = given.tolist() if hasattr(given, "tolist") else given
+        flat = isinstance(values, Sequence) and not isinstance(values, bytes)
+        if not flat or not all(isinstance(part, Integral) for part in values):
+            raise InputError(
+                "A prompt is a text, a flat list of token ids, or a list of chat messages, which this "
+                f"{type(given).__name__} is not."
+            )
+        return cls(ids=tuple(map(int, values)))
 
 
 @dataclass(frozen=True)
@@ -111,18 +118,6 @@ def prompts_of(given: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
         raise InputError("There is no prompt; give at least one.")
     single = isinstance(given[0], (Integral, Mapping))  # token ids, or the messages of a chat
     return ([Prompt.of(given)] if single else [Prompt.of(part) for part in given]), single
-
-
-def numbers(prompt: Any) -> list[int]:
-    """Token ids, whatever holds them. Raises `InputError` for anything else."""
-    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    flat = isinstance(values, Sequence) and not isinstance(values, bytes)
-    if not flat or not all(isinstance(part, Integral) for part in values):
-        raise InputError(
-            "A prompt is a text, a flat list of token ids, or a list of chat messages, which this "
-            f"{type(prompt).__name__} is not."
-        )
-    return [int(part) for part in values]
 
 
 def joined(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
