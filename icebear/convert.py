@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin
 from cattrs import Converter
 
 from icebear.edits import Edit
-from icebear.errors import IcebearError, RecipeError
+from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.extras import need
 from icebear.paths import read_text, write_file
 from icebear.records import Neuron
@@ -77,7 +77,7 @@ def to_json(record: Any, indent: int | None = 1, converter: Converter = CONVERTE
 
 
 def from_json(
-    text: str, kind: type[Record], source: str, error: type[IcebearError], converter: Converter = CONVERTER
+    text: str, kind: type[Record], source: str, error: type[IcebearError] = InputError, converter: Converter = CONVERTER
 ) -> Record:
     """Read what `to_json` wrote. source: what the text is, for messages. Raises `error` for anything else."""
     try:
