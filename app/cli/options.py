@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, dataclass_transform, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import click
 
@@ -145,17 +146,17 @@ def record(options: type[Record]) -> type[Record]:
 
 
 def option(help: str, default: Any = None, **how: Any) -> Any:
-    """A field that is an option of one verb only. how: as of `click.Option`, and `advanced`."""
-    return field(metadata={"help": help, "default": default, **how})
+    """A field that is an option of one verb. how: the arguments of `click.Option`, and `advanced`."""
+    return field(metadata={"help": help, **({} if default is None else {"default": default}), **how})
 
 
 def shared(**own: Any) -> Any:
-    """A field that is the shared option of its name with values of its own."""
+    """A field that is the shared option of its name, with some of its values replaced."""
     return field(metadata={"shared": True, **own})
 
 
 def argument(**how: Any) -> Any:
-    """A field that is an argument. how: as of `click.Argument`."""
+    """A field that is an argument. how: the arguments of `click.Argument`."""
     return field(metadata={"argument": True, **how})
 
 
@@ -184,17 +185,30 @@ def parameters(options: Any) -> list[click.Parameter]:
     hints = get_type_hints(options)
     rows: list[click.Parameter] = []
     for one in fields(options):
-        rows += parameters(hints[one.name]) if is_dataclass(hints[one.name]) else [_parameter(one)]
+        kind = hints[one.name]
+        rows += parameters(kind) if is_dataclass(kind) else [_parameter(one, kind)]
     return rows
 
 
-def _parameter(one: Any) -> click.Parameter:
+def typed(kind: Any) -> dict[str, Any]:
+    """The arguments of `click.Option` that follow from a field's type."""
+    kind = get_args(kind)[0] if NoneType in get_args(kind) else kind
+    if kind is bool:
+        return {"is_flag": True, "default": False}
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(get_args(kind))}
+    return {"type": kind} if kind in (int, float) else {}
+
+
+def _parameter(one: Any, kind: Any) -> click.Parameter:
     how = dict(one.metadata)
     if how.pop("argument", False):
         return click.Argument([one.name], **how)
     flag = f"--{one.name.strip('_').replace('_', '-')}"
     if not how or how.pop("shared", False):
         how = {"advanced": flag in ADVANCED, **OPTIONS[flag], **how}
+    else:
+        how = {**typed(kind), **how}
     return Option([flag, one.name], **{"show_default": "default" in how, **how})
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,11 +23,9 @@ SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 
 
-@contextmanager
-def bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Show progress. Gives a function of (done, total, note) that moves it."""
-    with _drawn(what, total) if sys.stderr.isatty() else _lines(what) as move:
-        yield move
+def bar(what: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:
+    """Show progress in a block, which gets a function of (done, total, note) that moves it."""
+    return _drawn(what, total) if sys.stderr.isatty() else _lines(what)
 
 
 @contextmanager

@@ -53,9 +53,6 @@ RANKED_BY = {
 }
 
 
-# --- parts of all tables ------------------------------------------------------------------------------------
-
-
 def grid(*columns: str, rows: Iterable[Sequence[str | Text]] = (), title: str = "", caption: str = "") -> Table:
     """A table of literal texts. A column whose name begins with > is right-aligned."""
     table = Table(box=box.SIMPLE_HEAD, title=Text(title, "bold") if title else None, title_justify="left")
@@ -81,9 +78,6 @@ def heatmap(tokens: Sequence[str], values: list[float], gray: Sequence[int] = ()
 
 def predictions(tokens: Sequence[TokenScore]) -> str:
     return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
-
-
-# --- explanations -------------------------------------------------------------------------------------------
 
 
 def explanation_report(explanation: Explanation, units: Table | None = None) -> Group:
@@ -222,9 +216,6 @@ def behaviour_table(neurons: Sequence[Shared], words: dict[Any, Projection], pro
     )
 
 
-# --- answers ------------------------------------------------------------------------------------------------
-
-
 def probabilities(answer: Answer) -> Text:
     """The answer; a token is the darker the less probable it was."""
     parts = zip(answer.token_strings, answer.probabilities, strict=True)
@@ -261,9 +252,6 @@ def matrix_report(matrix: Matrix) -> Group:
             table.add_row(number, Text(unit.turn, "dim"), Text(" ".join(unit.text.split())))
         parts += [Text(row.text.strip(), "bold"), table]
     return Group(*parts)
-
-
-# --- circuits -----------------------------------------------------------------------------------------------
 
 
 def circuit_report(graph: Graph, measured: tuple[Ablation, EdgeFaithfulness, dict[str, float]] | None) -> Group:
@@ -309,9 +297,6 @@ def _tree(graph: Graph) -> Tree:
         token = repr(graph.tokens[node.position].text)
         branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {top_sources(graph, node, 3)}"))
     return tree
-
-
-# --- neurons ------------------------------------------------------------------------------------------------
 
 
 def projection_table(projection: Projection) -> Table:
@@ -403,9 +388,6 @@ def hits_table(hits: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
     return grid("neuron", "sign", "why", "label", rows=rows)
 
 
-# --- steering -----------------------------------------------------------------------------------------------
-
-
 def comparison_table(comparison: Comparison) -> Table:
     """Plain and steered text side by side, with the most probable first tokens."""
     sides = (comparison.plain, comparison.steered)
@@ -471,9 +453,6 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
     warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
     price = Text(f"Price: {effects.kl:.4f} nats of KL {effects.where}")
     return [price, *([table] if rows else []), *map(Text, lines), *warnings]
-
-
-# --- concepts -----------------------------------------------------------------------------------------------
 
 
 def concept_report(
@@ -557,9 +536,6 @@ def steered_line(concept: Concept, recipe: Recipe, plain: float, steered: float)
         f"the plain model in what was written: {plain:+.2f} plain, {steered:+.2f} steered.",
         "dim",
     )
-
-
-# --- evaluations --------------------------------------------------------------------------------------------
 
 
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:

@@ -9,16 +9,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import (
-    FILE,
-    ModelOptions,
-    PromptOptions,
-    answered,
-    option,
-    record,
-    shared,
-    verb,
-)
+from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, answered, option, record, shared, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
@@ -35,7 +26,7 @@ class Options:
     counterfactual: tuple[str, ...]
     span: str | None
     nodes: int
-    heads: bool = option("Attention heads are nodes too.", False, is_flag=True)
+    heads: bool = option("Attention heads are nodes too.")
     ablate: bool
     html: str | None
     png: str | None
@@ -44,7 +35,7 @@ class Options:
     file: str | None
     max_new_tokens: int = shared(advanced=True)
     faithfulness: float | None = option(
-        "Instead of --nodes, the fewest that carry such a share of the difference.", type=float, advanced=True
+        "Instead of --nodes, the fewest that carry such a share of the difference.", advanced=True
     )
     neuronpedia: str | None = option(
         "Write the graph's file for Neuronpedia and circuit-tracer.", type=FILE, advanced=True

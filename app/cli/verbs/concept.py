@@ -132,7 +132,7 @@ class Measure:
     name: str = argument()
     text: str | None = argument(required=False)
     texts: str | None = option("Many instead of TEXT: a file, one a line.", type=FILE)
-    through: bool = option("How much of what TEXT predicts passes through the concept, too.", False, is_flag=True)
+    through: bool = option("How much of what TEXT predicts passes through the concept, too.")
     html: str | None
     store: str
     json: bool
@@ -167,8 +167,8 @@ def measure(options: Measure) -> None:
 class Steer:
     name: str = argument()
     prompt: str = argument()
-    strength: float | None = option("Times the furthest that its neurons were seen to go.", type=float)
-    kl: float | None = option("Instead: nats that it may cost at held-out contexts.", type=float, show_default="0.25")
+    strength: float | None = option("Times the furthest that its neurons were seen to go.")
+    kl: float | None = option("Instead: nats that it may cost at held-out contexts.", show_default="0.25")
     suppress: bool
     max_new_tokens: int
     temperature: float

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
 
 import click
 
+import icebear
 from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
-from icebear.app.cli.output import print_json
+from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_if_any
+from icebear.cache import cache_folder, cached
+from icebear.concepts.models.families import FAMILIES
+from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError
-
-if TYPE_CHECKING:
-    from icebear.concepts.models.model import Model
-    from icebear.db.store import Store
 
 
 @record
@@ -33,10 +36,8 @@ def doctor(options: Options) -> None:
     Example:
       icebear doctor --model smollm2-135m
     """
-    from icebear.db.store import open_store
-
     if options.checksum:
-        with open_store(options.checksum) as store:
+        with icebear.open_store(options.checksum) as store:
             value = store.checksum()
         click.echo(json.dumps({"checksum": value}) if options.json else value)
         return
@@ -48,26 +49,15 @@ def doctor(options: Options) -> None:
             facts["store"] = _store_fact(store) if store else "none"
     except IcebearError as error:
         facts["error"] = str(error)
-    if options.json:
-        print_json(facts)
-    else:
-        for name, value in facts.items():
-            for line in map(_preset, value) if name == "presets" else [value]:
-                click.echo(f"{name:<12} {', '.join(line) if name == 'families' else line}")
+    indented = "\n".ljust(14)
+    texts = {"presets": indented.join(map(_preset, facts["presets"])), "families": ", ".join(facts["families"])}
+    show(options.json, facts, *(f"{name:<12} {value}" for name, value in (facts | texts).items()))
     if "error" in facts:
         sys.exit(1)
 
 
 def _installation() -> dict[str, Any]:
     """What needs no model: versions, the presets and families, the cache."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-    from importlib.resources import files
-
-    from icebear.cache import cache_folder, cached
-    from icebear.concepts.models.families import FAMILIES
-    from icebear.concepts.models.presets import PRESETS
-
     facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
     for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
         try:
@@ -91,7 +81,7 @@ def _preset(preset: dict[str, Any]) -> str:
     return f"{preset['name']:<19} {preset['about']} [{state}]"
 
 
-def _model_facts(model: Model) -> dict[str, Any]:
+def _model_facts(model: icebear.Model) -> dict[str, Any]:
     from icebear.concepts.selftest import selftest
 
     test = selftest(model)
@@ -110,7 +100,7 @@ def _model_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def _store_fact(store: Store) -> str:
+def _store_fact(store: icebear.Store) -> str:
     """Raises `StoreError` where its vectors are not its own."""
     from icebear.db.vectors import NAMES
 

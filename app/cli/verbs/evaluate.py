@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import click
 
 from icebear.actmax.evaluations import EVALUATIONS
-from icebear.app.cli.options import FILE, OPTIONS, ModelOptions, Option, Verb, filled, help_of, parameters, record
+from icebear.app.cli.options import (
+    FILE,
+    OPTIONS,
+    ModelOptions,
+    Option,
+    Verb,
+    filled,
+    help_of,
+    parameters,
+    record,
+    typed,
+)
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
 from icebear.extras import need
@@ -68,26 +79,21 @@ def _click_option(one: Field[Any], hint: Any) -> Option:
     """A field of an evaluation as an option."""
     kind, option = get_args(hint)
     flag = f"--{one.name.replace('_', '-')}"
-    shared = OPTIONS.get(flag, {})
-    default = {"required": True} if one.default is MISSING else {} if one.default is None else {"default": one.default}
-    if kind is bool:
-        switch = f"{flag}/--no-{one.name.replace('_', '-')}" if one.default else flag
-        return Option([switch, one.name], is_flag=True, help=option.help, show_default=bool(one.default), **default)
-    shown = one.default not in (MISSING, None)
-    own: dict[str, Any] = {"help": option.help} if option.help else {}
-    if "type" not in shared or get_origin(kind) is Literal or option.least is not None:
-        own["type"] = _click_type(kind, option)
-    return Option([flag, one.name], **{**shared, **default, "show_default": shown, **own})
-
-
-def _click_type(kind: Any, option: protocol.Option) -> Any:
-    if get_origin(kind) is Literal:
-        return click.Choice(get_args(kind))
+    shown = one.default is not False and one.default not in (MISSING, None)
+    how: dict[str, Any] = {**OPTIONS.get(flag, {}), "show_default": shown}
+    if option.help:
+        how["help"] = option.help
+    if one.default is MISSING:
+        how["required"] = True
+    elif one.default is not None:
+        how["default"] = one.default
     if option.is_file:
-        return FILE
-    if kind is int:
-        return click.IntRange(option.least)
-    return click.FloatRange(option.least) if kind is float else str
+        how["type"] = FILE
+    elif option.least is not None:
+        how["type"] = (click.IntRange if kind is int else click.FloatRange)(option.least)
+    elif "type" not in how or get_origin(kind) is Literal:
+        how = {**typed(kind), **how}
+    return Option([f"{flag}/--no-{flag[2:]}" if kind is bool and one.default else flag, one.name], **how)
 
 
 def _run(evaluation: protocol.Evaluation, output: Output) -> None:

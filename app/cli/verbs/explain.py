@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -33,19 +33,14 @@ class Options:
     position: str | None
     top: int = shared(default=10)
     sources: bool = option(
-        "Let the model answer, and show how much of the answer came from context, question and its own words.",
-        False,
-        is_flag=True,
+        "Let the model answer, and show how much of the answer came from context, question and its own words."
     )
-    suggest: bool = option("Suggest three prompts to compare with, as commands; some seconds.", False, is_flag=True)
+    suggest: bool = option("Suggest three prompts to compare with, as commands; some seconds.")
     store: str
     html: str | None
     json: bool
-    units: str | None = option(
-        "Sum tokens to these.",
-        type=click.Choice(["word", "sentence", "turn", "document"]),
-        show_default="token",
-        advanced=True,
+    units: Literal["word", "sentence", "turn", "document"] | None = option(
+        "Sum tokens to these.", show_default="token", advanced=True
     )
     nodes: int | None = shared(default=None, show_default="no circuit", advanced=True)
     png: str | None = shared(advanced=True)

@@ -31,12 +31,12 @@ class Options:
         "Texts that the edits should leave alone: a file, a line each.", type=FILE, advanced=True
     )
     budget: float | None = option(
-        "Warn if the edits cost more KL than this at held-out contexts, in nats.", type=float, advanced=True
+        "Warn if the edits cost more KL than this at held-out contexts, in nats.", advanced=True
     )
     paraphrases: str | None = option(
         "Prompts that say the same; it shall do it for all: a file, a line each.", type=FILE, advanced=True
     )
-    unbounded: bool = option("Let neurons leave their activation range.", False, is_flag=True, advanced=True)
+    unbounded: bool = option("Let neurons leave their activation range.", advanced=True)
     model: ModelOptions
 
 

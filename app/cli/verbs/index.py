@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 import icebear
@@ -39,13 +41,12 @@ class Options:
     store: str
     json: bool
     max_tokens: int = shared(default=256, advanced=True)
-    by: str = option(
+    by: Literal["activation", "relevance"] = option(
         "Extreme in activation, or in relevance for the model's own predictions (RelMax; slower).",
         "activation",
-        type=click.Choice(("activation", "relevance")),
         advanced=True,
     )
-    engine: str = option("Where the scan runs.", "local", type=click.Choice(("local", "ray")), advanced=True)
+    engine: Literal["local", "ray"] = option("Where the scan runs.", "local", advanced=True)
     workers: int = option("Of the engine ray.", 2, type=AT_LEAST_1, advanced=True)
     address: str | None = option(
         "Of a running Ray cluster.", show_default="one on this machine, for the scan", advanced=True

@@ -16,10 +16,10 @@ from icebear.records import Meaning, Neuron
 @record
 class Options:
     words: tuple[str, ...] = argument(nargs=-1, metavar="NEURON TEXT | [NEURON ...]")
-    auto: bool = option("Find labels of NEURONS, and score them.", False, is_flag=True)
-    score: bool = option("Score TEXT as what the neuron means.", False, is_flag=True)
+    auto: bool = option("Find labels of NEURONS, and score them.")
+    score: bool = option("Score TEXT as what the neuron means.")
     prompt: str | None
-    all: bool = option("With --auto: all neurons of the store; hours.", False, is_flag=True)
+    all: bool = option("With --auto: all neurons of the store; hours.")
     top: int
     store: str
     json: bool

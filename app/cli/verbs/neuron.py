@@ -16,7 +16,7 @@ from icebear.records import Neuron
 @record
 class Options:
     neuron: str | None = argument(required=False)
-    clear: bool = option("Instead of one: the neurons with significant labels, the best first.", False, is_flag=True)
+    clear: bool = option("Instead of one: the neurons with significant labels, the best first.")
     base_model: str | None
     top: int
     annotate: bool

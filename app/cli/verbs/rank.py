@@ -40,11 +40,9 @@ class Options:
     html: str | None
     json: bool
     file: str | None = shared(advanced=True)
-    polarity: Literal["+", "-"] | None = option(
-        "Only neurons whose activation has this sign.", type=click.Choice(["+", "-"]), advanced=True
-    )
-    include_sinks: bool = option("With --position all: rank sink positions too.", False, is_flag=True, advanced=True)
-    include_template: bool = option("The same of a chat template's tokens.", False, is_flag=True, advanced=True)
+    polarity: Literal["+", "-"] | None = option("Only neurons whose activation has this sign.", advanced=True)
+    include_sinks: bool = option("With --position all: rank sink positions too.", advanced=True)
+    include_template: bool = option("The same of a chat template's tokens.", advanced=True)
     model: ModelOptions
 
 
