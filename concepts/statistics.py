@@ -14,20 +14,19 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Cell:
-    """A method's number: mean over samples, its standard error, and whether it differs from the best."""
+    """A method's number: mean over samples, its standard error, quartiles, and a test against the best method."""
 
     mean: float
     error: float | None
-    """None of a single sample."""
+    """None for a single sample."""
     p: float | None
     """Two-sided, against the best method of the column (`paired_p`, `holm`); None for the best itself."""
     median: float
     lower: float
-    """The lower quartile."""
     upper: float
 
     def text(self, about: str) -> str:
-        """As its column shows it: medians where the column's text begins with "median"."""
+        """Return the text of the cell: medians where the column's text begins with "median"."""
         best = "" if self.p is not None else " *"
         if about.startswith("median"):
             return f"{self.median:.3f} [{self.lower:.2f}, {self.upper:.2f}]"
@@ -41,7 +40,7 @@ Cells = dict[str, dict[str, Cell | None]]
 def table(
     samples: Sequence[dict[str, Any]], columns: Mapping[str, str], methods: Sequence[str], seed: int = 0
 ) -> Cells:
-    """Of samples that have `methods`: name -> column -> number; a column whose text ends in "lower is better" is so."""
+    """Return name -> column -> number; a column whose text ends in "lower is better" is best at its smallest mean."""
     cells: Cells = {name: dict.fromkeys(columns) for name in methods}
     able = [name for name in methods if samples and all(name in sample["methods"] for sample in samples)]
     if not able:
@@ -60,9 +59,9 @@ def table(
 
 
 def paired_p(differences: np.ndarray, seed: int = 0) -> np.ndarray:
-    """(M,) of differences (M, S) of S samples: two-sided p that their mean is zero, by random changes of sign.
+    """Return two-sided p values (M,) that the means of differences (M, S) over S samples are zero, by random sign flips.
 
-    What was measured is one of the changes that are counted, so that p is never 0 (Phipson & Smyth 2010).
+    The measurement itself counts as one of the flips, so p is never 0 (Phipson & Smyth 2010).
     """
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, differences.shape[1]))
     sums, measured = np.abs(signs @ differences.T), np.abs(differences.sum(1))
@@ -70,8 +69,10 @@ def paired_p(differences: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def holm(p: np.ndarray) -> list[float]:
-    """Corrected for as many comparisons (Holm 1979): the smallest times n, the next times n - 1, none below its
-    predecessor."""
+    """Return p values corrected for their number (Holm 1979).
+
+    The smallest counts n times, the next n - 1 times, and none is below its predecessor.
+    """
     order = p.argsort()
     corrected = np.empty(len(p))
     corrected[order] = np.maximum.accumulate(np.minimum(1, p[order] * np.arange(len(p), 0, -1)))
@@ -79,17 +80,17 @@ def holm(p: np.ndarray) -> list[float]:
 
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The chance that one of the positive has the larger score (a tie counts one half); NaN without both."""
+    """Return the probability that a positive has a larger score than a negative (ties count half); NaN without both."""
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    hits = np.bincount(place, positive, len(count))
-    rest = count - hits
-    below = rest.cumsum() - rest
-    total = hits.sum() * rest.sum()
-    return float((hits * (below + rest / 2)).sum() / total) if total else math.nan
+    positives = np.bincount(place, positive, len(count))
+    negatives = count - positives
+    below = negatives.cumsum() - negatives
+    total = positives.sum() * negatives.sum()
+    return float((positives * (below + negatives / 2)).sum() / total) if total else math.nan
 
 
 def auroc_error(value: float, positive: int, negative: int) -> float:
-    """Its standard error (Hanley & McNeil 1982)."""
+    """Return the standard error of an AUROC (Hanley & McNeil 1982)."""
     one, two = value / (2 - value), 2 * value**2 / (1 + value)
     spread = value * (1 - value) + (positive - 1) * (one - value**2) + (negative - 1) * (two - value**2)
     return math.sqrt(max(spread, 0.0) / (positive * negative))

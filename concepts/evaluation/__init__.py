@@ -1,1 +1,1 @@
-"""How good explanations are: the protocol of evaluations, their runner and report, and those of explanations."""
+"""Evaluations of explanations, and the protocol, runner and report of all evaluations."""

@@ -162,8 +162,8 @@ def _groups(graph: Graph, whole: pandas.DataFrame) -> dict[str, dict[str, float]
     own = [group.nodes for group in graph.groups if len(group.nodes) > 1]
     order = [node for nodes in own for node in nodes]
     random.Random(0).shuffle(order)
-    rest = iter(order)
-    drawn = [tuple(islice(rest, len(nodes))) for nodes in own]
+    shuffled = iter(order)
+    drawn = [tuple(islice(shuffled, len(nodes))) for nodes in own]
     return {"groups": _alike(graph, own, effects), "drawn": _alike(graph, drawn, effects)}
 
 

@@ -70,7 +70,7 @@ def _subjects(count: int, seed: int, plurals: Mapping[str, str]) -> Iterator[tup
     for _ in range(count):
         singular, attractor = generator.sample(list(plurals), 2)
         is_plural = generator.random() < 0.5
-        verbs = {"like": "likes", "see": "sees"} if is_plural else {"like": "like", "see": "see"}
+        verbs = {"likes": "likes", "sees": "sees"} if is_plural else {"likes": "like", "sees": "see"}
         middle = generator.choice(WORDS["attractors"]).format(attractor if is_plural else plurals[attractor], **verbs)
         yield generator.choice(WORDS["openings"]), singular, plurals[singular] if is_plural else singular, middle
 

@@ -9,10 +9,10 @@ import pandas
 from numpy.typing import ArrayLike
 
 
-def area(curve: ArrayLike, shares: Sequence[float] | None = None) -> float:
-    """Return the mean height of a curve (trapezoids) over `shares`, or over equal steps."""
+def area(curve: ArrayLike, at: Sequence[float] | None = None) -> float:
+    """Return the mean height of a curve (trapezoids) at these x values, by default equal steps."""
     heights = np.asarray(curve, dtype=float)
-    x = np.linspace(0, 1, len(heights)) if shares is None else np.asarray(shares)
+    x = np.linspace(0, 1, len(heights)) if at is None else np.asarray(at)
     return float(np.trapezoid(heights, x) / (x[-1] - x[0]))
 
 

@@ -43,7 +43,7 @@ def _agreement(frames: Sequence[str], nouns: Sequence[Sequence[str]]) -> list[Pa
 
 
 def _within_a_clause() -> list[Pair]:
-    """Return pairs whose subject is that of a relative clause."""
+    """Return pairs that differ in the subject of a relative clause."""
     pairs = []
     for number, (first, (one, many)) in enumerate(product(WORDS["objects"], WORDS["people"])):
         plural, singular = WORDS["verbs"][number % len(WORDS["verbs"])]
@@ -70,7 +70,7 @@ def _indirect_object() -> list[Pair]:
 
 
 def _greater_than() -> list[Pair]:
-    """Return pairs about an end year whose third digit is above that of the start year."""
+    """Return pairs about an end year with a larger third digit than the start year."""
     pairs = []
     for thing, century, late, early, last in product(WORDS["events"], (16, 17, 18), (6, 7, 8), (1, 2, 3), (2, 5)):
         start, end = f"The {thing} lasted from the year {century}", f"{last} to the year {century}"
@@ -145,7 +145,7 @@ def usable_by_task(
 
 
 def answers(model: Model, pair: Pair) -> tuple[int, int]:
-    """Return the first token of the answer, and that of the counterfactual prompt's answer."""
+    """Return the first tokens of the answer and of the counterfactual prompt's answer."""
     own, other = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.counterfactual_answer))
     return own, other
 

@@ -135,5 +135,5 @@ def accuracy(lines: Lines) -> list[str]:
     """Return a note on how many samples the model is right on (``correct`` of a line), and how many are left out."""
     judged = [line["correct"] for line in lines if line.get("correct") is not None]
     left = len(lines) - sum(line.get("counts", True) for line in lines)
-    rest = f"; left out, as not predicted or unusable: {left}" if left else ""
-    return [f"accuracy of the model: {sum(judged)} of {len(judged)}{rest}"] if judged else []
+    left_out = f"; left out, as not predicted or unusable: {left}" if left else ""
+    return [f"accuracy of the model: {sum(judged)} of {len(judged)}{left_out}"] if judged else []

@@ -1,15 +1,17 @@
-"""What a faithfulness evaluation asks: the next word, what a review is, which of four answers is right."""
+"""Questions of a faithfulness evaluation: the next word, the sentiment of a review, or one answer of four."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation.groundtruth import homes
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
+
+SHORTEST = 16
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Question:
     right: str | None = None
 
     def choice(self, model: Model) -> str | None:
-        """The answer that is most probable to the model; None for any."""
+        """Return the model's most probable answer; None for any token."""
         if not self.answers:
             return None
         logits = model.next_logits(self.prompt)
@@ -29,11 +31,11 @@ class Question:
 
 
 CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": ""}
-"""Task -> its corpus by default."""
+"""Task -> its default corpus."""
 
 
 def of_task(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
-    """Questions of one of `CORPORA`'s tasks."""
+    """Return questions of one of the tasks in `CORPORA`, at most `longest` tokens long."""
     if task == "choice":
         return choices(model, samples, seed)
     documents = list(read_corpus(corpus).documents())
@@ -42,34 +44,35 @@ def of_task(model: Model, task: str, corpus: str, samples: int, seed: int, longe
     return next_words(model, [text for _, text in documents], samples, seed, longest)
 
 
-def next_words(model: Model, texts: Iterable[str], samples: int, seed: int = 0, longest: int = 128) -> list[Question]:
-    """Beginnings of texts, cut at a random token, 16 to `longest` tokens long."""
+def next_words(model: Model, texts: Sequence[str], samples: int, seed: int = 0, longest: int = 128) -> list[Question]:
+    """Return beginnings of texts, cut at a random token."""
     generator = random.Random(seed)
     pool = list(texts)
     generator.shuffle(pool)
-    questions = []
+    questions: list[Question] = []
     for text in pool:
         ids = model.token_ids(text)
-        if len(ids) > 16:
-            questions.append(Question(ids[: generator.randint(16, min(longest, len(ids) - 1))]))
+        if len(ids) > SHORTEST:
+            questions.append(Question(ids[: generator.randint(SHORTEST, min(longest, len(ids) - 1))]))
         if len(questions) == samples:
             break
     if not questions:
-        raise InputError("The corpus has no text of more than 16 tokens; name another --corpus.")
+        raise InputError(f"The corpus has no text of more than {SHORTEST} tokens; name another --corpus.")
     return questions
 
 
 def reviews(
     model: Model, documents: Sequence[tuple[str, str]], samples: int, seed: int = 0, longest: int = 128
 ) -> list[Question]:
-    """Whether a review is positive; documents: titles that begin with "positive:" or "negative:", and texts, whose
-    beginnings are asked about."""
+    """Ask for the sentiment of the beginnings of reviews.
+
+    documents: titles that begin with "positive:" or "negative:", and texts.
+    """
     tail = model.continuation("\nThe review above is either positive or negative. It is")
     if not documents or longest <= len(tail):
         raise InputError(f"There are no reviews, or no room for them: give more than {len(tail)} --max-tokens.")
-    chosen = random.Random(seed).sample(list(documents), min(samples, len(documents)))
     questions = []
-    for title, text in chosen:
+    for title, text in random.Random(seed).sample(list(documents), min(samples, len(documents))):
         kind = title.partition(":")[0]
         if kind not in ("positive", "negative"):
             raise InputError(f"{title!r} does not say whether a review is positive; use --corpus imdb-reviews.")
@@ -79,7 +82,7 @@ def reviews(
 
 
 def choices(model: Model, samples: int, seed: int = 0) -> list[Question]:
-    """Which of four cities a person lives in, said in the context; answered by a letter."""
+    """Ask in which of four cities a person of the context lives; the answer is a letter."""
     questions = []
     for context, person, right, cities in homes(samples, seed):
         options = "\n".join(f"{letter}. {city}" for letter, city in zip("ABCD", cities, strict=True))

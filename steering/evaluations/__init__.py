@@ -1,1 +1,1 @@
-"""What is evaluated of steering."""
+"""Evaluations of steering."""
