@@ -59,7 +59,7 @@ def table(
 
 
 def paired_p(differences: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return two-sided p values (M,) that the means of differences (M, S) over S samples are zero, by random sign flips.
+    """Return two-sided p values (M,) that the means of differences (M, S) over samples are zero, by random sign flips.
 
     The measurement itself counts as one of the flips, so p is never 0 (Phipson & Smyth 2010).
     """
