@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icebear import values
 from icebear.actmax.page import STYLE, card_fragment, card_page
-from icebear.concepts import files
+from icebear.concepts.files import SavedResult
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import project
 from icebear.convert import Tabled
@@ -26,7 +25,7 @@ SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
 
 
 @dataclass(frozen=True)
-class Card(Tabled):
+class Card(SavedResult, Tabled):
     """A neuron: vocabulary (None if it does not write), examples of both signs, statistics, class and label."""
 
     neuron: Neuron
@@ -69,15 +68,6 @@ class Card(Tabled):
     def _repr_html_(self) -> str:
         """For a notebook, with its style, which touches nothing but cards."""
         return f"<style>{STYLE}</style>{card_fragment(self)}"
-
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path, overwrite)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Card:
-        """What `save` wrote. Raises `InputError`."""
-        return files.load(cls, path)
 
     def to_frame(self) -> pandas.DataFrame:
         """The examples as a pandas table, a row each. `to_arrow` has them as an Arrow table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -43,17 +43,6 @@ LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_tex
 SIZES = (10, 100, 1000)
 """Lengths of the lists of nodes whose sufficiency and necessity are measured."""
 WORDS, CARDS, CARD_EXAMPLES, GROUPS = 8, 4, 4, 6
-
-
-@dataclass(frozen=True)
-class ExplainedToken:
-    """A token of what the model read."""
-
-    position: int
-    token: str
-    relevance: float
-    note: str
-    """``sink``: collects attention in every text; ``template``: written by a chat's template."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +133,20 @@ class Explanation(Tabled):
         if ranking.position is None:
             ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
-        nodes = explained_nodes(model, relevance, rows, store)
-        neurons = list(dict.fromkeys(node.ranked.neuron for node in nodes))[:cards]
+        words = projections(model, (row.neuron for row in rows), WORDS)
+        known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
+        significant = {pair: meaning for pair, meaning in known.items() if meaning.clear}
+        nodes = tuple(
+            ExplainedNode(
+                row,
+                relevance.prompt.strings[row.position],
+                words.get(row.neuron),
+                store.labels.name(row.neuron, row.polarity) if store else None,
+                significant.get((row.neuron, row.polarity)),
+            )
+            for row in rows
+        )
+        neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
         return cls(
             relevance,
             ranking,
@@ -158,12 +159,14 @@ class Explanation(Tabled):
         )
 
     @property
-    def tokens(self) -> list[ExplainedToken]:
-        """Every token, in order."""
-        relevance = self.relevance
-        notes = dict.fromkeys(relevance.prompt.sinks, "sink") | dict.fromkeys(relevance.prompt.template, "template")
-        rows = zip(relevance.prompt.strings, relevance.tokens.tolist(), strict=True)
-        return [ExplainedToken(place, text, value, notes.get(place, "")) for place, (text, value) in enumerate(rows)]
+    def tokens(self) -> list[dict[str, Any]]:
+        """Every token in order, with its relevance; note: ``sink`` or ``template``."""
+        prompt = self.relevance.prompt
+        notes = dict.fromkeys(prompt.sinks, "sink") | dict.fromkeys(prompt.template, "template")
+        return [
+            {"position": place, "token": text, "relevance": value, "note": notes.get(place, "")}
+            for place, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
+        ]
 
     @property
     def meanings(self) -> list[Meaning]:
@@ -198,7 +201,19 @@ class Explanation(Tabled):
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A self-contained page: nothing is fetched. path: also write it to this file."""
-        html = explanation_page(self)
+        relevance, circuit = self.relevance, self.circuit
+        against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
+        title = f"Why {relevance.target_text!r}{against}?"
+        cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
+        body = render(
+            "icebear.actmax/explanation.html",
+            explanation=self,
+            title=title,
+            details=cards or [(str(one.neuron), vocabulary(one)) for one in self.projections[:CARDS]],
+            picture=fragment(circuit.graph) if circuit else "",
+            groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
+        )
+        html = page(title, body, STYLE + LOOK)
         if path is not None:
             write_file(path, html)
         return html
@@ -210,35 +225,6 @@ class Explanation(Tabled):
         columns = ["neuron", "position", "polarity", "activation", "relevance", "token", "promotes", "label"]
         there = ["counterfactual"] if self.relevance.counterfactual else []
         return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])
-
-
-def explanation_page(explanation: Explanation) -> str:
-    """A self-contained page."""
-    relevance, circuit, shown = explanation.relevance, explanation.circuit, explanation.projections[:CARDS]
-    labels = any(node.label for node in explanation.nodes)
-    compared = relevance.counterfactual is not None
-    against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
-    columns = ["neuron", "token", "activation", *(["there"] if compared else []), "relevance", "promotes here"]
-    title = f"Why {relevance.target_text!r}{against}?"
-    cards = [(str(card.neuron), card_fragment(card)) for card in explanation.cards]
-    vocabularies = [(str(projection.neuron), vocabulary(projection)) for projection in shown]
-    body = render(
-        "icebear.actmax/explanation.html",
-        explanation=explanation,
-        title=title,
-        prompt=relevance.prompt.text,
-        nodes_about="Neurons, at a token, that contribute most to the difference."
-        if compared
-        else "The neurons that contribute most where it is predicted.",
-        columns=[*columns, *(["label"] if labels else [])],
-        texts=(0, 1, len(columns) - 1, len(columns)),
-        linked={neuron for neuron, _ in cards or vocabularies},
-        picture=fragment(circuit.graph) if circuit else "",
-        groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
-        cards=cards,
-        vocabularies=vocabularies,
-    )
-    return page(title, body, STYLE + LOOK)
 
 
 def explain(
@@ -352,23 +338,3 @@ def _exchangeable(model: Model, relevance: Relevance, site: str) -> bool:
         return False
     known = site in ("ffn", "head") and recorded(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)
-
-
-def explained_nodes(
-    model: Model, relevance: Relevance, rows: Iterable[Ranked], store: Store | None
-) -> tuple[ExplainedNode, ...]:
-    """Ranked rows with their words, and the labels that a store has for them."""
-    rows = list(rows)
-    words = projections(model, (row.neuron for row in rows), WORDS)
-    known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
-    significant = {pair: meaning for pair, meaning in known.items() if meaning.clear}
-    return tuple(
-        ExplainedNode(
-            row,
-            relevance.prompt.strings[row.position],
-            words.get(row.neuron),
-            store.labels.name(row.neuron, row.polarity) if store else None,
-            significant.get((row.neuron, row.polarity)),
-        )
-        for row in rows
-    )

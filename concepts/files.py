@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,41 +23,54 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 CHECKSUM = ', "sha256": "'
 
-Record = TypeVar("Record")
 
+class SavedResult:
+    """A result that is saved as a JSON file with a checksum, and compared bit for bit."""
 
-def save(record: Any, path: str | Path, overwrite: bool = False) -> None:
-    """Write a result to a file. Raises `InputError` where that cannot be written, or is there already."""
-    if not overwrite and local(path).exists():
-        raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
-    body = convert.to_json(record, None, CONVERTER).removesuffix("}")
-    write_file(path, f"{body}{_ending(body)}\n")
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and CONVERTER.unstructure(self) == CONVERTER.unstructure(other)
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write the whole result to a JSON file that `load` reads.
+
+        Raises
+        ------
+        InputError
+            If the file exists and `overwrite` is False, or if it cannot be written.
+        """
+        if not overwrite and local(path).exists():
+            raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
+        body = convert.to_json(self, None, CONVERTER).removesuffix("}")
+        write_file(path, f"{body}{_ending(body)}\n")
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model | None = None) -> Self:
+        """Read a result that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+        model : Model, optional
+            The model that the result was made with. Only a circuit needs it.
+
+        Raises
+        ------
+        InputError
+            If the file is not such a result, was changed after it was saved, or belongs to another model.
+        """
+        converter = CONVERTER.copy()
+        converter.register_structure_hook(Model, lambda saved, _: _same(saved, model))
+        text = read_text(path)
+        body, mark, ending = text.rpartition(CHECKSUM)
+        record = convert.from_json(f"{body}}}" if mark else text, cls, str(path), InputError, converter)
+        if mark + ending.rstrip() != _ending(body):
+            raise InputError(f"{path} was changed after it was saved; save the result again.")
+        return record
 
 
 def _ending(body: str) -> str:
-    """The end of a file: the checksum of all that is before it."""
+    """Return the end of a file: the checksum of everything before it."""
     return f'{CHECKSUM}{sha256(body.encode()).hexdigest()}"}}'
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two results would be saved alike, each number bit for bit."""
-    return type(one) is type(other) and CONVERTER.unstructure(one) == CONVERTER.unstructure(other)
-
-
-def load(kind: type[Record], path: str | Path, model: Model | None = None) -> Record:
-    """Read what `save` wrote.
-
-    model: of a result that holds one; it must be the same.
-    Raises `InputError`, also for a file that was changed after it was saved.
-    """
-    converter = CONVERTER.copy()
-    converter.register_structure_hook(Model, lambda saved, _: _same(saved, model))
-    text = read_text(path)
-    body, mark, ending = text.rpartition(CHECKSUM)
-    record = convert.from_json(f"{body}}}" if mark else text, kind, str(path), InputError, converter)
-    if mark + ending.rstrip() != _ending(body):
-        raise InputError(f"{path} was changed after it was saved; save the result again.")
-    return record
 
 
 def _packed(x: Tensor) -> dict[str, Any]:

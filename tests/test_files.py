@@ -250,7 +250,12 @@ def test_a_changed_circuit_is_refused(model, tmp_path):
     place = tmp_path / "a.json"
     circuit(model, PROMPT, counterfactual=OTHER, nodes=5).save(place)
     whole = json.loads(place.read_text())
-    for change in ({"relevances": []}, {"nodes": whole["nodes"][1:]}, {"made_with": {}}, {"effect": whole["patterns"]}):
+    for change in (
+        {"relevances": []},
+        {"nodes": whole["nodes"][1:]},
+        {"made_with": {}},
+        {"effect": whole["contribution"]},
+    ):
         place.write_text(json.dumps(whole | change, ensure_ascii=False))
         with pytest.raises(InputError, match="changed after it was saved"):
             Graph.load(place, model)

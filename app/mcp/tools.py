@@ -159,7 +159,7 @@ class Tools:
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
         control = removing(model, read, relevance)
         explanation = Explanation.of(model, relevance, removed=control)
-        rows = _largest(list(map(vars, explanation.tokens)), k, "relevance")
+        rows = _largest(explanation.tokens, k, "relevance")
         return self._explained("tokens", explanation, control, tokens=rows)
 
     @tool
@@ -197,7 +197,7 @@ class Tools:
         relevance = explanation.relevance
         lists = {
             "neurons": [node.to_dict() for node in explanation.nodes],
-            "tokens": list(map(vars, explanation.tokens)),
+            "tokens": explanation.tokens,
         }
         lists = {name: every for name, every in lists.items() if every}
         files = {"json": explanation.to_json, "html": explanation.to_html}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -189,8 +189,8 @@ class _Sums:
 
 def _largest(sites: dict[str, Tensor]) -> set[int]:
     """The `NODES` largest by size, as places among those of all sites."""
-    values = torch.cat([x.flatten() for x in sites.values()]).abs_().neg_().numpy() if sites else numpy.zeros(0)
-    return set(numpy.argpartition(values, min(NODES, len(values)) - 1)[:NODES].tolist()) if len(values) else set()
+    values = torch.cat([x.flatten() for x in sites.values()]).abs_() if sites else torch.zeros(0)
+    return set(values.topk(min(NODES, len(values))).indices.tolist())
 
 
 def _overlap(tops: Sequence[set[int]]) -> float | None:
@@ -250,11 +250,10 @@ def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> 
     for pair in pairs:
         one, other = pair.rows([0]), pair.rows([1])
         there = _read(request, other)
-        shares = _aligned(one, other, here.sinks, there.sinks)
-        reads = [
-            y if one.batch.pixels is not None else share.to(y) @ y
-            for y, share in zip(there.inputs, _by_stack(one, other, shares), strict=True)
-        ]
+        blocks = _aligned(one, other, here.sinks, there.sinks)
+        shares, reads = torch.block_diag(*blocks), there.inputs
+        if one.batch.pixels is None:
+            reads = [share.to(y) @ y for y, share in zip(reads, blocks, strict=True)]
         stands = {
             site: torch.einsum("st,ltn->lsn", shares.to(x), x)[:, recorded] for site, x in there.activation.items()
         }
@@ -275,29 +274,22 @@ def _read(request: AttributionRequest, one: Objective) -> _Here:
     return _Here([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
 
 
-def _aligned(one: Objective, other: Objective, sinks: Sequence[int], other_sinks: Sequence[int]) -> Tensor:
-    """(T, T') what stands for each token, the encoder's for the encoder's and the decoder's for the decoder's."""
+def _aligned(one: Objective, other: Objective, sinks: Sequence[int], other_sinks: Sequence[int]) -> list[Tensor]:
+    """(T, T') for each stack: the shares of the other prompt's tokens that stand for each token."""
     if one.batch.pixels is not None:
-        return torch.eye(len(one.batch.columns(0)))
+        return [torch.eye(len(one.batch.columns(0)))]
     blocks = []
     for (start, end), (there, until) in zip(_stacks(one), _stacks(other), strict=True):
         own = [place - start for place in sinks if start <= place < end]
         theirs = [place - there for place in other_sinks if there <= place < until]
         blocks.append(alignment(one.batch.row_ids(0)[start:end], other.batch.row_ids(0)[there:until], own, theirs))
-    return torch.block_diag(*blocks)
+    return blocks
 
 
 def _stacks(one: Objective) -> list[tuple[int, int]]:
-    """Where the tokens of each stack begin and end."""
+    """The positions where the tokens of each stack begin and end."""
     read, count = one.batch.lengths[0], len(one.batch.columns(0))
     return [(0, read), (read, count)] if one.batch.decoder else [(0, count)]
-
-
-def _by_stack(one: Objective, other: Objective, shares: Tensor) -> list[Tensor]:
-    return [
-        shares[start:end, there:until]
-        for (start, end), (there, until) in zip(_stacks(one), _stacks(other), strict=True)
-    ]
 
 
 def _between(
@@ -338,7 +330,7 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
     if len(ids) == len(other):
         return torch.eye(len(ids))
     before = _common(ids, other)
-    behind = min(_common(ids[::-1], other[::-1]), min(len(ids), len(other)) - before)
+    behind = min(_common(ids[::-1], other[::-1]), len(ids) - before, len(other) - before)
     shares = torch.zeros(len(ids), len(other))
     for place in range(before):
         shares[place, place] = 1
@@ -362,7 +354,4 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
 
 def _common(ids: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens are the same from the beginning on."""
-    count = 0
-    while count < min(len(ids), len(other)) and ids[count] == other[count]:
-        count += 1
-    return count
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ids, other, strict=False))))

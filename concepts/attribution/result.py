@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from icebear.concepts import files
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
 from icebear.concepts.attribution.ranking import NeuronScores, Position, Ranking
+from icebear.concepts.files import SavedResult
 from icebear.concepts.lrp.positions import Reading, over_layers
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.images import ImageMap
@@ -105,7 +104,7 @@ class Rather:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relevance(Tabled):
+class Relevance(SavedResult, Tabled):
     """Signed relevance of one prompt's tokens and neurons for one target."""
 
     tokens: Tensor
@@ -137,9 +136,6 @@ class Relevance(Tabled):
             f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{counterfactual}"
             f", {self.method!r}; {shapes or 'no neurons'}>"
         )
-
-    def __eq__(self, other: object) -> bool:
-        return files.same(self, other)
 
     def __hash__(self) -> int:
         return hash((self.prompt, self.target_text))
@@ -349,15 +345,6 @@ class Relevance(Tabled):
         ]
         names = ["prompt", "target", "contrast", "neuron", "layer", "site", "index", "position", "token", "polarity"]
         return pandas.DataFrame(rows, columns=[*names, *numbers]).astype(dict.fromkeys(numbers, float))
-
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """All of it as a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path, overwrite)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Relevance:
-        """What `save` wrote. Raises `InputError`."""
-        return files.load(cls, path)
 
     def to_html(self) -> str:
         """A self-contained HTML page: the heatmap, the prediction and the top neurons."""

@@ -89,10 +89,6 @@ def _cuts(pieces: Sequence[str], split: Callable[[str], list[str]], start: int) 
     return [start + place for place in range(1, len(where)) if where[place] > where[place - 1]]
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\s*\S+|\s+", text)
-
-
 def _sentences(text: str) -> list[str]:
     """With the spaces behind them."""
     need("index")
@@ -107,14 +103,10 @@ def _sentences(text: str) -> list[str]:
     return sentences
 
 
-def _documents(text: str) -> list[str]:
-    return re.findall(r"(?s).+?(?:\n\s*\n|$)", text)
-
-
 SPLIT: dict[str, Callable[[str], list[str]]] = {
     "token": list,
-    "word": _words,
+    "word": re.compile(r"\s*\S+|\s+").findall,
     "sentence": _sentences,
     "turn": lambda text: [text],
-    "document": _documents,
+    "document": re.compile(r"(?s).+?(?:\n\s*\n|$)").findall,
 }

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import pandas
 import torch
 from torch import Tensor
 
-from icebear.concepts import files
 from icebear.concepts.attribution.controls import Ablation, ablated
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks, drawing, neuronpedia
@@ -22,6 +20,7 @@ from icebear.concepts.circuits import records as parts
 from icebear.concepts.circuits.groups import DISTANCE, grouped
 from icebear.concepts.circuits.nodes import column, pair_of, patchable
 from icebear.concepts.circuits.records import Edge, EdgeFaithfulness, Group, GroupAblation, Node
+from icebear.concepts.files import SavedResult
 from icebear.concepts.models.model import Model
 from icebear.convert import Tabled
 from icebear.edits import Edit
@@ -37,7 +36,7 @@ EDGE_THRESHOLD = 0.98
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Graph(Tabled):
+class Graph(SavedResult, Tabled):
     """The circuit of an answer: the neurons that make it, and the direct edges between them.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
@@ -63,9 +62,6 @@ class Graph(Tabled):
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
-
-    def __eq__(self, other: object) -> bool:
-        return files.same(self, other)
 
     def __hash__(self) -> int:
         return hash((self.relevances, self.nodes))
@@ -315,15 +311,6 @@ class Graph(Tabled):
     def to_json(self) -> str:
         """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
-
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write the whole graph to a JSON file, for `load`. Raises `InputError`."""
-        files.save(self, path, overwrite)
-
-    @classmethod
-    def load(cls, path: str | Path, model: Model) -> Graph:
-        """Read a graph that `save` wrote, with the model that it was made with. Raises `InputError`."""
-        return files.load(cls, path, model)
 
     def to_neuronpedia(self, slug: str = "icebear") -> str:
         """Return the file of circuit-tracer and Neuronpedia. Raises `InputError`.
