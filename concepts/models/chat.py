@@ -257,7 +257,21 @@ def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
     if role is not None:
         found.append((role, begun, first, len(text), len(text)))
     ends = list(accumulate(map(len, pieces), initial=0))
-    return tuple(_turn(marks, text, ends, *one) for one in found)
+    count = len(pieces)
+
+    def token(character: int) -> int:
+        """Return the first one that begins there or goes beyond."""
+        here = (at for at in range(count) if ends[at] >= character or ends[at + 1] > character)
+        return next(here, count)
+
+    made = []
+    for role, begun, first, last, stop in found:
+        if role == "system" and marks.default and text[first:last].strip() == marks.default:
+            first = last  # the template's own text is no message
+        opened = token(first)
+        closed = max(opened, next((at for at in range(count) if ends[at] >= last), count))
+        made.append(Turn(role, token(begun), opened, closed, token(stop) if stop < len(text) else count))
+    return tuple(made)
 
 
 def _pattern(marks: Marks) -> str:
@@ -272,24 +286,6 @@ def _pattern(marks: Marks) -> str:
         return optional(before) + re.escape(core) + optional(behind)
 
     return "|".join(loose(mark) for mark in sorted((*marks.opens, *marks.closes), key=len, reverse=True))
-
-
-def _turn(
-    marks: Marks, text: str, ends: Sequence[int], role: str, begun: int, first: int, last: int, stop: int
-) -> Turn:
-    """By characters; what the template itself put in for a message is no message."""
-
-    def token(character: int) -> int:
-        """The first one that begins there or goes beyond."""
-        here = (at for at in range(count) if ends[at] >= character or ends[at + 1] > character)
-        return next(here, count)
-
-    count = len(ends) - 1
-    if role == "system" and marks.default and text[first:last].strip() == marks.default:
-        first = last
-    opened = token(first)
-    closed = max(opened, next((at for at in range(count) if ends[at] >= last), count))
-    return Turn(role, token(begun), opened, closed, token(stop) if stop < len(text) else count)
 
 
 def other_prompt(prompt: Any, text: str | None) -> Any:

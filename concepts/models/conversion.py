@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.cache import cache_folder, cached, ensure, sha256
+from icebear.concepts.models.presets import Preset
 from icebear.errors import ModelError
 
 
@@ -24,10 +25,12 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     if cached(folder):
         return folder
     room = sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors) * dtype.itemsize
-    return ensure(folder, lambda made: from_gguf([path], made, str(path), dtype), what=path.name, room=room)
+    return ensure(folder, lambda made: from_gguf([path], made, None, dtype), what=path.name, room=room)
 
 
-def from_gguf(parts: Sequence[Path], folder: Path, name: str, dtype: torch.dtype = torch.float32) -> None:
+def from_gguf(
+    parts: Sequence[Path], folder: Path, preset: Preset | None = None, dtype: torch.dtype = torch.float32
+) -> None:
     """Convert a GGUF file, which takes half a minute; float32 holds every de-quantised value exactly."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,48 +39,37 @@ def from_gguf(parts: Sequence[Path], folder: Path, name: str, dtype: torch.dtype
     # The weights are plain by now, but transformers refuses to save what it still calls quantized.
     net.hf_quantizer = None
     del net.config.quantization_config
-    net.config._name_or_path = name
+    net.config._name_or_path = preset.name if preset else str(file)
     net.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
-def flan_t5_small(parts: Sequence[Path], folder: Path, name: str) -> None:
+def flan_t5_small(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
     """Encoder and decoder as ONNX graphs with int8 weights, and a tokenizer."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     encoder, decoder, tokenizer = parts
-    config = T5Config(
-        vocab_size=32128,
-        d_model=512,
-        d_ff=1024,
-        num_layers=8,
-        num_heads=6,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        decoder_start_token_id=0,
-    )
+    config = T5Config(**preset.config)
     net = T5ForConditionalGeneration(config)
     config.tie_word_embeddings = False  # transformers ties T5's unembedding whatever one says
     net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
     weights = {f"encoder.{path.removeprefix('enc.')}": w for path, w in onnx_weights(encoder).items()}
     weights |= {path.removeprefix("m."): w for path, w in onnx_weights(decoder).items()}
     weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
-    _save(net, weights, folder, name)
-    _save_tokenizer(tokenizer, folder, eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    _save(net, weights, tokenizer, folder, preset)
 
 
-def distilbert_tagger(parts: Sequence[Path], folder: Path, name: str) -> None:
+def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
     """An ONNX graph with int8 weights, a tokenizer and the list of labels."""
     from transformers import DistilBertConfig, DistilBertForTokenClassification
 
     graph, tokenizer, labels = parts
     tags = json.loads(labels.read_text(encoding="utf-8"))["tags"]
+    labels_by_id = dict(enumerate(tags))
     config = DistilBertConfig(
-        vocab_size=28996, id2label=dict(enumerate(tags)), label2id={tag: number for number, tag in enumerate(tags)}
+        **preset.config, id2label=labels_by_id, label2id={tag: n for n, tag in labels_by_id.items()}
     )
-    _save(DistilBertForTokenClassification(config), onnx_weights(graph), folder, name)
-    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
-    _save_tokenizer(tokenizer, folder, **special, pad_token="[PAD]")
+    _save(DistilBertForTokenClassification(config), onnx_weights(graph), tokenizer, folder, preset)
 
 
 CONVERSIONS = {"gguf": from_gguf, "flan-t5-small": flan_t5_small, "distilbert-tagger": distilbert_tagger}
@@ -115,21 +107,18 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _save(net: Any, weights: dict[str, Tensor], folder: Path, name: str) -> None:
+def _save(net: Any, weights: dict[str, Tensor], tokenizer_file: Path, folder: Path, preset: Preset) -> None:
+    """Save the network, and the tokenizer without the truncation and padding that the package's own use asks for."""
+    from transformers import PreTrainedTokenizerFast
+
     wanted = net.state_dict()
     lacking = [path for path in wanted if path not in weights or weights[path].shape != wanted[path].shape]
     if lacking:
-        raise ModelError(f"{name} lacks the weights {', '.join(lacking[:3])}; the package has changed.")
+        raise ModelError(f"{preset.name} lacks the weights {', '.join(lacking[:3])}; the package has changed.")
     net.load_state_dict({path: weights[path] for path in wanted})
-    net.config._name_or_path = name
+    net.config._name_or_path = preset.name
     net.save_pretrained(folder)
-
-
-def _save_tokenizer(file: Path, folder: Path, **special: str) -> None:
-    """Without the truncation and padding that the package's own use asks for."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), **special)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **preset.special_tokens)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(folder)

@@ -66,17 +66,14 @@ def weight_of(module: Any) -> Tensor:
 
 def named_weights(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """As `named_parameters`, with weights that are offloaded."""
-    names = {name for name, _ in net.named_parameters()} - _tied(net)
+    # Names of parameters that are others' too, which offloaded ones no longer show.
+    tied = set(getattr(net, "all_tied_weights_keys", {})) if offloaded(net) else set()
+    names = {name for name, _ in net.named_parameters()} - tied
     for path, module in net.named_modules():
         with present(module):
             for name, parameter in module.named_parameters(path, recurse=False):
                 if name in names:
                     yield name, parameter.detach()
-
-
-def _tied(net: Any) -> set[str]:
-    """Names of parameters that are others' too; offloaded ones no longer show it."""
-    return set(getattr(net, "all_tied_weights_keys", {})) if offloaded(net) else set()
 
 
 def input_device(net: Any) -> torch.device:

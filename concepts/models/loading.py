@@ -175,14 +175,12 @@ def _loading_error(name: str, error: Exception) -> IcebearError:
 
 def _device(name: str) -> torch.device:
     available = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if name == "auto":
-        return torch.device(available[0])
     try:
-        device = torch.device(text_of(name))
+        device = torch.device(available[0] if name == "auto" else text_of(name))
     except RuntimeError:
-        raise UnknownName("device", name, available, f"This machine has {', '.join(available)}.") from None
-    if device.type not in available:
-        raise InputError(f"This machine has no {name} device; use --device {available[0]}.")
+        device = None
+    if device is None or device.type not in available:
+        raise UnknownName("device", name, available, f"This machine has {', '.join(available)}.")
     return device
 
 

