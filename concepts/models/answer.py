@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -75,10 +76,10 @@ class Answer:
         if at < 0:
             raise InputError(f"{phrase!r} is no part of the answer {self.text!r}; name one of its phrases, or tokens.")
         ends = list(accumulate(map(len, self.token_strings)))
-        first = next(place for place, end in enumerate(ends) if end > at)
+        first = bisect_right(ends, at)
         while first and not self.token_strings[first - 1]:  # the first bytes of a character
             first -= 1
-        return first, 1 + next(place for place, end in enumerate(ends) if end >= at + len(words))
+        return first, 1 + bisect_left(ends, at + len(words))
 
     def before(self, place: int) -> list[int]:
         """All that was read when a token was its turn."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +213,7 @@ def marks_of(tokenizer: Any) -> Marks | None:
     one, both, three = written("user"), written("user", "assistant"), written("user", "assistant", "user")
     if not (one and both and three):
         return None
-    closed, ended = _shared(one[1], three[1]), _shared(both[2], three[2])
+    closed, ended = commonprefix([one[1], three[1]]), commonprefix([both[2], three[2]])  # noqa: RUF071
     answering, asking = three[1][len(closed) :], three[2][len(ended) :]
     if not asking.strip():
         return None
@@ -229,12 +231,6 @@ def marks_of(tokenizer: Any) -> Marks | None:
             default = one[0].partition(named.strip())[2].partition(close.strip())[0].strip()
     follows = None if answering.strip() else "assistant"
     return Marks(opens, tuple(text for text in dict.fromkeys(closes) if text.strip()), follows, default)
-
-
-def _shared(one: str, other: str) -> str:
-    """What both begin with."""
-    count = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    return one[:count] if count is not None else min(one, other, key=len)
 
 
 def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
@@ -257,33 +253,28 @@ def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
     if role is not None:
         found.append((role, begun, first, len(text), len(text)))
     ends = list(accumulate(map(len, pieces), initial=0))
-    count = len(pieces)
 
     def token(character: int) -> int:
-        """Return the first one that begins there or goes beyond."""
-        here = (at for at in range(count) if ends[at] >= character or ends[at + 1] > character)
-        return next(here, count)
+        """Return the first token that begins at a character or contains it."""
+        return min(bisect_left(ends, character), bisect_right(ends, character) - 1)
 
     made = []
     for role, begun, first, last, stop in found:
         if role == "system" and marks.default and text[first:last].strip() == marks.default:
             first = last  # the template's own text is no message
         opened = token(first)
-        closed = max(opened, next((at for at in range(count) if ends[at] >= last), count))
-        made.append(Turn(role, token(begun), opened, closed, token(stop) if stop < len(text) else count))
+        closed = max(opened, bisect_left(ends, last))
+        made.append(Turn(role, token(begun), opened, closed, token(stop) if stop < len(text) else len(pieces)))
     return tuple(made)
 
 
 def _pattern(marks: Marks) -> str:
-    """The longest mark first; of the spaces that a template writes beside it each may be lacking."""
-
-    def optional(spaces: str) -> str:
-        return f"(?:{re.escape(spaces)})?" if spaces else ""
+    """Match the longest mark first; the spaces around a mark are optional."""
 
     def loose(mark: str) -> str:
         core = mark.strip()
-        before, _, behind = mark.partition(core)
-        return optional(before) + re.escape(core) + optional(behind)
+        before, after = map(re.escape, mark.split(core, 1))
+        return f"(?:{before})?{re.escape(core)}(?:{after})?"
 
     return "|".join(loose(mark) for mark in sorted((*marks.opens, *marks.closes), key=len, reverse=True))
 
