@@ -135,7 +135,7 @@ class Explanation(Tabled):
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
         words = projections(model, (row.neuron for row in rows), WORDS)
         known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
-        significant = {pair: meaning for pair, meaning in known.items() if meaning.clear}
+        significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
         nodes = tuple(
             ExplainedNode(
                 row,

@@ -41,7 +41,7 @@ class LabelTables:
         rows = (
             (
                 *(m.neuron.layer, m.neuron.site, m.neuron.index, "+-".index(m.polarity)),
-                *(m.kind, m.text, m.by, m.score, m.p, m.clear, json.dumps(m.record, ensure_ascii=False)),
+                *(m.kind, m.text, m.by, m.score, m.p, m.significant, json.dumps(m.record, ensure_ascii=False)),
             )
             for m in meanings
         )
@@ -59,12 +59,12 @@ class LabelTables:
 
     def all_meanings(self) -> list[Meaning]:
         """All automatic labels, without their records."""
-        query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, clear, '{}' FROM meanings"
+        query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, significant, '{}' FROM meanings"
         return list(map(_meaning, self.file.database.execute(query)))
 
     def significant(self) -> list[tuple[int, str, str, float]]:
         """Neuron id, polarity, text and score of the automatic labels that are significant, the best first."""
-        query = "SELECT id, polarity, text, score FROM meanings JOIN neurons USING (layer, site, idx) WHERE clear"
+        query = "SELECT id, polarity, text, score FROM meanings JOIN neurons USING (layer, site, idx) WHERE significant"
         rows = self.file.database.execute(f"{query} ORDER BY score DESC, id, polarity")
         return [(number, "+-"[polarity], text, score) for number, polarity, text, score in rows]
 
@@ -78,10 +78,10 @@ class LabelTables:
         if row:
             return row[0]
         meaning = self.meanings([neuron]).get((neuron, polarity))
-        return meaning.badge if meaning and meaning.clear else None
+        return meaning.badge if meaning and meaning.significant else None
 
 
 def _meaning(row: tuple) -> Meaning:
-    layer, site, idx, polarity, kind, text, by, score, p, clear, record = row
+    layer, site, idx, polarity, kind, text, by, score, p, significant, record = row
     neuron = Neuron(layer, site, idx)
-    return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(clear), json.loads(record))
+    return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), json.loads(record))

@@ -78,8 +78,8 @@ CREATE TABLE classes (
     PRIMARY KEY (neuron, polarity)
 ) WITHOUT ROWID;
 
--- the norm of the neuron's W2 row, times the final norm's gain
-CREATE TABLE w2_norms (
+-- the norm of the neuron's W_out row, times the final norm's gain
+CREATE TABLE w_out_norms (
     neuron INTEGER PRIMARY KEY REFERENCES neurons,
     norm REAL NOT NULL
 );
@@ -116,7 +116,7 @@ CREATE TABLE meanings (
     by TEXT NOT NULL,
     score REAL NOT NULL,
     p REAL NOT NULL,
-    clear INTEGER NOT NULL,
+    significant INTEGER NOT NULL,
     record TEXT NOT NULL,
     PRIMARY KEY (layer, site, idx, polarity)
 ) WITHOUT ROWID;

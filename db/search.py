@@ -23,7 +23,7 @@ MATCHING = 50
 """Sentences of the corpus that stand for a text."""
 RANK_CONSTANT = 60
 """Of reciprocal rank fusion (Cormack et al. 2009): a list gives 1 / (60 + rank)."""
-NEAR = {"writes": "w2", "reads": "w1", "examples": "examples"}
+NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
 """What neurons are compared by -> the vectors' name."""
 DRAWS = 20
 """Random neurons whose nearest ones are what a list of the nearest has to be compared with."""
@@ -60,7 +60,7 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
 
 
 def _by_output(store: Store, words: list[str]) -> Candidates:
-    tokens, rows = store.vectors.get("tokens"), store.vectors.get("w2")
+    tokens, rows = store.vectors.get("tokens"), store.vectors.get("w_out")
     query = np.zeros(tokens.d, dtype=np.float32)
     known = []
     for word in words:
@@ -159,7 +159,7 @@ def vocabulary(store: Store, neuron: Neuron | str, k: int) -> Projection:
     """See `Store.vocabulary`."""
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.neurons.id(neuron)
-    row = store.vectors.w2_norm(neuron) * store.vectors.get("w2").reconstruct(identity)
+    row = store.vectors.w_out_norm(neuron) * store.vectors.get("w_out").reconstruct(identity)
     tokens = store.vectors.get("tokens")
     ids, logits = vectors.products(tokens, row, tokens.ntotal)
     z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)

@@ -1,7 +1,7 @@
 """All FAISS: exact inner-product indexes in files beside the store, and what belongs to them in its tables.
 
-w2        what neurons write, by neuron id
-w1        what neurons read (of a gated FFN the gate), by neuron id
+w_out     what neurons write, by neuron id
+w_in      what neurons read (of a gated FFN the gate), by neuron id
 examples  the mean vector of the sentences that drive a neuron, by 2 * neuron id + (polarity is -)
 tokens    the unembedding, by token id
 """
@@ -25,7 +25,7 @@ from icebear.extras import need
 from icebear.records import Neuron
 from icebear.values import whole
 
-NAMES = ("w2", "w1", "examples", "tokens")
+NAMES = ("w_out", "w_in", "examples", "tokens")
 MARK = b"icebear vectors "
 """Behind what FAISS wrote; then the file's identity follows, the SHA-256 of what is before the mark."""
 TAIL = len(MARK) + 32
@@ -33,7 +33,7 @@ TAIL = len(MARK) + 32
 
 
 class VectorFiles:
-    """The files; the tables `vectors`, `w2_norms` and `tokens`."""
+    """The files; the tables `vectors`, `w_out_norms` and `tokens`."""
 
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
@@ -92,8 +92,8 @@ class VectorFiles:
 
     # --- what turns a product with W2 into logits -------------------------------------------------------
 
-    def w2_norm(self, neuron: Neuron | str) -> float:
-        query = "SELECT norm FROM w2_norms WHERE neuron = ?"
+    def w_out_norm(self, neuron: Neuron | str) -> float:
+        query = "SELECT norm FROM w_out_norms WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
         if row is None:
             raise self.missing()
@@ -108,7 +108,7 @@ class VectorFiles:
     def set_norms(self, norms: Iterable[float], spreads: Sequence[tuple[float, float] | None]) -> None:
         """The lengths of the W2 rows, in order of neuron id; `Projection.typical` of each layer."""
         with self.file.writing():
-            self.file.refill("w2_norms", enumerate(norms))
+            self.file.refill("w_out_norms", enumerate(norms))
             self.file.facts.set({"typical": spreads})
 
     # --- the vocabulary, and the mean of all sentences --------------------------------------------------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-FORMAT = 1
+FORMAT = 2
 
 Record = TypeVar("Record")
 
@@ -91,7 +91,10 @@ def from_json(
 def _structured(
     data: Any, kind: type[Record], source: str, error: type[IcebearError], converter: Converter = CONVERTER
 ) -> Record:
-    if not isinstance(data, dict) or data.get(_name(kind)) != FORMAT:
+    version = data.get(_name(kind)) if isinstance(data, dict) else None
+    if version != FORMAT:
+        if isinstance(version, int):
+            raise error(f"{source} has the format {version} of another icebear, not {FORMAT}; make it again.")
         name = kind.__name__.lower()
         raise error(f"{source} is not an icebear {name}: it lacks {_name(kind)!r}: {FORMAT}.")
     try:

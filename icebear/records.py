@@ -166,7 +166,7 @@ class Meaning:
     """the AUROC of the label for those that drive the neuron furthest (chance 0.5)."""
     p: float
     """The share of what chance gives, through the same choice, that is as good."""
-    clear: bool
+    significant: bool
     """Whether the score passes its bar and 95 % of what chance gives."""
     record: dict[str, Any]
     """All that was measured."""
@@ -174,7 +174,7 @@ class Meaning:
     @property
     def badge(self) -> str:
         """The label with its score, or that there is none, for a table's cell."""
-        return f"{self.text} ({self.score:.2f})" if self.clear else "no clear meaning"
+        return f"{self.text} ({self.score:.2f})" if self.significant else "no significant label"
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "neuron": str(self.neuron)}

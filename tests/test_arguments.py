@@ -257,7 +257,7 @@ DOORS = {
     "examples.polarity": (lambda at, x: at.store.examples(neuron(3), x), (*NO_SIGN, None)),
     "examples.k": (lambda at, x: at.store.examples(neuron(3), "+", x), NO_COUNT),
     "classes": (lambda at, x: at.store.neurons.classes(x), NO_NEURON),
-    "w2_norm": (lambda at, x: at.store.vectors.w2_norm(x), NO_NEURON),
+    "w_out_norm": (lambda at, x: at.store.vectors.w_out_norm(x), NO_NEURON),
     "label": (lambda at, x: at.store.labels.own(x), NO_NEURON),
     "set_label.neuron": (lambda at, x: at.store.labels.set_own(x, "ice"), NO_NEURON),
     "set_label.text": (lambda at, x: at.store.labels.set_own(neuron(3), x), (3, None, ["ice"])),

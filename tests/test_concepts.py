@@ -273,7 +273,7 @@ def test_saved_and_loaded_is_the_same_to_the_bit(found, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"icebear_concept": 1}', '{"icebear_concept": 2, "parts": []}', "[" * 100_000],
+    ["", "[]", '{"icebear_concept": 2}', '{"icebear_concept": 1, "parts": []}', "[" * 100_000],
 )
 def test_what_is_no_concept_is_told(text):
     with pytest.raises(RecipeError):

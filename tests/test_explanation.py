@@ -43,7 +43,7 @@ def test_a_label_is_shown_only_if_it_is_significant(model, corpus, tmp_path):
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=4)
         store.labels.set_meanings(
-            [meaning, replace(meaning, neuron=second.neuron, polarity=second.polarity, clear=False)]
+            [meaning, replace(meaning, neuron=second.neuron, polarity=second.polarity, significant=False)]
         )
         result = Explanation.of(model, relevance, Ranking(2, "ffn"), store=store)
     assert [node.meaning for node in result.nodes] == [meaning, None]

@@ -168,7 +168,7 @@ def tensor(**parts):
 
 
 HOSTILE = {
-    "another version": change(icebear_relevance=2),
+    "another version": change(icebear_relevance=1),
     "another kind": lambda told: told.update(icebear_card=told.pop("icebear_relevance")),
     "a part too much": change(code="print()"),
     "a part too little": lambda told: told.pop("tokens"),
@@ -351,7 +351,7 @@ def test_an_evaluation_as_a_table(tmp_path):
     with pytest.raises(InputError):
         report.load(tmp_path)
     (tmp_path / "results.json").write_text('{"icebear_results": 2}')
-    with pytest.raises(InputError, match="'icebear_results': 1"):
+    with pytest.raises(InputError, match="'icebear_results': 2"):
         report.load(tmp_path)
 
 

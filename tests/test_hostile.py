@@ -16,7 +16,7 @@ from icebear.actmax.index import build as index
 from icebear.app.cli.main import main
 from icebear.concepts import calibration
 
-RECIPE = {"icebear_recipe": 1, "name": "r", "model_name": "tiny", "model_fingerprint": "", "edits": ["L1.ffn.3=2"]}
+RECIPE = {"icebear_recipe": 2, "name": "r", "model_name": "tiny", "model_fingerprint": "", "edits": ["L1.ffn.3=2"]}
 
 LINES = r"""
 explain --model tiny ""

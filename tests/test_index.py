@@ -283,7 +283,7 @@ def _shards(path, count):
     "moments",
     [
         [lambda path: _shards(path, 1), lambda path: _shards(path, 3), lambda path: _shards(path, 4)],
-        [lambda path, name=name: Path(f"{path}.{name}.faiss").exists() for name in ("w2", "examples")],
+        [lambda path, name=name: Path(f"{path}.{name}.faiss").exists() for name in ("w_out", "examples")],
     ],
     ids=["across shards", "during vectors"],
 )

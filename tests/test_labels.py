@@ -104,17 +104,17 @@ def test_planted_neurons_get_the_right_label(indexed):
         label_neurons(model, store, [WORD, TOPIC, POSITION])
         found = store.labels.meanings([WORD, TOPIC, POSITION])
         word, topic, position = (found[neuron, "+"] for neuron in (WORD, TOPIC, POSITION))
-        assert (word.kind, word.text, word.by, word.clear) == ("tokens", "' zebra'", "token", True)
-        assert (position.kind, position.text, position.clear) == ("position", "the third token", True)
+        assert (word.kind, word.text, word.by, word.significant) == ("tokens", "' zebra'", "token", True)
+        assert (position.kind, position.text, position.significant) == ("position", "the third token", True)
         assert min(word.score, position.score) > 0.95  # a tenth of all tokens are third ones
         assert topic.kind in ("topic", "words")
-        assert topic.clear
+        assert topic.significant
         assert topic.score > 0.9
         assert set(re.findall(r"\w+", topic.text)) & set(WORDS[2:]) <= set(TOPICS["song"]) | {"about", "with"}
         assert clearest(store.labels.all_meanings())[0].neuron in (WORD, POSITION)
         card = describe(store, WORD, model)
-        assert [e.token_text for e in card.held_out["+"]["found"]] == [" zebra"] * 4
-        assert all(part_of(e.sentence.title) == "test" for e in card.held_out["+"]["found"])
+        assert [e.token_text for e in card.held_out["+"]["hits"]] == [" zebra"] * 4
+        assert all(part_of(e.sentence.title) == "test" for e in card.held_out["+"]["hits"])
         assert "' zebra' (1.00 by token)" in html.unescape(card.to_html())
 
 
@@ -143,7 +143,7 @@ def test_a_new_kind_is_one_class_and_its_line(indexed, tmp_path, monkeypatch):
         label_neurons(model, store, [WORD, POSITION])
         labels = store.labels.meanings([WORD, POSITION])
         word = labels[WORD, "+"]
-        assert (word.kind, word.text, word.by, word.clear) == ("stripes", "animals with stripes", "token", True)
+        assert (word.kind, word.text, word.by, word.significant) == ("stripes", "animals with stripes", "token", True)
         assert labels[POSITION, "+"].kind == "position"
 
 
@@ -152,7 +152,7 @@ def test_a_head_is_labelled_by_what_it_attends_to(indexed):
     with open_store(path) as store:
         label_neurons(model, store, [HEAD, WORD])
         head = store.labels.meanings([HEAD])[HEAD, "+"]
-        assert (head.kind, head.text, head.clear) == ("tokens", "' zebra'", True)
+        assert (head.kind, head.text, head.significant) == ("tokens", "' zebra'", True)
         assert head.score > 0.97
         assert store.controls.get(control_name(0, heads=True))["labels"]
         x = prepared(model, store)["test"]
@@ -232,7 +232,7 @@ def test_ones_own_label_is_scored(indexed):
     with open_store(path) as store:
         right, wrong = (score_label(model, store, WORD, text)[0] for text in ("the zebra", "a courtak"))
         assert right.score > 0.97 > 0.6 > wrong.score
-        assert not wrong.clear
+        assert not wrong.significant
         with pytest.raises(InputError, match="words"):
             score_label(model, store, WORD, "...")
         store.labels.set_own(WORD, "stripes", [right])

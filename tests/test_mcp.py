@@ -344,8 +344,8 @@ def test_without_a_folder_there_are_no_files(session):
     [
         ("{", "JSON"),
         ("[" * 10_000, "JSON"),
-        ('{"icebear_concept": 1, "parts": [{"neuron": "L1.ffn.3"}]}', "bad part"),
-        ('{"icebear_recipe": 1}', "not an icebear concept"),
+        ('{"icebear_concept": 2, "parts": [{"neuron": "L1.ffn.3"}]}', "bad part"),
+        ('{"icebear_recipe": 2}', "not an icebear concept"),
     ],
 )
 def test_hostile_json_in_the_folder_is_refused(session, text, says):

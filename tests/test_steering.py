@@ -167,17 +167,17 @@ def test_a_recipe_reads_back_and_fits_one_model(llama, smol, tmp_path):
     [
         ("{", "not JSON"),
         ("[]", "not an icebear recipe"),
-        ('{"icebear_recipe": 1}', "lacks 'name'"),
+        ('{"icebear_recipe": 2}', "lacks 'name'"),
         (
-            '{"icebear_recipe": 1, "name": "x", "model_name": "", "model_fingerprint": "", "edits": [3]}',
+            '{"icebear_recipe": 2, "name": "x", "model_name": "", "model_fingerprint": "", "edits": [3]}',
             "3 is not an edit",
         ),
         (
-            '{"icebear_recipe": 1, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=nan"]}',
+            '{"icebear_recipe": 2, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=nan"]}',
             "finite",
         ),
         (
-            '{"icebear_recipe": 1, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=1"], '
+            '{"icebear_recipe": 2, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=1"], '
             '"provenance": 3}',
             "bad part",
         ),

@@ -152,7 +152,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
         for odd in ('" OR 1', "a*b NEAR (", "'; DROP TABLE neurons; --"):
             store.search(odd)
         assert store.count("neurons") == 60
-        for name in ("w2", "w1", "examples", "tokens"):
+        for name in ("w_out", "w_in", "examples", "tokens"):
             store.vectors.path(name).unlink()
             with pytest.raises(StoreError, match="index"):
                 store.search("bear")
@@ -214,7 +214,7 @@ def test_folders_that_cannot_be_written(model, corpus, tmp_path):
     with pytest.raises(StoreError), open_store("/proc/icebear.db", create=True) as store:
         store.facts.all()
     with pytest.raises(StoreError):
-        Store(tmp_path / "no" / "folder.db").vectors.save("w2", [np.ones((2, 3))])
+        Store(tmp_path / "no" / "folder.db").vectors.save("w_out", [np.ones((2, 3))])
 
 
 @contextlib.contextmanager
@@ -328,7 +328,7 @@ def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatc
         assert seen[-1] > seen[0]
 
 
-VECTORS = ("w2", "w1", "examples", "tokens")
+VECTORS = ("w_out", "w_in", "examples", "tokens")
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ def test_the_checksum_is_of_labels_and_vectors_too(model, twin_stores, tmp_path)
         seen = {store.checksum()}
         store.labels.set_own(Neuron(0, "ffn", 3), "a name")
         seen.add(store.checksum())
-        file = store.vectors.path("w2")
+        file = store.vectors.path("w_out")
         flipped = bytearray(file.read_bytes())
         flipped[-vectors.TAIL - 1] ^= 1
         file.write_bytes(flipped)

@@ -25,21 +25,21 @@ BLOCK = 4096
 def ensure_vectors(model: Model, store: Store) -> None:
     """Make those files of vectors beside the store that are not there; ids are neuron, example or token ids."""
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
-        "w2": lambda: _rows(model, store, written),
-        "w1": lambda: _rows(model, store, w1),
+        "w_out": lambda: _rows(model, store, written),
+        "w_in": lambda: _rows(model, store, w1),
         "examples": lambda: _example_vectors(store),
         "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }
     neurons, words = store.count("neurons"), vocabulary(model).out_features
-    counts = {"w2": neurons, "w1": neurons, "examples": 2 * neurons, "tokens": words}
+    counts = {"w_out": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
     made = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
         if name in made:
             store.vectors.save(name, make(), unit=name != "tokens")
     if made or store.controls.get("nearest") is None:
         measure_chance(store)
-    if not store.count("w2_norms"):
-        norms = (np.linalg.norm(rows, axis=1) for rows in makers["w2"]())
+    if not store.count("w_out_norms"):
+        norms = (np.linalg.norm(rows, axis=1) for rows in makers["w_out"]())
         store.vectors.set_norms(
             np.concatenate(list(norms)).tolist(), [typical(model, layer) for layer in range(model.layers)]
         )

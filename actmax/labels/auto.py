@@ -168,9 +168,9 @@ def held_out(label: Label, fired: Fires) -> dict[str, list[dict[str, Any]]]:
     driven = np.zeros(len(sample), dtype=bool)
     driven[sample.counted] = fired.tokens
     groups = {
-        "found": (driven & true, -1),
-        "left out": (driven & ~true, -1),
-        "false": (sample.counted & true & ~driven, 1),
+        "hits": (driven & true, -1),
+        "misses": (driven & ~true, -1),
+        "false_alarms": (sample.counted & true & ~driven, 1),
     }
     return {name: list(_furthest(fired, where, sign)) for name, (where, sign) in groups.items()}
 

@@ -7,9 +7,9 @@ from icebear.records import Meaning
 
 NOT_SCORED = "not labelled yet (icebear label --auto)"
 HELD_OUT = {
-    "found": "Where it fires furthest, and the label is true",
-    "left out": "Where it fires furthest, and the label is not true",
-    "false": "Where the label is true, and it does least",
+    "hits": "Where it fires furthest, and the label is true",
+    "misses": "Where it fires furthest, and the label is not true",
+    "false_alarms": "Where the label is true, and it does least",
 }
 """Of documents that the label was not made from."""
 FURTHEST = {"token": "the 1 % of tokens", "sentence": "the 5 % of sentences"}
@@ -22,7 +22,7 @@ def title(meaning: Meaning | None) -> str:
     if not meaning.kind:
         return meaning.text
     score = f"{meaning.score:.2f} by {meaning.by}"
-    if meaning.clear:
+    if meaning.significant:
         return f"{meaning.text} ({score})"
     return f"no clear meaning (nearest: {meaning.text}, {score})"
 

@@ -224,5 +224,5 @@ def clearest(meanings: Iterable[Meaning]) -> list[Meaning]:
     """The significant ones among all that were tried (Benjamini-Hochberg at 5 %), those above their bar and nulls by
     most first."""
     tried = list(meanings)
-    holding = [m for m, holds in zip(tried, accepted([m.p for m in tried]), strict=True) if holds and m.clear]
+    holding = [m for m, holds in zip(tried, accepted([m.p for m in tried]), strict=True) if holds and m.significant]
     return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))

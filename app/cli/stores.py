@@ -42,7 +42,7 @@ def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron
     """Return the significant automatic labels that a store has of neurons at polarities."""
     wanted = dict.fromkeys(pairs)
     labels = store.labels.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
-    return [labels[pair] for pair in wanted if pair in labels and labels[pair].clear]
+    return [labels[pair] for pair in wanted if pair in labels and labels[pair].significant]
 
 
 def labels_dict(labels: Sequence[Meaning]) -> dict[str, Any]:

@@ -346,7 +346,7 @@ def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
     parts: list[Any] = [Text(f"\nPolarity {polarity}: {score_text.title(meaning)}", "bold")]
     if meaning:
         parts += [Text(line, "dim") for line in score_text.measured(meaning)]
-    if meaning and meaning.clear:
+    if meaning and meaning.significant:
         parts += [_examples_table(">", score_text.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
     return Group(*parts)
 
@@ -377,7 +377,7 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
     """Automatic labels with their scores; those that are not significant are dim."""
     rows = []
     for row in labels:
-        text = Text(row.text) if row.clear else Text.assemble("no clear meaning; nearest: ", (row.text, "dim"))
+        text = Text(row.text) if row.significant else Text.assemble("no clear meaning; nearest: ", (row.text, "dim"))
         rows.append((str(row.neuron), row.polarity, text, row.by, f"{row.score:.2f}", f"{row.p:.3f}"))
     return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
 

@@ -85,12 +85,12 @@ class ConceptNeuron:
     mean: float
     """Over sentences of the corpus, of the neuron's mean in each; and its standard deviation:"""
     std: float
-    furthest: float
-    """The activation furthest to that side of all that were seen."""
+    max_activation: float
+    """The largest activation of that polarity that was seen."""
 
     def __post_init__(self) -> None:
         one_of(self.polarity, "polarity", POLARITIES)
-        for name in ("weight", "mean", "furthest"):
+        for name in ("weight", "mean", "max_activation"):
             real(getattr(self, name), f"The {name} of {self.neuron}")
         real(self.std, f"The standard deviation of {self.neuron}", POSITIVE)
 
@@ -268,12 +268,11 @@ class Concept(Saved, Tabled):
 
     def _edits(self, strength: float, where: str, decay: float, suppress: bool) -> list[Edit]:
         step = (-strength if suppress else strength) / max(part.weight for part in self.parts)
-        return [
-            Edit(
-                part.neuron, "add", step * part.weight * part.sign * max(part.sign * part.furthest, 0), "", where, decay
-            )
-            for part in self.parts
-        ]
+        edits = []
+        for part in self.parts:
+            value = step * part.weight * part.sign * max(part.sign * part.max_activation, 0)
+            edits.append(Edit(part.neuron, "add", value, "", where, decay))
+        return edits
 
     # --- shown ------------------------------------------------------------------------------
 

@@ -108,5 +108,5 @@ def _significant(options: Options) -> None:
     labels = clearest(tried)
     rows = labels[: options.top]
     title = f"{len(labels):,} of {len(tried):,} (neuron, sign) have a clear meaning, at most 5 % of them by chance"
-    document = {**made_with, "tried": len(tried), "clear": [meaning.to_dict() for meaning in rows]}
+    document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows, title))
