@@ -1,4 +1,4 @@
-"""`with relevance_rules(net, method):` the rules hold inside the forward pass of this one model, and nowhere else."""
+"""`with relevance_rules(net, method):` applies the rules inside the forward pass of this model, and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
@@ -32,7 +33,7 @@ _TORCH_ACTIVATIONS = (
     "LogSigmoid Tanh Sigmoid Tanhshrink"
 ).split()
 
-# Some are written as a formula (NewGELU), whose parts the table would treat as products: the whole is one Eq. 9.
+# Eq. 9 for the whole: some are formulas (NewGELU), and the table would treat their parts as products.
 ACTIVATION_MODULES: tuple[type, ...] = tuple(
     {getattr(nn, name) for name in _TORCH_ACTIVATIONS}
     | {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
@@ -41,8 +42,8 @@ ACTIVATION_MODULES: tuple[type, ...] = tuple(
 
 @functools.cache
 def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
-    """norms: whether RMS norms count. Their divisor is a constant (Eq. 19), so that they scale each entry and Eq. 9 for
-    the whole equals the table's rules for their ten operations, in less time."""
+    """norms: whether RMS norms count. Their divisor is a constant (Eq. 19), so Eq. 9 for the whole equals the rules of
+    the table for their ten operations, in less time."""
     return issubclass(kind, ACTIVATION_MODULES) or (norms and kind.__name__.endswith("RMSNorm"))
 
 
@@ -57,88 +58,80 @@ def relevance_rules(
 ) -> Iterator[RelevanceMode]:
     """Inside, a call of `net` and a backward pass from its output give activation x gradient = relevance.
 
-    The values of the forward pass stay the model's own. Parameters are frozen, this instance's forward
-    methods are wrapped, and all of it is undone on exit, also after an exception. Other models, and code
-    outside `net`'s forward pass, are not touched.
+    The values of the forward pass do not change. Parameters are frozen, and forward methods of this instance are
+    replaced; all of it is undone on exit, also after an exception. Other models, and code outside the forward pass of
+    `net`, are not affected.
 
-    accounting: name -> zeros (B,), to which is added what is kept by "biases", "positions" and the "softmax" bias term.
+    accounting: name -> zeros (B,), to which the relevance is added that "biases", "positions" and the "softmax" bias
+        term retain.
     strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
-    checkpoint_layers: modules whose inner activations are recomputed in the backward pass instead of kept, where
-        they read at least `checkpoint_from` tokens.
+    checkpoint_layers: modules whose inner activations are recomputed in the backward pass, if their input has at least
+        `checkpoint_from` tokens.
     """
     mode = RelevanceMode(net, method, accounting, strict, differences.TABLE if method.paired else TABLE)
     with ExitStack() as undo:
+
+        def replace(module: nn.Module, function: Callable, *bound: Any) -> None:
+            undo.enter_context(replaced(module, "forward", functools.partial(function, mode, *bound, module.forward)))
+
         family = family_of(net.config) if hasattr(net, "config") else None
         own = family.activations if family else ()
         for module in net.modules():
-            _freeze(module, undo)
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad:
+                    undo.callback(parameter.requires_grad_, True)
+                    parameter.requires_grad_(False)
             kind = type(module)
             if SCANS.search(kind.__name__):
-                undo.enter_context(wrapped(module, functools.partial(_scan, mode, module)))
+                replace(module, _scan, module)
             if packed(module):
-                undo.enter_context(wrapped(module, functools.partial(_packed, mode, module)))
+                replace(module, _packed, Linear(module))
             if kind.__name__ in own or _is_elementwise(kind, not method.paired):  # type: ignore[arg-type]  # classes have a hash
-                rule = differences.secant if method.paired else _identity
-                undo.enter_context(wrapped(module, functools.partial(_as_a_whole, mode, rule)))
+                replace(module, _elementwise, differences.secant if method.paired else _identity)
         for layer in checkpoint_layers:
-            undo.enter_context(wrapped(layer, functools.partial(_checkpointed, mode, checkpoint_from)))
-        undo.enter_context(wrapped(net, functools.partial(_with_mode, mode)))
+            replace(layer, _checkpointed, checkpoint_from)
+        replace(net, _with_mode)
         yield mode
 
 
-def _with_mode(mode: RelevanceMode, forward: Callable) -> Callable:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            output = forward(*args, **kwargs)
-        found = _foreign(mode, output)
-        if found:
-            places = _located(mode, forward, args, kwargs) or {_name(node): "the model itself" for node in found}
-            for name, path in places.items():
-                mode.refuse(name, path, "write it with torch's own operations")
-        return output
-
-    return wrapper
+def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    with mode:
+        output = forward(*args, **kwargs)
+    foreign = _foreign(mode, output)
+    if foreign:
+        places = _located(mode, forward, args, kwargs) or {_name(node): "the model itself" for node in foreign}
+        for name, path in places.items():
+            mode.refuse(name, path, "write it with torch's own operations")
+    return output
 
 
-def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable) -> Callable:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if any(map(is_activation, (*args, *kwargs.values()))):
-            name = next(name for name, found in mode.net.named_modules() if found is module)
-            remedy = "explain a model with attention instead"
-            mode.refuse("scan over tokens", f"{name} ({type(module).__name__})", remedy)
-        return forward(*args, **kwargs)
-
-    return wrapper
+def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    if any(map(is_activation, (*args, *kwargs.values()))):
+        name = next(name for name, one in mode.net.named_modules() if one is module)
+        remedy = "explain a model with attention instead"
+        mode.refuse("scan over tokens", f"{name} ({type(module).__name__})", remedy)
+    return forward(*args, **kwargs)
 
 
-def _as_a_whole(mode: RelevanceMode, rule: Callable, forward: Callable) -> Callable:
-    """A rule for an element-wise module, whose own operations need not be seen."""
-
-    def wrapper(x: Tensor) -> Tensor:
-        if not is_activation(x):
-            return forward(x)
-        with mode.aside():
-            return rule(forward, x)
-
-    return wrapper
+def _elementwise(mode: RelevanceMode, rule: Callable, forward: Callable, x: Tensor) -> Tensor:
+    """Apply one rule to a whole element-wise module, past the table."""
+    if not is_activation(x):
+        return forward(x)
+    with mode.aside():
+        return rule(forward, x)
 
 
-def _packed(mode: RelevanceMode, module: Any, forward: Callable) -> Callable:
-    """Eq. 8 for a linear map whose weight is kept in few bits, by an operation of its own."""
-    linear = Linear(module)
-
-    def wrapper(x: Tensor) -> Tensor:
-        if not is_activation(x):
-            return forward(x)
-        with mode.aside():
-            y = rules.Packed.apply(x, forward, linear)
-        if mode.method.paired:
-            return y
-        rule = mode.method.linear
-        weight = x if rule == Epsilon() else linear.rows(dtype=x.dtype)  # by the gradient it is not looked at
-        return mode.linear_map(F.linear, x, y, weight, linear.bias, rule)
-
-    return wrapper
+def _packed(mode: RelevanceMode, linear: Linear, forward: Callable, x: Tensor) -> Tensor:
+    """Apply Eq. 8 to a linear map with a quantized weight, which has its own operation."""
+    if not is_activation(x):
+        return forward(x)
+    with mode.aside():
+        y = rules.Packed.apply(x, forward, linear)
+    if mode.method.paired:
+        return y
+    rule = mode.method.linear
+    weight = x if rule == Epsilon() else linear.rows(dtype=x.dtype)  # the gradient needs no weight
+    return mode.linear_map(F.linear, x, y, weight, linear.bias, rule)
 
 
 def _identity(forward: Callable, x: Tensor) -> Tensor:
@@ -148,60 +141,41 @@ def _identity(forward: Callable, x: Tensor) -> Tensor:
     return rules.identity(x, y)
 
 
-def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable) -> Callable:
+def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable, *args: Any, **kwargs: Any) -> Any:
     # The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        read = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))  # (B, T, D)
-        if read.shape[-2] < tokens:
-            return forward(*args, **kwargs)
-        if kwargs.get("past_key_values") is not None:  # GraniteMoe keeps one unasked, and would read it twice
-            kwargs["past_key_values"] = None
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs)
-
-    return wrapper
+    read = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))  # (B, T, D)
+    if read.shape[-2] < tokens:
+        return forward(*args, **kwargs)
+    if kwargs.get("past_key_values") is not None:  # GraniteMoe makes a cache, and would read it twice
+        kwargs["past_key_values"] = None
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs)
 
 
-@contextmanager
-def wrapped(module: nn.Module, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Replace the forward method of this instance by wrap(forward)."""
-    with replaced(module, "forward", wrap(module.forward)):
-        yield
-
-
-def _freeze(module: nn.Module, undo: ExitStack) -> None:
-    for parameter in module._parameters.values():
-        if parameter is not None and parameter.requires_grad:
-            undo.callback(parameter.requires_grad_, True)
-            parameter.requires_grad_(False)
-
-
-# What a TorchFunctionMode does not see (a custom autograd.Function, TorchScript, an extension in C++) is in the graph.
+# The graph has nodes that a TorchFunctionMode does not see: a custom autograd.Function, TorchScript, C++ extensions.
 
 
 def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
-    """The nodes behind `output` that no operation of the table made, nor one of our rules."""
+    """Return the nodes behind `output` that neither an operation of the table nor one of our rules made."""
     mode.catch_up()
     if not mode.unseen:
         return []
     seen: set[Any] = set()
-    stack = [value.grad_fn for value in _tensors(output) if value.grad_fn is not None]
-    found = []
+    stack = [value.grad_fn for value in tree_leaves(output) if is_activation(value) and value.grad_fn is not None]
+    foreign = []
     while stack:
         node = stack.pop()
         if node in seen:
             continue
         seen.add(node)
         if node._sequence_nr() in mode.unseen and not _is_ours(node):
-            found.append(node)
+            foreign.append(node)
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return found
+    return foreign
 
 
 def _is_ours(node: Any) -> bool:
-    return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ in OUR_FUNCTIONS  # type: ignore[attr-defined]
-
-
-OUR_FUNCTIONS = (rules.__name__, differences.__name__)
+    modules = (rules.__name__, differences.__name__)
+    return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ in modules  # type: ignore[attr-defined]
 
 
 def _name(node: Any) -> str:
@@ -209,19 +183,8 @@ def _name(node: Any) -> str:
     return name if isinstance(node, BackwardCFunction) else f"{name} (of TorchScript or C++)"
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-
-
 def _located(mode: RelevanceMode, forward: Callable, args: tuple, kwargs: dict) -> dict[str, str]:
-    """Run again, only to say in which module each foreign function is (first); not those of the model's own forward."""
+    """Run again to find the module of each foreign function, except those of the model's own forward method."""
     places: dict[str, str] = {}
     begun: dict[str, int] = {}
 

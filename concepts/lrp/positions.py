@@ -1,8 +1,8 @@
-"""Positional sinks of PA-LRP (Bakish et al. 2025): where relevance that goes to positions ends, layer by layer.
+"""Positional sinks of PA-LRP (Bakish et al. 2025): the relevance of positions, layer by layer.
 
-Positions come into a layer as cos and sin, as ALiBi or as a relative bias, or into the model as an embedding that is
-added to the tokens'. Each is made a leaf of the graph here: the rules for products (Eq. 15: a rotation gives half to
-what it turns and half to the position) and sums (Eq. 8) do the rest.
+Positions enter a layer as cos and sin, as ALiBi or as a relative bias, or the model as an embedding that is added to
+the embeddings of tokens. Each is a leaf of the graph here, and the rules for products (Eq. 15: a rotation gives half to
+the vector and half to the position) and sums (Eq. 8) do the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -27,27 +28,26 @@ if TYPE_CHECKING:
 ROWS = -2
 """The axis of token positions in cos and sin (B, T, d), and in an embedding (B, T, D)."""
 KEYS = -1
-"""That of what is added to scores (B, H, T, T): it is credited to the position that is looked at."""
+"""The axis of positions in summands of attention scores (B, H, T, T): the position of the key."""
 
 
 @dataclass(frozen=True)
 class Sink:
     leaf: Tensor
     layer: int
-    """0 too for an embedding at the input."""
+    """0 for an embedding at the input."""
     axis: int
     columns: slice
-    """Of all tokens in one row, those that the axis is."""
+    """The columns of the batch that the axis has."""
 
 
 Reading = Literal["relu", "signed"]
 
 
 def over_layers(positions: Tensor, reading: Reading = "relu") -> Tensor:
-    """(T,) PA-LRP's Eq. 11, a sum over layers of "only the positive contributions"; positions (K, T).
+    """Return PA-LRP's Eq. 11, the sum (T,) over layers of the relevance of positions (K, T).
 
-    ``relu`` takes a layer's relevance of a token's position where it is positive; ``signed`` takes all of it, so that
-    the sum is conserved.
+    ``relu`` counts only positive relevance, as the paper; ``signed`` counts all of it, so that the sum is conserved.
     """
     one_of(reading, "reading", get_args(Reading))
     return (positions.clamp(min=0) if reading == "relu" else positions).sum(0)
@@ -58,42 +58,60 @@ class Sinks:
 
     def __init__(self, model: Model, batch: Batch):
         self.model, self.batch = model, batch
-        self.found: list[Sink] = []
+        self.sinks: list[Sink] = []
         self.relevance = torch.empty(0)
         """(B, K, T), layer by layer; K is 1 for an embedding at the input."""
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
-        """A context in which a forward pass of the model runs into sinks."""
+        """Make positions sinks in a forward pass of the model."""
         with ExitStack() as undo:
             layer = 0
             for stack, (family, modules) in enumerate(model.stacks):
-                columns = self.batch.spans[stack]
                 for module in modules:
-                    sink = _maker(self, layer, columns)
+                    sink = partial(self._sink, layer, self.batch.spans[stack])
                     for name in family.position_inputs:
                         hook = _argument_hook(module, name, sink)
                         undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
                     path, _, name = family.position_method.rpartition(".")
                     if name:
-                        undo.enter_context(_method(module.get_submodule(path), name, sink))
+                        home = module.get_submodule(path)
+                        axis = KEYS if "bias" in name else ROWS
+                        undo.enter_context(replaced(home, name, _once(getattr(home, name), partial(sink, axis))))
                     layer += 1
             if model.family.position_embedding:
-                sink = _maker(self, 0, self.batch.spans[0])
-                undo.enter_context(_embedding(model.net, model.family.position_embedding, sink))
+                path, _, name = model.family.position_embedding.rpartition(".")
+                home, sink = model.net.get_submodule(path), partial(self._sink, 0, self.batch.spans[0], ROWS)
+                embedding = getattr(home, name)
+                if isinstance(embedding, nn.Module):
+                    undo.callback(embedding.register_forward_hook(lambda module, args, output: sink(output)).remove)
+                else:
+                    undo.enter_context(replaced(home, name, sink(embedding)))
             yield
+
+    def _sink(self, layer: int, columns: slice, axis: int, value: Any) -> Any:
+        """Return a leaf of the value of positions (a tensor, or cos and sin), with one row for each prompt."""
+        if isinstance(value, tuple):
+            return tuple(self._sink(layer, columns, axis, part) for part in value)
+        value = value.detach()
+        rows = value.expand(len(self.batch.ids), *value.shape[1:]) if len(value) == 1 else value
+        if not value.is_floating_point():  # the numbers of positions, which GPT-J uses as indices
+            return rows
+        leaf = rows.clone().requires_grad_()
+        self.sinks.append(Sink(leaf, layer, axis, columns))
+        return leaf
 
     @property
     def leaves(self) -> list[Tensor]:
-        return [sink.leaf for sink in self.found]
+        return [sink.leaf for sink in self.sinks]
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
-        """Gradients of `leaves`, None where none came."""
+        """Take the gradients of the leaves, None where there is none."""
         count, length = len(self.batch.ids), self.batch.spans[1].stop
         layers = self.model.layers if not self.model.family.position_embedding else 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         relevance = torch.zeros(count, layers, length, dtype=dtype, device=self.model.device)
-        for sink, gradient in zip(self.found, gradients, strict=True):
+        for sink, gradient in zip(self.sinks, gradients, strict=True):
             if gradient is None:
                 continue
             share = product(sink.leaf.detach().to(dtype), gradient.to(dtype), "positions")
@@ -101,24 +119,6 @@ class Sinks:
             width = sink.columns.stop - sink.columns.start
             relevance[:, sink.layer, sink.columns] += share.sum(1)[:, :width].to(relevance.device)
         self.relevance = relevance
-
-
-def _maker(sinks: Sinks, layer: int, columns: slice) -> Callable[[Any, int], Any]:
-    """A function from positions (a tensor, or cos and sin) to leaves of the same values, one row for each prompt."""
-
-    def sink(value: Any, axis: int) -> Any:
-        if isinstance(value, tuple):
-            return tuple(sink(part, axis) for part in value)
-        count = len(sinks.batch.ids)
-        value = value.detach()
-        rows = value.expand(count, *value.shape[1:]) if len(value) == 1 else value
-        if not value.is_floating_point():  # the positions' numbers, by which GPT-J looks up what its method gives
-            return rows
-        leaf = rows.clone().requires_grad_()
-        sinks.found.append(Sink(leaf, layer, axis, columns))
-        return leaf
-
-    return sink
 
 
 def _argument_hook(module: nn.Module, name: str, sink: Callable) -> Callable:
@@ -129,47 +129,22 @@ def _argument_hook(module: nn.Module, name: str, sink: Callable) -> Callable:
         given = bound.arguments if name in bound.arguments else bound.arguments.get("kwargs", {})
         if given.get(name) is None:
             return None
-        given[name] = sink(given[name], ROWS if name == "position_embeddings" else KEYS)
+        given[name] = sink(ROWS if name == "position_embeddings" else KEYS, given[name])
         mask = bound.arguments.get("attention_mask")
         if name == "alibi" and isinstance(mask, Tensor) and mask.is_floating_point():
-            bound.arguments["attention_mask"] = sink(mask, KEYS)  # Falcon's fused attention gets the ALiBi in it
+            bound.arguments["attention_mask"] = sink(KEYS, mask)  # Falcon's fused attention gets the ALiBi in it
         return bound.args[1:], bound.kwargs
 
     return before
 
 
-@contextmanager
-def _method(module: nn.Module, name: str, sink: Callable) -> Iterator[None]:
-    """The instance's method `name`, if its class has one that is in use, gives a sink."""
-    own = getattr(module, name)
+def _once(method: Callable, sink: Callable[[Any], Any]) -> Callable:
+    """Return a method whose first result is a sink, and its result forever: a checkpoint recomputes."""
     made: list[Tensor] = []
 
-    def give(*args: Any, **kwargs: Any) -> Any:
-        if not made:  # else a checkpoint recomputes
-            made.append(sink(own(*args, **kwargs), KEYS if "bias" in name else ROWS))
+    def result(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(sink(method(*args, **kwargs)))
         return made[0]
 
-    with replaced(module, name, give):
-        yield
-
-
-@contextmanager
-def _embedding(net: nn.Module, path: str, sink: Callable) -> Iterator[None]:
-    """The output of a module, or a parameter, is a sink."""
-    home, _, name = path.rpartition(".")
-    parent = net.get_submodule(home)
-    value = getattr(parent, name)
-    if isinstance(value, nn.Module):
-        handle = value.register_forward_hook(lambda module, args, output: sink(output, ROWS))
-        try:
-            yield
-        finally:
-            handle.remove()
-        return
-    del parent._parameters[name]
-    parent.__dict__[name] = sink(value, ROWS)
-    try:
-        yield
-    finally:
-        del parent.__dict__[name]
-        parent._parameters[name] = value
+    return result

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from icebear.concepts.lrp.context import wrapped
 from icebear.concepts.models import experts
+from icebear.concepts.models.lock import replaced
 from icebear.concepts.models.model import Model
 from icebear.records import WRITERS
 
@@ -79,7 +79,7 @@ def _experts(model: Model, sites: list[str], layer: int, hook: Hook, undo: ExitS
         return (x if changed is None else changed).flatten(0, 1)
 
     by_site: dict[str, Callable[[Tensor], Tensor]] = {site: partial(inside, site) for site in sites}
-    undo.enter_context(wrapped(mixture, lambda forward: experts.forward_past(mixture, by_site, forward)))
+    undo.enter_context(replaced(mixture, "forward", experts.forward_past(mixture, by_site, mixture.forward)))
 
 
 def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:
