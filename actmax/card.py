@@ -132,11 +132,14 @@ def describe(
     meanings = {polarity: found for (_, polarity), found in store.labels.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
     common = [by for by, silent in SILENT.items() if whole and neuron.site not in silent]
-    writes = neuron.site not in SILENT["writes"]
+    vocabulary = None
+    if neuron.site not in SILENT["writes"] and (whole or model):
+        vocabulary = project(model, neuron, k) if model else store.vocabulary(neuron, k)
+        vocabulary = replace(vocabulary, std=statistics.std)
     return Card(
         neuron,
         store.by,
-        _vocabulary(store, statistics, model, k) if writes and (whole or model) else None,
+        vocabulary,
         {polarity: found[:k] for polarity, found in examples.items()},
         statistics,
         store.neurons.classes(neuron),
@@ -159,8 +162,3 @@ def held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
         name: [Example(sign * row["value"], row["token"], sentences[row["sentence"]]) for row in rows]
         for name, rows in groups.items()
     }
-
-
-def _vocabulary(store: Store, statistics: NeuronStatistics, model: Model | None, k: int) -> Projection:
-    neuron = statistics.neuron
-    return replace(project(model, neuron, k) if model else store.vocabulary(neuron, k), std=statistics.std)

@@ -20,9 +20,15 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
+from icebear.concepts.methods.method import Method
+from icebear.concepts.models.answer import Span
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.objective import Token
+from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import projections
 from icebear.convert import Tabled
+from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.paths import write_file
@@ -31,13 +37,6 @@ from icebear.steering.random_edits import random_edit_control
 
 if TYPE_CHECKING:
     import pandas
-
-    from icebear.concepts.methods.method import Method
-    from icebear.concepts.models.answer import Span
-    from icebear.concepts.models.model import Model
-    from icebear.concepts.models.objective import Token
-    from icebear.concepts.models.prompts import PromptLike, Prompts
-    from icebear.db.store import Store
 
 LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (10, 100, 1000)

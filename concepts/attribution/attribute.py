@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from icebear.concepts.attribution.alone import alone
 from icebear.concepts.attribution.paired import compared
@@ -13,8 +13,7 @@ from icebear.concepts.attribution.request import (
     AttributionRequest,
     Options,
     PromptRequest,
-    options_of,
-    plan_of,
+    joint_objective,
     row_of_answer,
     rows_of,
 )
@@ -33,35 +32,11 @@ BATCH_SIZE = 16
 
 @overload
 def attribute(
-    model: Model,
-    prompt: PromptLike,
-    target: Token | None = None,
-    contrast: Token | None = None,
-    *,
-    target_text: Phrase | Sequence[Phrase] | None = None,
-    counterfactual: Any = None,
-    base_model: Model | None = None,
-    method: Method | str | None = None,
-    sites: Sequence[str] | None = None,
-    span: Span | None = None,
-    position: int | None = None,
-    **options: Unpack[Options],
+    model: Model, prompt: PromptLike, target: Token | None = None, contrast: Token | None = None, **options: Any
 ) -> Relevance: ...
 @overload
 def attribute(
-    model: Model,
-    prompt: Prompts,
-    target: Token | Sequence[Token] | None = None,
-    contrast: Token | Sequence[Token] | None = None,
-    *,
-    target_text: Phrase | Sequence[Phrase] | None = None,
-    counterfactual: Any = None,
-    base_model: Model | None = None,
-    method: Method | str | None = None,
-    sites: Sequence[str] | None = None,
-    span: Span | None = None,
-    position: int | Sequence[int] | None = None,
-    **options: Unpack[Options],
+    model: Model, prompt: Prompts, target: Any = None, contrast: Any = None, **options: Any
 ) -> list[Relevance]: ...
 
 
@@ -78,7 +53,7 @@ def attribute(
     sites: Sequence[str] | None = None,
     span: Span | None = None,
     position: int | Sequence[int] | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Relevance | list[Relevance]:
     """Relevance of tokens and neurons for what the model predicts after (or in, or of) `prompt`.
 
@@ -118,8 +93,8 @@ def attribute(
 
     Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602).
     """
-    chosen = options_of(options)
-    prefix = chosen.get("prefix")
+    chosen = Options(**options)
+    prefix = chosen.prefix
     if isinstance(prompt, Answer):
         if any(value is not None for value in (target, target_text, prefix, position)):
             raise InputError("An answer is explained as it is; give span and contrast only.")
@@ -160,7 +135,7 @@ def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> lis
         return [_against_a_phrase(request, rows[0])]
     if rows[0].counterfactuals:
         return [compared(request, rows[0])]
-    return alone(request, plan_of(request.model, rows))
+    return alone(request, joint_objective(request.model, rows))
 
 
 def _with_answer_start(relevance: Relevance, row: PromptRequest) -> Relevance:

@@ -84,7 +84,8 @@ def behaviour(
     polarity: only neurons whose mean activation has this sign.
     seed: of the bootstrap over the prompts.
     """
-    cases = sorted((part if isinstance(part, Case) else Case(part) for part in prompts), key=_order)
+    cases = [part if isinstance(part, Case) else Case(part) for part in prompts]
+    cases.sort(key=lambda case: (len(repr(case.prompt)), repr(case)))  # of about the same length: little is padded
     if not cases:
         raise InputError("There is no prompt; give at least one.")
     names = [site] if site else ["ffn", "attn"]
@@ -113,25 +114,20 @@ def behaviour(
 def read(path: str | Path, **defaults: Any) -> list[Case]:
     """A file of JSON lines: objects with prompt and, if wanted, target, contrast and counterfactual, which otherwise
     are the defaults. Raises `InputError`."""
-    lines = enumerate(read_text(path).split("\n"), 1)
-    cases = [_case(line, f"{path}, line {number}", defaults) for number, line in lines if line.strip()]
+    names, cases = ("target", "contrast", "counterfactual"), []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            cases.append(Case(row["prompt"], *(row.get(name) or defaults.get(name) for name in names)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InputError(
+                f"{path}, line {number} is not a JSON object with a prompt; correct it or drop it."
+            ) from None
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     return cases
-
-
-def _case(line: str, where: str, defaults: dict[str, Any]) -> Case:
-    names = ("target", "contrast", "counterfactual")
-    try:
-        row = json.loads(line)
-        return Case(row["prompt"], *(row.get(name) or defaults.get(name) for name in names))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{where} is not a JSON object with a prompt; correct it or drop it.") from None
-
-
-def _order(case: Case) -> tuple[int, str]:
-    """By length, so that little is padded."""
-    return len(repr(case.prompt)), repr(case)
 
 
 def _explained(

@@ -75,8 +75,7 @@ class Nodes:
     def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
         """The number explained with each choice (L, T, W) of nodes kept."""
         numbers: list[float] = []
-        for start in range(0, len(chosen), ROWS):
-            kept = torch.stack(list(chosen[start : start + ROWS]))
+        for kept in torch.stack(list(chosen)).split(ROWS):
             with self._exchanged(kept, self.there):
                 numbers += forward(self.model, Logits(self.one.rows([0] * len(kept))), []).tolist()
         return numbers

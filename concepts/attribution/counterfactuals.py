@@ -115,27 +115,18 @@ def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> li
     `before`, and of a single token those whose embeddings are nearest."""
     with model.lock:
         first = model.logits(model.encode([before]), [len(before) - 1])[0, 0].topk(MOST).indices.tolist()
-    likely = set(first)
-    near = [token for token in _nearest(model, tokens[0]) if token in likely] if len(tokens) == 1 else first
-    begun = [[token] for token in _words_among(model, near, word)]
+    near, likely = first, set(first)
+    if len(tokens) == 1:
+        rows = Linear(model.net.get_input_embeddings()).rows()
+        similar = torch.nn.functional.cosine_similarity(rows, rows[tokens[0]], dim=-1).topk(MOST).indices.tolist()
+        near = [token for token in similar if token in likely]
+    texts = ((token, model.answer_text(token)) for token in near)
+    words = ([token] for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
+    begun = list(islice(words, TRIED))
     for _ in tokens[1:]:
         begun = _continued(model, before, begun)
-    texts = {tuple(some): "".join(model.answer_text(token) for token in some) for some in begun}
-    return [list(some) for some, text in texts.items() if _content(text) and text.strip().lower() != word.lower()]
-
-
-def _words_among(model: Model, tokens: Sequence[int], word: str) -> list[int]:
-    """The first `TRIED` that begin a content word as this word begins."""
-    texts = ((token, model.answer_text(token)) for token in tokens)
-    words = (token for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
-    return list(islice(words, TRIED))
-
-
-def _nearest(model: Model, token: int) -> list[int]:
-    """Tokens by the cosine of their embeddings to this one's."""
-    rows = Linear(model.net.get_input_embeddings()).rows()
-    own = torch.nn.functional.cosine_similarity(rows, rows[token], dim=-1)
-    return own.topk(MOST).indices.tolist()
+    begun_texts = {tuple(some): "".join(model.answer_text(token) for token in some) for some in begun}
+    return [list(some) for some, text in begun_texts.items() if _content(text) and text.strip().lower() != word.lower()]
 
 
 def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[list[int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens, kept_at, token_relevance, unranked
 from icebear.concepts.attribution.ranking import NeuronScores
-from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
+from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
 from icebear.concepts.attribution.result import Counterfactual, Relevance
 from icebear.concepts.lrp.differences import partner
 from icebear.concepts.methods.gradients import GradientTimesInput
@@ -76,10 +76,10 @@ def _pairs(model: Model, row: PromptRequest) -> list[Objective]:
     if any((one.image is None) is not (prompt.image is None) for one in others):
         raise InputError("Compare a text with texts, and an image with images.")
     if model.task.labels_tokens and row.position is None:  # of both prompts the same token
-        row = replace(row, position=row.objective_for(model).positions[0][0])
+        row = replace(row, position=joint_objective(model, [row]).positions[0][0])
     pairs = []
     for other in others:
-        pair = row.objective_for(model, other)
+        pair = joint_objective(model, [row, replace(row, prompt=other)])
         if pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None:
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; give another.")
         is_open = row.phrase is None and (row.target is None or row.contrast is None)

@@ -10,7 +10,6 @@ from math import comb
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.common import value, without
@@ -109,9 +108,10 @@ def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2,
         raise InputError("Tokens of a text are removed where one answer is explained; explain one.")
     contrast = relevance.contrast and relevance.contrast.id
     found = objective_of(model, [prompt], relevance.target.id, contrast, kind=relevance.prediction.objective)
-    masks = torch.zeros(2, len(relevance.tokens), dtype=torch.bool)
-    masks[1, first] = True
-    masks = torch.cat((masks, _drawn(rest, len(first), len(relevance.tokens), seed)))
+    choices = [(), first, *_drawn(rest, len(first), seed)]
+    masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
+    for mask, places in zip(masks, choices, strict=True):
+        mask[list(places)] = True
     before, after, *drawn = without(model, found, 0, masks, value).float().tolist()
     names = ", ".join(repr(relevance.prompt.strings[place]) for place in sorted(first))
     number = explained(relevance.target, relevance.contrast)
@@ -119,14 +119,9 @@ def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2,
     return RandomControl(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
 
 
-def _drawn(places: Sequence[int], k: int, count: int, seed: int) -> Tensor:
-    """(N, T) at most `DRAWS` choices of k places."""
+def _drawn(places: Sequence[int], k: int, seed: int) -> list[Sequence[int]]:
+    """At most `DRAWS` choices of k places."""
     if comb(len(places), k) <= DRAWS:
-        chosen = [list(some) for some in combinations(places, k)]
-    else:
-        generator = random.Random(seed)
-        chosen = [generator.sample(places, k) for _ in range(DRAWS)]
-    masks = torch.zeros(len(chosen), count, dtype=torch.bool)
-    for row, some in enumerate(chosen):
-        masks[row, some] = True
-    return masks
+        return list(combinations(places, k))
+    generator = random.Random(seed)
+    return [generator.sample(places, k) for _ in range(DRAWS)]

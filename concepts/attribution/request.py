@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 from icebear.concepts.attribution.prompt import Recorded, recorded_positions
 from icebear.concepts.attribution.result import Relevance
@@ -30,32 +30,29 @@ Kept = Literal["all", "top"]
 Explained = Literal["log-odds", "logit"]
 
 
-class Options(TypedDict, total=False):
+@dataclass(frozen=True)
+class Options:
     """Options of `attribute` that few need."""
 
-    prefix: str | Sequence[str] | None
+    prefix: str | Sequence[str] | None = None
     """What the decoder of an encoder-decoder has written before the target."""
-    number: Explained | None
+    number: Explained | None = None
     """What is explained of the target: ``log-odds``, its logit less the mean of all others, weighted by their
     probability; ``logit`` alone, as the paper has it. Default: log-odds, with a contrast, counterfactual or base model
     the logit (docs/explain.md#which-number)."""
-    record: Recorded
+    record: Recorded = "all"
     """The positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
     whole prompt of 2,000 tokens takes gigabytes in a large model."""
-    keep: Kept
+    keep: Kept = "all"
     """``top`` keeps, of all positions, the sums by layer, head and token and only the `k` neurons of each site that
     contribute most to the target, and the k most against it (without sinks and a chat's template); beside them all
     neurons where the prediction is made, or at the positions of `record`. Of several counterfactuals, of prompts that
     differ in length and of a phrase against another all are looked at first."""
-    k: int
-    """100 by default."""
-    checkpoint: bool | None
+    k: int = 100
+    checkpoint: bool | None = None
     """Keep one residual stream a layer and recompute the rest; by default for 2,048 tokens and more."""
-    strict: bool
+    strict: bool = True
     """Raise `MissingRule` for an operation without a rule (False: warn, and list it in the result)."""
-
-
-DEFAULTS: Options = {"record": "all", "keep": "all", "k": 100, "checkpoint": None, "strict": True}
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,8 @@ class PromptRequest:
         """Whether it can be explained in one pass with other prompts."""
         return not self.counterfactuals and self.rather is None
 
-    def objective_for(self, model: Model, *others: Prompt) -> Objective:
-        """Of the prompt and of others, of which the same is explained."""
-        rows = [replace(self, prompt=prompt) for prompt in (self.prompt, *others)]
-        return plan_of(model, rows)
 
-
-def plan_of(model: Model, rows: Sequence[PromptRequest]) -> Objective:
+def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
     """Of prompts with the same objective."""
     return objective_of(
         model,
@@ -135,16 +127,16 @@ class AttributionRequest:
         if base_model is not None and compares:
             raise InputError("Give a counterfactual or a base_model, not both.")
         resolved = _method(method, compares)
-        record, keep, k = options["record"], options["keep"], options["k"]
+        record, keep = options.record, options.keep
         if keep not in get_args(Kept):
             raise InputError(f"keep must be 'all' or 'top' (k >= 1); got {shown(keep)}.")
         if keep == "top" and isinstance(record, str) and record == "all":
             record = "last"
-        number = options.get("number") or ("logit" if base_model else None)
+        number = options.number or ("logit" if base_model else None)
         rows = tuple(_with_objective(model, row, number) for row in prompts)
-        most = whole(k, "The number of neurons to keep") if keep == "top" else None
+        most = whole(options.k, "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
-        return cls(model, rows, resolved, recorded, record, most, options["checkpoint"], options["strict"], base_model)
+        return cls(model, rows, resolved, recorded, record, most, options.checkpoint, options.strict, base_model)
 
     def whole(self) -> AttributionRequest:
         """With all neurons kept at all positions, for results that are put together before `reduced` chooses."""
@@ -157,14 +149,6 @@ class AttributionRequest:
         prompt = relevance.prompt
         recorded = recorded_positions(self.record, prompt.target_positions, len(prompt.ids))
         return replace(relevance, neurons=relevance.neurons.only(self.k, recorded, prompt))
-
-
-def options_of(options: Options) -> Options:
-    """With defaults for what was left out. Raises `TypeError` for an unknown option."""
-    unknown = sorted(set(options) - set(Options.__annotations__))
-    if unknown:
-        raise TypeError(f"attribute() got an unexpected keyword argument {unknown[0]!r}")
-    return {**DEFAULTS, **options}
 
 
 def _method(method: Method | str | None, compares: bool) -> Method | None:
@@ -230,17 +214,14 @@ def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[
     """What each prompt is compared with."""
     if counterfactual is None:
         return [()] * count
-    others, alone = prompts_of(_as_read(counterfactual))
+    if isinstance(counterfactual, Answer):
+        counterfactual = list(counterfactual.prompt_ids)
+    others, alone = prompts_of(counterfactual)
     if single or alone:
         return [others] * count
     if len(others) != count:
         raise InputError(f"There are {count} prompts but {len(others)} counterfactuals; give one for each.")
     return [[other] for other in others]
-
-
-def _as_read(prompt: Any) -> Any:
-    """Of an answer the prompt that it answers."""
-    return list(prompt.prompt_ids) if isinstance(prompt, Answer) else prompt
 
 
 def row_of_answer(

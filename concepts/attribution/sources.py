@@ -12,7 +12,6 @@ from typing import Any
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Nodes
-from icebear.concepts.attribution.request import Options
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.units import Unit, units_of
 from icebear.concepts.methods.lrp import CP_LRP
@@ -72,8 +71,9 @@ def origins(
     """
     start, stop = answer.places(span)
     explained = answer.ids[start:stop]
-    options: Options = {"number": "logit", "checkpoint": checkpoint}
-    relevance = attribute(model, answer, span=(start, stop), method=CP_LRP, sites=(), **options)
+    relevance = attribute(
+        model, answer, span=(start, stop), method=CP_LRP, sites=(), number="logit", checkpoint=checkpoint
+    )
     target, names = relevance.sums.target, _named(relevance)
     parts = []
     for name in dict.fromkeys(names):
@@ -82,7 +82,7 @@ def origins(
     drop = None
     if counterfactual is not None:
         other = Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
-        compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))  # type: ignore[list-item]
+        compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
         whole, without = Nodes.of(model, compared).ends()
         drop = (whole - without) / whole
     past = _past_ffn(model, answer.before(start), explained, checkpoint)

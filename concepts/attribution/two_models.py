@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from icebear.concepts.attribution.request import PromptRequest
+from icebear.concepts.attribution.request import PromptRequest, joint_objective
 from icebear.concepts.attribution.result import Counterfactual, Relevance
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import w1, w2
@@ -54,7 +54,7 @@ def difference(model: Model, base: Model, row: PromptRequest, here: Relevance, t
         sums=here.sums.less(there.sums),
         counterfactual=Counterfactual(
             prompts=(here.prompt.strings,),
-            pairs=() if row.rather is not None else (row.objective_for(model),),
+            pairs=() if row.rather is not None else (joint_objective(model, [row]),),
             shares=(torch.eye(len(here.tokens)),),
             contrasts=(here.contrast_text,) if here.contrast_text else (),
             own=False,
