@@ -20,7 +20,7 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 from icebear import Chat, Neuron, attribute, build_index, open_store, units
-from icebear.app.web import background, state, words
+from icebear.app.web import background, ui, words
 from icebear.app.web.background import Shared, shared
 from icebear.app.web.steer import differences
 from icebear.concepts.attribution import counterfactuals
@@ -107,7 +107,7 @@ def test_a_card_needs_no_model(environment, monkeypatch):
     def never(*args, **options):
         raise AssertionError("the model was loaded")
 
-    state._load.clear()
+    ui._load.clear()
     monkeypatch.setattr(loading, "load_model", never)
     page = fine(visit(view="neuron", neuron="L29.ffn.860"))
     assert "Canad" in text(page)
@@ -323,12 +323,12 @@ def test_what_was_typed_stays(environment):
 def test_a_label_of_another_tab_is_kept(environment, folder):
     one = fine(visit(view="neuron", neuron="L2.ffn.2"))
     with open_store(folder / "wiki.db") as store:
-        store.labels.set_own(state.Neuron.parse("L2.ffn.2"), "theirs")
+        store.labels.set_own(ui.Neuron.parse("L2.ffn.2"), "theirs")
     one.get_by_key("polarity").set_value("-").run()
     assert "theirs" in text(fine(one))
     one.get_by_key("label L2.ffn.2 theirs").set_value(" ours ").run()
     with open_store(folder / "wiki.db") as store:
-        assert store.labels.own(state.Neuron.parse("L2.ffn.2"))[0] == "ours"
+        assert store.labels.own(ui.Neuron.parse("L2.ffn.2"))[0] == "ours"
     assert "ours" in text(fine(one))
 
 
@@ -336,10 +336,10 @@ def test_explain_of_one_token_and_of_an_unknown_family(environment):
     fine(visit("explain", prompt="Hi"))
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(FAMILIES, "llama")
-        state._load.clear()
+        ui._load.clear()
         page = fine(visit("explain", prompt="The camel"))
         assert "only tokens have relevance" in text(page)
-    state._load.clear()
+    ui._load.clear()
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_a_first_visit_builds_a_store(first_visit):
     assert "What drives it to +" in text(fine(visit("neuron")))
     page.get_by_key("build_larger").click().run()  # where the user said that it should be
     built(first_visit / "none.db")
-    assert "none.db" in str(state.store_path())
+    assert "none.db" in str(ui.store_path())
     fine(page.run())
     assert not [button for button in page.button if button.key == "build_larger"]
 
@@ -405,7 +405,7 @@ def test_no_view_shows_an_error_without_a_store(environment, tmp_path, monkeypat
     set_up(monkeypatch, store=str(tmp_path / "none.db"))
     monkeypatch.setattr(shared(), "builds", {})
     monkeypatch.setattr(shared(), "build", lambda *args, **options: None)
-    for view in state.VIEWS:
+    for view in ui.VIEWS:
         fine(visit(view))
     assert "Canad" in text(visit("neuron"))  # the model itself tells
 
@@ -592,7 +592,7 @@ def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment,
     assert "something else" in visit(view="search").error[0].value
     fine(visit("explain"))  # which needs none
     set_up(monkeypatch, store=str(folder / "wiki.db"))
-    monkeypatch.setattr(state, "model", lambda: random_model(LLAMA))
+    monkeypatch.setattr(ui, "model", lambda: random_model(LLAMA))
     page = visit(view="neuron", neuron="L1.ffn.1")
     page.get_by_key("annotate").click().run()
     assert "is an index of" in page.error[0].value
@@ -624,7 +624,7 @@ def test_the_second_visitor_does_not_load_the_model_again(environment, monkeypat
     loads = []
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))
-    state._load.clear()
+    ui._load.clear()
     fine(visit("explain"))
     fine(visit("talk"))
     assert len(loads) == 1
@@ -672,7 +672,7 @@ def test_differences_are_marked_and_text_stays_text():
     assert one == "a <mark>&lt;b&gt;</mark> same"
     assert other == "a <mark>&lt;i&gt;</mark> same"
     assert differences("x", "x") == ("x", "x")
-    assert state.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")
+    assert ui.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

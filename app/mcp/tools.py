@@ -255,20 +255,15 @@ class Tools:
         with self.session.store() as store:
             card = describe(store, wanted, model, 20) if store else None
         words = card.projection if card else project(model, wanted, 20)
-        promoted, suppressed = ([], []) if words is None else (words.promoted, words.suppressed)
-        rows = [
-            {"polarity": polarity, "activation": one.value, "token": one.token_text, "text": one.sentence.text}
-            for polarity, examples in (card.examples if card else {}).items()
-            for one in examples
-        ]
-        tokens = {"promoted": list(map(vars, promoted)), "suppressed": list(map(vars, suppressed))}
+        tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}
+        rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
         files = {"html": card.to_html} if card else {}
         labels = [f"{sign}: {title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"]
         return {
             "neuron": str(wanted),
             "meaning": labels,
-            "promotes": [token.text for token in promoted[:ROWS]],
-            "suppresses": [token.text for token in suppressed[:ROWS]],
+            "promotes": [token["text"] for token in tokens["promoted"][:ROWS]],
+            "suppresses": [token["text"] for token in tokens["suppressed"][:ROWS]],
             "examples": [row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
             "note": "promoted at + and suppressed at -, on the direct path to the vocabulary",
             "handle": self.session.keep("neuron", card, {"examples": rows, **tokens}, **files),

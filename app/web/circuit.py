@@ -8,20 +8,8 @@ from typing import Any
 import pandas
 import streamlit as st
 
+from icebear.app.web import ui
 from icebear.app.web.background import Job
-from icebear.app.web.state import (
-    downloads,
-    go,
-    model,
-    model_name,
-    neuron_pills,
-    plain,
-    prompts,
-    read_prompt,
-    token_label,
-    typed,
-    waited,
-)
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
@@ -44,21 +32,21 @@ picture = st.components.v2.component("icebear_circuit", html='<div class="place"
 
 
 def show() -> None:
-    prompt, counterfactual = prompts()
+    prompt, counterfactual = ui.prompts()
     left, middle, right = st.columns(3)
-    target = typed(left.text_input, "Target token (empty: the most probable)", "target")
-    contrast = typed(middle.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
-    count = typed(right.slider, "Nodes", "nodes", 5, 150, 60, step=5)
-    heads = typed(st.toggle, "Include attention heads", "heads")
+    target = ui.typed(left.text_input, "Target token (empty: the most probable)", "target")
+    contrast = ui.typed(middle.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
+    count = ui.typed(right.slider, "Nodes", "nodes", 5, 150, 60, step=5)
+    heads = ui.typed(st.toggle, "Include attention heads", "heads")
     need("circuits")
-    model()
+    ui.model()
     if not counterfactual:
         st.info("A circuit explains a difference: give another prompt with the same number of tokens.")
         return
-    request = (model_name(), prompt, target or None, contrast or None, counterfactual, count, heads)
+    request = (ui.model_name(), prompt, target or None, contrast or None, counterfactual, count, heads)
     job = _started(*request)
     try:
-        graph = waited(job, stops=True)
+        graph = ui.waited(job, stops=True)
     finally:
         if job.error:
             _started.clear(*request)  # to try again
@@ -67,10 +55,10 @@ def show() -> None:
     ).picked
     files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
     table = {"csv": lambda: graph.to_frame().to_csv(index=False), "neuronpedia.json": graph.to_neuronpedia}
-    downloads("circuit", files | table)
+    ui.downloads("circuit", files | table)
     chosen = next((node for node in graph.nodes if node.id == picked), None)
     if chosen and chosen.neuron.site != "head":
-        neuron_pills("The node's card", [(chosen.neuron, _sign(chosen))], "picked_card")
+        ui.neuron_pills("The node's card", [(chosen.neuron, _sign(chosen))], "picked_card")
     _groups(graph, request)
     _measured(graph, request)
 
@@ -80,7 +68,7 @@ def _started(
     name: str, prompt: str, target: str | None, contrast: str | None, counterfactual: str, nodes: int, heads: bool
 ) -> Job:
     """The job that finds a circuit, or has found it, for all visitors."""
-    loaded, here, there = model(), read_prompt(prompt), read_prompt(counterfactual)
+    loaded, here, there = ui.model(), ui.read_prompt(prompt), ui.read_prompt(counterfactual)
     return Job(
         "Finding the circuit",
         lambda job: circuit(
@@ -99,18 +87,18 @@ def _groups(graph: Graph, request: tuple) -> None:
         "The neurons of a group get input from the same tokens, have the same effects and promote similar words."
     )
     names = [f"{number + 1}: {group.name} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
-    chosen = st.pills("Switch off group", names, format_func=plain, key="without")
+    chosen = st.pills("Switch off group", names, format_func=ui.plain, key="without")
     if chosen not in names:
         return
     number = names.index(chosen)
     group, result = graph.groups[number], _without(request, number, graph)
-    answers = ", ".join(f"{token_label(token.text)} {token.number}" for token in result.predictions[:3])
+    answers = ", ".join(f"{ui.token_label(token.text)} {token.number}" for token in result.predictions[:3])
     st.markdown(
         f"Without this group the answer is {answers}. The necessity of the group is {result.necessity:.0%}; that of as "
         f"many random nodes of the same layers and tokens is {result.random_necessity:.0%}."
     )
     with st.container(horizontal=True):
-        neuron_pills("Cards", [(node.neuron, _sign(node)) for node in group.nodes if node.words], f"cards_{number}")
+        ui.neuron_pills("Cards", [(node.neuron, _sign(node)) for node in group.nodes if node.words], f"cards_{number}")
     if all(node.neuron.site != "head" for node in group.nodes):
         st.button("Send this group to Steer", on_click=_steer, args=(graph, group))
 
@@ -121,7 +109,7 @@ def _without(request: tuple, number: int, _graph: Graph) -> GroupAblation:
 
 
 def _steer(graph: Graph, group: Group) -> None:
-    go("steer", edits="\n".join(map(str, graph.recipe(group).edits)))
+    ui.go("steer", edits="\n".join(map(str, graph.recipe(group).edits)))
 
 
 def _measured(graph: Graph, request: tuple) -> None:

@@ -7,8 +7,8 @@ import streamlit as st
 
 from icebear.app.cli.terminal import DEVIATIONS, found_by
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web.state import HEAT, downloads, has_labels, model, neuron_table, plain, progress, store, typed
-from icebear.app.web.steer import side_by_side
+from icebear.app.web import ui
+from icebear.app.web.steer import last_result, side_by_side
 from icebear.concepts.render import heatmap
 from icebear.steering.comparison import Comparison, compare
 from icebear.steering.concept.concept import Concept
@@ -24,7 +24,7 @@ def show() -> None:
     if record is None:
         return
     concept = Concept.from_dict(record)
-    concept.check(model())
+    concept.check(ui.model())
     _neurons(concept)
     _measure(concept)
     _steer(concept)
@@ -33,8 +33,8 @@ def show() -> None:
 def _choose() -> None:
     """Texts to find a concept from, a file, or a concept of the index."""
     names: list[str] = []
-    if has_labels():
-        with store() as opened:
+    if ui.has_labels():
+        with ui.store() as opened:
             names = list(opened.concepts.all())
     with st.expander("Find a concept", expanded="concept" not in st.session_state):
         left, right = st.columns(2)
@@ -44,9 +44,9 @@ def _choose() -> None:
         name = columns[0].text_input("Name", "my concept", key="concept_name")
         most = columns[1].number_input("Neurons at most", 1, 100, 20, key="concept_most")
         if columns[2].button("Find", type="primary", key="find_concept"):
-            with progress("Reading") as step:
+            with ui.progress("Reading") as step:
                 concept = find_concept(
-                    model(), positive.splitlines(), negative.splitlines(), name, most=most, on_progress=step
+                    ui.model(), positive.splitlines(), negative.splitlines(), name, most=most, on_progress=step
                 )
             st.session_state["concept"] = concept.to_dict()
         uploaded = st.file_uploader("Or a saved concept", "json", key="concept_file")
@@ -59,17 +59,17 @@ def _choose() -> None:
 
 def _take() -> None:
     if st.session_state["stored_concept"]:
-        with store() as opened:
+        with ui.store() as opened:
             st.session_state["concept"] = opened.concepts.get(st.session_state["stored_concept"])
 
 
 def _neurons(concept: Concept) -> None:
-    st.markdown(f"#### {plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}")
-    st.caption(plain("; ".join(found_by(concept)[:2])))
+    st.markdown(f"#### {ui.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}")
+    st.caption(ui.plain("; ".join(found_by(concept)[:2])))
     rows = [{"neuron": str(part.neuron), "sign": part.polarity, "weight": part.weight} for part in concept.parts]
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
-    neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight)
-    downloads("concept", {"json": concept.to_json})
+    ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight)
+    ui.downloads("concept", {"json": concept.to_json})
     path = concept.provenance.get("path")
     if path:
         with st.expander("How many neurons"):
@@ -77,37 +77,34 @@ def _neurons(concept: Concept) -> None:
 
 
 def _measure(concept: Concept) -> None:
-    text = typed(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
+    text = ui.typed(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
     if text.strip():
-        result = concept.measure(model(), text)
-        st.html(HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.apart)))
-        st.caption(plain(f"{result.value:+.2f}. {DEVIATIONS}"))
+        result = concept.measure(ui.model(), text)
+        st.html(ui.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.apart)))
+        st.caption(ui.plain(f"{result.value:+.2f}. {DEVIATIONS}"))
 
 
 def _steer(concept: Concept) -> None:
     columns = st.columns([3, 2, 1, 1], vertical_alignment="bottom")
-    prompt = typed(columns[0].text_input, "Continue this text", "prompt", value=PROMPT)
+    prompt = ui.typed(columns[0].text_input, "Continue this text", "prompt", value=PROMPT)
     kl = columns[1].select_slider(
         "Side effects allowed (KL in nats, held-out contexts)", LIMITS, 0.25, key="concept_kl"
     )
     suppress = columns[2].toggle("Suppress instead", key="concept_suppress")
     settings = (concept.name, prompt, kl, suppress)
-    if columns[3].button("Generate", type="primary", key="steer_concept"):
-        with st.spinner("Finding the strength, writing ..."):
-            st.session_state["steered"] = (settings, _steered(concept, prompt, kl, suppress))
-    made_with, result = st.session_state.get("steered", (None, None))
+    pressed = columns[3].button("Generate", type="primary", key="steer_concept")
+    result = last_result("steered", settings, pressed, lambda: _steered(concept, prompt, kl, suppress))
     if result:
-        if made_with != settings:
-            st.caption("The text below was made with other settings; generate again.")
         comparison, line = result
-        st.caption(plain(line))
+        st.caption(ui.plain(line))
         side_by_side(comparison)
 
 
 def _steered(concept: Concept, prompt: str, kl: float, suppress: bool) -> tuple[Comparison, str]:
-    loaded = model()
-    recipe = concept.recipe(loaded, kl=kl, suppress=suppress)
-    result = compare(loaded, prompt, recipe, 30)
+    loaded = ui.model()
+    with st.spinner("Finding the strength, writing ..."):
+        recipe = concept.recipe(loaded, kl=kl, suppress=suppress)
+        result = compare(loaded, prompt, recipe, 30)
     plain_value, steered = (
         concept.measure(loaded, prompt + side.text).value for side in (result.plain, result.steered)
     )

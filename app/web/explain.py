@@ -6,22 +6,8 @@ import altair as alt
 import pandas
 import streamlit as st
 
+from icebear.app.web import ui
 from icebear.app.web.background import shared
-from icebear.app.web.state import (
-    SIGNED,
-    explanation_of,
-    heat,
-    model,
-    model_name,
-    neuron_table,
-    node_table,
-    plain,
-    prompts,
-    read_prompt,
-    target_label,
-    token_label,
-    typed,
-)
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
@@ -42,54 +28,56 @@ def explained(
     """The relevance for a prompt, cached for all visitors."""
 
     def make() -> Relevance:
-        other = read_prompt(counterfactual) if counterfactual else None
+        other = ui.read_prompt(counterfactual) if counterfactual else None
         known = METHODS.get(method)
-        return attribute(model(), read_prompt(prompt), target, contrast, counterfactual=other, method=known)
+        return attribute(ui.model(), ui.read_prompt(prompt), target, contrast, counterfactual=other, method=known)
 
     with st.spinner("Explaining ..."):
-        return shared().relevance((model(), prompt, target, contrast, method, counterfactual), make)
+        return shared().relevance((ui.model(), prompt, target, contrast, method, counterfactual), make)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def answered(name: str, chat: str, turn: int) -> Answer:
-    return answer_of(model(), Chat.from_json(chat), turn)
+    return answer_of(ui.model(), Chat.from_json(chat), turn)
 
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """The relevance for words of an answer, cached for all visitors; neurons at the last of these words."""
 
     def make() -> Relevance:
-        answer = answered(model_name(), chat, turn)
-        return attribute(model(), answer, contrast=contrast, span=span, record="last")
+        answer = answered(ui.model_name(), chat, turn)
+        return attribute(ui.model(), answer, contrast=contrast, span=span, record="last")
 
     with st.spinner("Explaining ..."):
-        return shared().relevance((model(), chat, turn, span, contrast), make)
+        return shared().relevance((ui.model(), chat, turn, span, contrast), make)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def predicted(name: str, prompt: str) -> list[TokenScore]:
-    return model().predict(read_prompt(prompt), 10)
+    return ui.model().predict(ui.read_prompt(prompt), 10)
 
 
 def show() -> None:
-    prompt, counterfactual = prompts()
-    model()
-    tokens = predicted(model_name(), prompt)
+    prompt, counterfactual = ui.prompts()
+    ui.model()
+    tokens = predicted(ui.model_name(), prompt)
     _pick("Why this token? (click one)", "target", tokens)
     _pick("Rather than (optional)", "contrast", tokens)
     with st.expander("Advanced"):
         left, middle, right = st.columns(3)
-        target = typed(left.text_input, "Target token (empty: the most probable)", "target")
-        contrast = typed(middle.text_input, "Contrast token", "contrast")
+        target = ui.typed(left.text_input, "Target token (empty: the most probable)", "target")
+        contrast = ui.typed(middle.text_input, "Contrast token", "contrast")
         usable = (name for name, one in METHODS.items() if one.scores_neurons)
         names = [name for name in usable if counterfactual or not METHODS[name].needs_counterfactual]
-        method = typed(right.selectbox, "Method", "method", [DEFAULT, *names])
+        method = ui.typed(right.selectbox, "Method", "method", [DEFAULT, *names])
     method = "attnlrp" if method == DEFAULT and not counterfactual else method
     relevance = explained(prompt, target or None, contrast or None, method, counterfactual)
-    st.markdown(f"#### Why {target_label(relevance)}?")
-    heat(relevance)
+    st.markdown(f"#### Why {ui.target_label(relevance)}?")
+    ui.heat(relevance)
     st.caption("Red supports the target, blue opposes it; dotted: attention sinks, ignored.")
-    st.caption(plain(f"{relevance.meaning()} {relevance.account()}."))
+    st.caption(ui.plain(relevance.meaning()))
+    with st.expander("Method check"):
+        st.caption(ui.plain(relevance.account()))
     if not relevance.sites:
         st.info("For this model family only tokens have relevance; docs/new-family.md shows how to add its neurons.")
         return
@@ -102,7 +90,7 @@ def show() -> None:
 
 def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
     """The most probable tokens; a click on one fills the text field `key`."""
-    texts = {token.text: f"{token_label(token.text)} {token.number}" for token in tokens}
+    texts = {token.text: f"{ui.token_label(token.text)} {token.number}" for token in tokens}
     chosen = st.session_state.get(key) or st.query_params.get(key)
     picked = f"_{key}"
     st.session_state[picked] = chosen if chosen in texts else None
@@ -118,7 +106,7 @@ def _neurons(relevance: Relevance) -> str | None:
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
         sites = {"ffn and attn": "MLP and attention", "ffn": "MLP", "attn": "attention", "head": "attention heads"}
-        site = typed(st.selectbox, "Component", "site", list(sites), format_func=sites.__getitem__, width=180)
+        site = ui.typed(st.selectbox, "Component", "site", list(sites), format_func=sites.__getitem__, width=180)
         position = st.selectbox(
             "At token",
             [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
@@ -126,9 +114,9 @@ def _neurons(relevance: Relevance) -> str | None:
             format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.prompt.strings[p]}",
             width=160,
         )
-        sign = typed(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
-        polarity = typed(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
-        include = typed(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
+        sign = ui.typed(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
+        polarity = ui.typed(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
+        include = ui.typed(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
     last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
     site = None if site == "ffn and attn" else site
@@ -141,10 +129,10 @@ def _neurons(relevance: Relevance) -> str | None:
         "+" if sign == "supports" else "-",
         range(low, high + 1),
     )
-    explanation = explanation_of(relevance, ranking)
+    explanation = ui.explanation_of(relevance, ranking)
     if explanation.nodes:
         columns = ("neuron", "relevance", "activation", "counterfactual", "token", "promotes")
-        node_table(explanation, "neurons", columns, height=388)
+        ui.node_table(explanation, "neurons", columns, height=388)
     else:
         st.info("No neuron passes these filters; widen them.")
     return site
@@ -185,26 +173,26 @@ def _map(relevance: Relevance) -> None:
 def _compared(prompt: str, target: str, site: str | None) -> None:
     """The neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
     left, middle, right = st.columns(3)
-    second = typed(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
-    target_b = typed(middle.text_input, "Its target (empty: the most probable token)", "target_b")
-    count = typed(right.number_input, "Neurons of each", "count", 1, 500, 50)
+    second = ui.typed(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
+    target_b = ui.typed(middle.text_input, "Its target (empty: the most probable token)", "target_b")
+    count = ui.typed(right.number_input, "Neurons of each", "count", 1, 500, 50)
     sides = {
         name: explained(text, token or None, None, "attnlrp", None)
         for name, text, token in (("A", prompt, target), ("B", second, target_b))
     }
     for column, (name, side) in zip(st.columns(2), sides.items(), strict=True):
         with column:
-            st.markdown(f"{name}: why {token_label(side.target_text)}?")
-            heat(side)
+            st.markdown(f"{name}: why {ui.token_label(side.target_text)}?")
+            ui.heat(side)
     table = _shared_neurons(sides, site, count)
     sizes = table["in"].value_counts()
     both, only_a, only_b = (sizes.get(name, 0) for name in ("both", "A", "B"))
     st.markdown(f"**{both} shared, {only_a} only in A, {only_b} only in B**")
-    formats = {"A": SIGNED, "B": SIGNED}
+    formats = {"A": ui.SIGNED, "B": ui.SIGNED}
     if site == "head":
         st.dataframe(table, hide_index=True, height=320, column_config=formats)
     else:
-        neuron_table(table, "compared", height=320, column_config=formats)
+        ui.neuron_table(table, "compared", height=320, column_config=formats)
     st.scatter_chart(table, x="A", y="B", color="in", x_label="relevance in A", y_label="relevance in B")
 
 

@@ -6,25 +6,25 @@ from pathlib import Path
 
 import streamlit as st
 
+from icebear.app.web import ui
 from icebear.app.web.background import LARGER, shared
-from icebear.app.web.state import has_store, loading, model_name, named_store, plain, store, store_path
 from icebear.errors import StoreError
 
 
 def show() -> None:
     """The line. If there is no index, the small one is built from here on."""
     try:
-        ready = has_store()
+        ready = ui.has_store()
         if not ready and not shared().builds.get(None):
-            shared().build(loading(), asked=False)
+            shared().build(ui.loading(), asked=False)
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it reports that
-        ready, label = False, f"{named_store()} cannot be read"
+        ready, label = False, f"{ui.named_store()} cannot be read"
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
-        name = Path(model_name())
-        st.markdown(plain(name.name if name.exists() else str(name)), width="content")
-        with st.popover(f"index: {plain(label)}", type="tertiary"):
+        name = Path(ui.model_name())
+        st.markdown(ui.plain(name.name if name.exists() else str(name)), width="content")
+        with st.popover(f"index: {ui.plain(label)}", type="tertiary"):
             _about(ready)
     with st.container():  # in any case, so that what follows keeps its place
         if any(job.is_alive() for job in shared().builds.values()):
@@ -33,29 +33,29 @@ def show() -> None:
 
 def _label(ready: bool) -> str:
     if ready:
-        return named_store().name if store_path() == named_store() else "300 Wikipedia summaries"
+        return ui.named_store().name if ui.store_path() == ui.named_store() else "300 Wikipedia summaries"
     job = shared().builds.get(None)
     return "being built" if job and job.is_alive() else "none"
 
 
 def _about(ready: bool) -> None:
     if ready:
-        with store() as opened:
+        with ui.store() as opened:
             facts = opened.facts.all()
         size = f", {facts['limit']:,} documents" if facts["limit"] else ""
-        st.markdown(plain(f"{facts['corpus']}{size}, read by {facts['model']}"))
-        st.caption(plain(str(store_path().absolute())))
-    if store_path() != named_store():
-        larger = shared().builds.get(named_store())
+        st.markdown(ui.plain(f"{facts['corpus']}{size}, read by {facts['model']}"))
+        st.caption(ui.plain(str(ui.store_path().absolute())))
+    if ui.store_path() != ui.named_store():
+        larger = shared().builds.get(ui.named_store())
         if larger and larger.error:
-            st.caption(plain(str(larger.error)))
+            st.caption(ui.plain(str(larger.error)))
         st.button(
             f"Build a larger index ({LARGER:,} articles, about 40 min)",
             key="build_larger",
             on_click=shared().build,
-            args=(loading(), named_store()),
+            args=(ui.loading(), ui.named_store()),
             disabled=bool(larger and larger.is_alive()),
-            help=f"It is written to {plain(str(named_store()))}. You can use the app meanwhile.",
+            help=f"It is written to {ui.plain(str(ui.named_store()))}. You can use the app meanwhile.",
         )
     st.caption("Use another model or index: `icebear app --model ... --store ...`")
 
@@ -72,17 +72,17 @@ def _watching() -> None:
 
 def no_store_yet(needs: str) -> bool:
     """Whether there is no index to read; then the page says what `needs` it, and what to do."""
-    if has_store():
+    if ui.has_store():
         return False
     job = shared().builds.get(None)
     with st.container(border=True):
         if job and job.error:
-            st.markdown(f"{needs} an index. {plain(str(job.error))}")
+            st.markdown(f"{needs} an index. {ui.plain(str(job.error))}")
             st.button(
-                "Build a small index", key="build_small", on_click=shared().build, args=(loading(),), type="primary"
+                "Build a small index", key="build_small", on_click=shared().build, args=(ui.loading(),), type="primary"
             )
         else:
             st.markdown(f"{needs} an index. It is being built, in about 4 minutes; this page then updates itself.")
             st.skeleton(height=200)
-        st.caption(f"To index your own texts: `icebear index --store {named_store()}`")
+        st.caption(f"To index your own texts: `icebear index --store {ui.named_store()}`")
     return True

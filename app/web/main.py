@@ -6,8 +6,7 @@ import logging
 
 import streamlit as st
 
-from icebear.app.web import header
-from icebear.app.web.state import VIEWS, page, plain
+from icebear.app.web import header, ui
 from icebear.errors import IcebearError, out_of_memory
 
 STYLE = """<style>
@@ -21,18 +20,18 @@ STYLE = """<style>
 def main() -> None:
     st.set_page_config("icebear", ":material/search_insights:", layout="wide", initial_sidebar_state="collapsed")
     st.html(STYLE)
-    view = st.navigation([page(name) for name in VIEWS], position="top")
+    view = st.navigation([ui.page(name) for name in ui.VIEWS], position="top")
     st.session_state["came"] = st.session_state.get("view") != view.title
     st.session_state["view"] = view.title
     trouble = st.session_state.pop("trouble", None)
     try:
         header.show()
         if trouble:
-            st.error(plain(trouble))
+            st.error(ui.plain(trouble))
         view.run()
     except IcebearError as error:
-        st.error(plain(str(error)))
+        st.error(ui.plain(str(error)))
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
         message = f"That failed ({type(error).__name__}: {error}); change the settings and try again."
-        st.error(plain(str(out_of_memory(error) or message)))
+        st.error(ui.plain(str(out_of_memory(error) or message)))

@@ -13,20 +13,8 @@ from icebear.actmax import page
 from icebear.actmax.card import SILENT, Card, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import class_name
+from icebear.app.web import ui
 from icebear.app.web.header import no_store_yet
-from icebear.app.web.state import (
-    a_neuron,
-    downloads,
-    fitting,
-    has_store,
-    model,
-    neuron_pills,
-    plain,
-    progress,
-    store,
-    to_steer,
-    typed,
-)
 from icebear.concepts.vocabulary import project
 from icebear.db.store import Store
 from icebear.errors import IcebearError, ModelError
@@ -38,8 +26,8 @@ STYLED = Markup('<style>{}</style><div class="card">{}</div>')
 
 def show() -> None:
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    name = typed(left.text_input, "Neuron", "neuron", value=a_neuron())
-    polarity = typed(
+    name = ui.typed(left.text_input, "Neuron", "neuron", value=ui.a_neuron())
+    polarity = ui.typed(
         right.segmented_control,
         "Sentences with high (+) or low (-) activation",
         "polarity",
@@ -48,14 +36,14 @@ def show() -> None:
         required=True,
     )
     neuron = Neuron.parse(name)
-    if not has_store():
+    if not ui.has_store():
         st.markdown(f"#### {neuron}")
         vocabulary = st.container()
         no_store_yet("Its sentences, statistics and similar neurons need")
         with vocabulary, suppress(ModelError):  # already on the page
             _vocabulary(neuron)
         return
-    with store() as opened:
+    with ui.store() as opened:
         if neuron.site in opened.facts.get("sites") or neuron.site in SILENT["writes"]:
             _card(opened, neuron, polarity)
         else:
@@ -67,7 +55,7 @@ def show() -> None:
 def _vocabulary(neuron: Neuron) -> None:
     """The part of a card that needs no index."""
     if neuron.site not in SILENT["writes"]:
-        st.html(_styled(page.vocabulary(project(model(), neuron, EXAMPLES))))
+        _styled(page.vocabulary(project(ui.model(), neuron, EXAMPLES)))
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
@@ -76,22 +64,24 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary and nearest neurons (reads {size})", icon=":material/hub:", key="whole_card"):
             card = describe(opened, neuron, k=EXAMPLES, whole=True)
-    _head(card)
+    st.markdown(f"#### {card.neuron} {ui.plain(card.title)}")
+    st.caption(page.statistics_line(card))
+    _styled(page.histogram(card.statistics.histogram))
     if card.projection:
-        st.html(_styled(page.vocabulary(card.projection)))
+        _styled(page.vocabulary(card.projection))
     if card.by == "relevance":
-        st.caption(plain(page.RELMAX))
+        st.caption(ui.plain(page.RELMAX))
     st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
-    st.html(_styled(page.meaning(card, polarity)))
-    st.caption(plain(f"class: {class_name(card.kind[polarity])}"))
+    _styled(page.meaning(card, polarity))
+    st.caption(ui.plain(f"class: {class_name(card.kind[polarity])}"))
     if card.examples[polarity]:
-        st.html(_styled(page.examples(card.examples[polarity])))
+        _styled(page.examples(card.examples[polarity]))
     else:
         st.caption("There is none.")
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
         _annotating(opened, neuron)
     for by, hits in card.nearest.items():
-        neuron_pills(
+        ui.neuron_pills(
             page.nearest_title(by, card.nearest_by_chance[by]),
             [(hit.neuron, hit.polarity) for hit in hits],
             f"nearest_{by}",
@@ -99,21 +89,15 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     _actions(card)
 
 
-def _styled(html: Markup) -> str:
-    return STYLED.format(Markup(page.STYLE), html)
-
-
-def _head(card: Card) -> None:
-    st.markdown(f"#### {card.neuron} {plain(card.title)}")
-    st.caption(page.statistics_line(card))
-    st.html(_styled(page.histogram(card.statistics.histogram)))
+def _styled(html: Markup) -> None:
+    st.html(STYLED.format(Markup(page.STYLE), html))
 
 
 def _annotating(opened: Store, neuron: Neuron) -> None:
     """On demand: attribute the examples that are shown, and store the result."""
     if st.button("Highlight the cause", icon=":material/palette:", key="annotate"):
-        loaded = fitting(opened)
-        with progress("Attributing; finished sentences are kept") as step:
+        loaded = ui.fitting(opened)
+        with ui.progress("Attributing; finished sentences are kept") as step:
             annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)
         st.rerun()
 
@@ -124,13 +108,13 @@ def _actions(card: Card) -> None:
 
     def write() -> None:
         try:
-            with store() as opened:
+            with ui.store() as opened:
                 opened.labels.set_own(card.neuron, st.session_state[key])
         except IcebearError as error:  # in a callback; the next run shows it
             st.session_state["trouble"] = str(error)
 
     left.text_input("Your label", card.label or "", key=key, on_change=write)
-    middle.button("Send to Steer", on_click=to_steer, args=(card.neuron,), key="card_to_steer")
+    middle.button("Send to Steer", on_click=ui.to_steer, args=(card.neuron,), key="card_to_steer")
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
-        downloads(str(card.neuron), {"html": card.to_html, "json": as_json})
+        ui.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

@@ -9,8 +9,8 @@ import pandas
 import streamlit as st
 
 from icebear.actmax.page import RELMAX
+from icebear.app.web import ui
 from icebear.app.web.header import no_store_yet
-from icebear.app.web.state import a_neuron, neuron_table, plain, store, store_path, typed
 from icebear.db.search import NEAR, nearest_by_chance
 from icebear.records import Hit, Neuron
 
@@ -18,26 +18,26 @@ HOW = ("words", "similar to a neuron", "statistics")
 
 
 def show() -> None:
-    how = typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
+    how = ui.typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
     {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
 
 
 def _words() -> None:
-    text = typed(st.text_input, "Words", "text", value="water")
+    text = ui.typed(st.text_input, "Words", "text", value="water")
     if no_store_yet("Neurons for these words need"):
         return
-    with store() as opened:
+    with ui.store() as opened:
         _show(opened.search(text, 50))
 
 
 def _similar() -> None:
     left, middle, right = st.columns(3)
-    name = typed(left.text_input, "Neuron", "neuron", value=a_neuron())
-    by = typed(middle.selectbox, "By output (writes), input (reads) or example sentences", "by", list(NEAR))
-    polarity = typed(right.segmented_control, "At", "polarity", ["+", "-"], default="+", required=True)
+    name = ui.typed(left.text_input, "Neuron", "neuron", value=ui.a_neuron())
+    by = ui.typed(middle.selectbox, "By output (writes), input (reads) or example sentences", "by", list(NEAR))
+    polarity = ui.typed(right.segmented_control, "At", "polarity", ["+", "-"], default="+", required=True)
     if no_store_yet("Similar neurons need"):
         return
-    with store() as opened:
+    with ui.store() as opened:
         st.caption("The most similar to random neurons: {:.2f}, at most {:.2f}.".format(*nearest_by_chance(opened, by)))
         _show(opened.similar(Neuron.parse(name), 50, by, polarity))
 
@@ -52,12 +52,12 @@ def _show(hits: list[Hit]) -> None:
     widths = {"neuron": 110, "sign": 45, "why": 380, "label": 300}
     columns = {name: st.column_config.TextColumn(width=width) for name, width in widths.items()}
     score = {"score": st.column_config.NumberColumn(format="%.4f", width=70)}
-    neuron_table(pandas.DataFrame(rows), "hits", labels=True, column_config=columns | score)
+    ui.neuron_table(pandas.DataFrame(rows), "hits", labels=True, column_config=columns | score)
 
 
 @st.cache_data(max_entries=2, show_spinner="Reading the statistics ...")
 def _table(path: str, changed: int) -> pandas.DataFrame:
-    with store() as opened:
+    with ui.store() as opened:
         table = opened.neurons.table().rename(columns={"name": "neuron"})
         table["sign"] = "" if opened.by == "relevance" else numpy.where(table["max"] > -table["min"], "+", "-")
         return table
@@ -66,9 +66,9 @@ def _table(path: str, changed: int) -> pandas.DataFrame:
 def _statistics() -> None:
     if no_store_yet("The neurons' statistics need"):
         return
-    with store() as opened:
+    with ui.store() as opened:
         changed, by = opened.changed(), opened.by
-    table = _table(str(store_path()), changed)
+    table = _table(str(ui.store_path()), changed)
     left, middle, right = st.columns(3)
     stays: dict[str, Any] = {"persist_state": "session"}
     sites = left.multiselect("Components", sorted(set(table["site"])), key="sites", placeholder="all", **stays)
@@ -87,9 +87,9 @@ def _statistics() -> None:
     rows = table[chosen].sort_values("sharpness", ascending=False)
     st.caption(f"{len(rows):,} of {len(table):,} neurons; click a column's header to sort by it.")
     if by == "relevance":
-        st.caption(plain(RELMAX))
+        st.caption(ui.plain(RELMAX))
     number = st.column_config.NumberColumn(format="%.3f")
     formats = dict.fromkeys(("mean", "std", "min", "max", "positive"), number)
     formats["sharpness"] = st.column_config.NumberColumn("peak (std. dev.)", format="%.3f")
     shown = ("neuron", "layer", "site", "sharpness", "mean", "std", "min", "max", "positive", "label")
-    neuron_table(rows, "statistics", sorts=True, height=420, column_order=shown, column_config=formats)
+    ui.neuron_table(rows, "statistics", sorts=True, height=420, column_order=shown, column_config=formats)

@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,19 +18,7 @@ from markupsafe import Markup
 
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web.state import (
-    downloads,
-    fitting,
-    has_store,
-    model,
-    model_name,
-    plain,
-    progress,
-    read_prompt,
-    store,
-    store_path,
-    typed,
-)
+from icebear.app.web import ui
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import NEGATIVE, hexadecimal
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
@@ -44,9 +33,9 @@ RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
 
 
 def show() -> None:
-    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    prompt = ui.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
     _recipes()
-    lines = typed(
+    lines = ui.typed(
         st.text_area,
         "Edits, one a line: L29.ffn.860*0 scales, L29.ffn.860=-20 sets, L24.ffn.559+2std@last adds",
         "edits",
@@ -56,16 +45,13 @@ def show() -> None:
     edits = parse_edits(line for line in lines.splitlines() if line.strip())
     _controls(edits)
     columns = st.columns(4, vertical_alignment="bottom")
-    count = typed(columns[0].number_input, "New tokens", "tokens", 1, 400, 24)
-    temperature = typed(columns[1].number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
-    seed = typed(columns[2].number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
-    settings = (model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
-    if columns[3].button("Generate", type="primary", icon=":material/play_arrow:", key="generate"):
-        st.session_state["generated"] = (settings, _generate(prompt, edits, *settings[3:]))
-    made_with, result = st.session_state.get("generated", (None, None))
+    count = ui.typed(columns[0].number_input, "New tokens", "tokens", 1, 400, 24)
+    temperature = ui.typed(columns[1].number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
+    seed = ui.typed(columns[2].number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+    settings = (ui.model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
+    pressed = columns[3].button("Generate", type="primary", icon=":material/play_arrow:", key="generate")
+    result = last_result("generated", settings, pressed, lambda: _generate(prompt, edits, *settings[3:]))
     if result:
-        if made_with != settings:
-            st.caption("The text below was made with other settings; generate again.")
         side_by_side(result)
     _export(prompt, edits, *settings[3:])
 
@@ -76,8 +62,8 @@ def _recipes() -> None:
         uploaded = st.file_uploader("A saved recipe", "json", key="uploaded")
         if uploaded:
             recipe = Recipe.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
-            recipe.check(model())
-            st.button(f"Use {plain(recipe.name)}", key="use_recipe", on_click=_take, args=(recipe,))
+            recipe.check(ui.model())
+            st.button(f"Use {ui.plain(recipe.name)}", key="use_recipe", on_click=_take, args=(recipe,))
 
 
 def _take(recipe: Recipe | None) -> None:
@@ -96,7 +82,7 @@ def _controls(edits: list[Edit]) -> None:
         unit = "" if (field, value) == ("op", "scale") else edits[number].unit
         write(number, replace(edits[number], **{"unit": unit, field: value}))
 
-    known_units = list(UNITS) if has_store() else [""]
+    known_units = list(UNITS) if ui.has_store() else [""]
     for number, edit in enumerate(edits):
         columns = st.columns([2, 1.4, 4, 1.6, 1.8, 0.8], vertical_alignment="bottom")
         columns[0].markdown(f"**{edit.neuron}**")
@@ -118,18 +104,28 @@ def _controls(edits: list[Edit]) -> None:
         columns[5].button("", icon=":material/close:", help="Remove this edit", **remove)
 
 
+def last_result(key: str, settings: tuple, pressed: bool, make: Callable[[], Any]) -> Any:
+    """The result of `make` at the last press of a button, or None; the page says if it has other settings."""
+    if pressed:
+        st.session_state[key] = (settings, make())
+    made_with, result = st.session_state.get(key, (settings, None))
+    if made_with != settings:
+        st.caption("The text below was made with other settings; generate again.")
+    return result
+
+
 def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> Comparison:
-    loaded, statistic = model(), None
-    with progress("Generating") as step, ExitStack() as stack:
+    loaded, statistic = ui.model(), None
+    with ui.progress("Generating") as step, ExitStack() as stack:
         if any(edit.unit for edit in edits):
-            opened = stack.enter_context(store())
-            fitting(opened)
+            opened = stack.enter_context(ui.store())
+            ui.fitting(opened)
             statistic = opened.neurons.statistic
 
         def on_token(tokens: int) -> None:
             step(tokens, 2 * count)
 
-        return compare(loaded, read_prompt(prompt), edits, count, statistic, temperature, seed, on_token)
+        return compare(loaded, ui.read_prompt(prompt), edits, count, statistic, temperature, seed, on_token)
 
 
 def side_by_side(result: Comparison) -> None:
@@ -153,7 +149,7 @@ def side_by_side(result: Comparison) -> None:
         y_label="",
         x_label=number,
     )
-    downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
+    ui.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
 
 
 def next_tokens(result: Comparison) -> tuple[pandas.DataFrame, str]:
@@ -185,16 +181,16 @@ def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed
             st.caption("Its units need an index wherever it is used.")
 
         def save() -> str:
-            return Recipe.for_model(model(), name, edits, prompt=prompt).to_json()
+            return Recipe.for_model(ui.model(), name, edits, prompt=prompt).to_json()
 
         st.download_button("Save recipe", save, "recipe.json", key="save_recipe", on_click="ignore", disabled=not edits)
-        parsed, path, lines = read_prompt(prompt), str(store_path()), list(map(str, edits))
+        parsed, path, lines = ui.read_prompt(prompt), str(ui.store_path()), list(map(str, edits))
         if isinstance(parsed, str):
             words = ["icebear", "steer", prompt, *(word for line in lines for word in ("--edit", line))]
             words += ["--max-new-tokens", str(count)]
             words += ["--temperature", f"{temperature:g}", "--seed", str(seed)] if temperature else []
             words += ["--store", path] if in_units else []
-            st.code(shlex.join([*words, "--model", model_name()]), "bash", wrap_lines=True)
+            st.code(shlex.join([*words, "--model", ui.model_name()]), "bash", wrap_lines=True)
         chat = "Chat, " if isinstance(parsed, Chat) else ""
         sampling = f", temperature={temperature:g}, seed={seed}" if temperature else ""
         opened, statistic = ("", "")
@@ -202,7 +198,7 @@ def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed
             opened, statistic = f"open_store({path!r}) as store, ", ", store.neurons.statistic"
         st.code(
             f"from icebear import {chat}load_model{', open_store' if in_units else ''}, steer\n\n"
-            f"model = load_model({model_name()!r})\n"
+            f"model = load_model({ui.model_name()!r})\n"
             f"with {opened}steer(model, {lines!r}{statistic}):\n"
             f"    print(model.generate({parsed!r}, max_new_tokens={count}{sampling}))",
             "python",

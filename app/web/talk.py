@@ -12,8 +12,7 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import start, why, words
-from icebear.app.web.state import LINK, from_url, loading, model, plain, to_url, typed
+from icebear.app.web import start, ui, why, words
 from icebear.concepts.models.answer import message_ids, read_span
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
@@ -28,14 +27,14 @@ def show() -> None:
     try:
         chat = _conversation()
     except InputError as error:
-        st.error(plain(str(error)))
+        st.error(ui.plain(str(error)))
         chat = None
     if chat is None:
         with st.container():
             _before_the_first_message()
         return
     st.empty()  # in its place, as the page is not at its end before the answer is
-    model()
+    ui.model()
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
     _messages(chat, turn, span, live=not answering)
@@ -63,12 +62,8 @@ def show() -> None:
 
 def _conversation() -> Chat | None:
     """The conversation of the URL, or of this session. Raises `InputError`."""
-    text = from_url("chat")
+    text = ui.from_url("chat")
     return Chat.from_json(text, "The conversation in this link") if text else None
-
-
-def _store_conversation(chat: Chat) -> None:
-    to_url(chat=chat.to_json(None))
 
 
 def _keep_partial_answer() -> None:
@@ -77,10 +72,10 @@ def _keep_partial_answer() -> None:
     chat = _conversation() if ids else None
     if not chat or chat.messages[-1]["role"] == "assistant":
         return
-    loaded = model()
+    loaded = ui.model()
     ids = ids[:-1] if ids[-1] in loaded.ends else ids
     if ids:
-        _store_conversation(chat.then("assistant", "".join(loaded.pieces(ids)), ids))
+        ui.to_url(chat=chat.then("assistant", "".join(loaded.pieces(ids)), ids).to_json(None))
 
 
 def _request_answer() -> None:
@@ -93,7 +88,7 @@ def _send() -> None:
     with suppress(InputError):  # of a link that is broken; a new conversation begins
         chat = _conversation()
     message = {"role": "user", "content": st.session_state["message"]}
-    _store_conversation(Chat([*(chat.messages if chat else ()), message]))
+    ui.to_url(chat=Chat([*(chat.messages if chat else ()), message]).to_json(None))
     _unselect()
     _request_answer()
 
@@ -101,7 +96,7 @@ def _send() -> None:
 def _forget() -> None:
     for key in ("writing", "earlier"):
         st.session_state.pop(key, None)
-    to_url(chat=None)
+    ui.to_url(chat=None)
     _unselect()
 
 
@@ -118,12 +113,12 @@ def _before_the_first_message() -> None:
     start.show()
     reason = _no_template()  # the model was waited for
     if reason:
-        place.info(plain(reason))
+        place.info(ui.plain(reason))
 
 
 def _no_template() -> str | None:
     """The reason why the model takes no messages; None if it takes them, or is being loaded."""
-    job = loading()
+    job = ui.loading()
     if job.is_alive() or job.error:
         return None
     try:
@@ -143,13 +138,11 @@ def _tools(chat: Chat) -> dict[str, Any]:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("New conversation", icon=":material/add:", key="forget", on_click=_forget)
         with st.popover("Settings", icon=":material/tune:"):
-            count = typed(st.number_input, "New tokens at most", "length", 1, 4096, 256)
-            temperature = typed(st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
-            seed = typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
-        st.download_button(
-            "JSON", chat.to_json(), "chat.json", key="chat.json", icon=":material/download:", on_click="ignore"
-        )
-    if len(chat.to_json(None)) > LINK:
+            count = ui.typed(st.number_input, "New tokens at most", "length", 1, 4096, 256)
+            temperature = ui.typed(st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
+            seed = ui.typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+        ui.downloads("chat", {"json": chat.to_json})
+    if len(chat.to_json(None)) > ui.LINK:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
     return {"max_new_tokens": count, "temperature": temperature, "seed": seed}
 
@@ -170,7 +163,7 @@ def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -
         known = role in ("user", "assistant")
         with st.chat_message(role) if known else st.chat_message("other", avatar=":material/settings:"):
             if not known:
-                st.caption(plain(role))
+                st.caption(ui.plain(role))
             _message(chat, place, span if place == turn else None, live)
 
 
@@ -183,9 +176,9 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
         st.html(TEXT.format(content))
     elif answers:
         try:
-            pieces = model().pieces(message_ids(model(), chat, turn))
+            pieces = ui.model().pieces(message_ids(ui.model(), chat, turn))
         except InputError as error:
-            st.error(plain(str(error)))
+            st.error(ui.plain(str(error)))
             return
         words.draw(words.words_of(pieces), span, f"turn {turn}", partial(_select, turn))
     else:
@@ -194,7 +187,7 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
 
 def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     """Show the answer token by token; then the page is drawn again."""
-    loaded = model()
+    loaded = ui.model()
     with place:
         with st.chat_message("assistant"):
             shown = st.empty()
@@ -209,13 +202,13 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     try:
         answer = loaded.answer(chat, on_token=on_token, **options)
     except IcebearError as error:
-        shown.error(plain(str(error)))
+        shown.error(ui.plain(str(error)))
         return
     st.session_state.pop("writing", None)
     if not answer.ids:
         shown.info("The model ended its answer before its first word.")
         return
-    _store_conversation(answer.chat)
+    ui.to_url(chat=answer.chat.to_json(None))
     st.rerun()
 
 
@@ -224,13 +217,13 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
 
 def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
     """The message and the tokens to explain; the page says if the URL names others."""
-    turn, span = from_url("turn"), from_url("span")
+    turn, span = ui.from_url("turn"), ui.from_url("span")
     if not turn or not span:
         return 0, None
     tokens = read_span(span)
     if re.fullmatch("[0-9]{1,6}", turn) and int(turn) < len(chat.messages) and isinstance(tokens, tuple):
         return int(turn), tokens
-    st.error(plain(f"This link selects {span!r} of message {turn!r}, but this conversation has no such tokens."))
+    st.error(ui.plain(f"This link selects {span!r} of message {turn!r}, but this conversation has no such tokens."))
     return 0, None
 
 
@@ -238,7 +231,7 @@ def _select(turn: int, first: int, stop: int, text: str) -> None:
     if why.selects_alternative():
         _select_alternative(first, stop, text)
         return
-    to_url(turn=str(turn), span=f"{first}-{stop}")
+    ui.to_url(turn=str(turn), span=f"{first}-{stop}")
     st.session_state["rather"] = ""
 
 
@@ -248,5 +241,5 @@ def _select_alternative(first: int, stop: int, text: str) -> None:
 
 
 def _unselect() -> None:
-    to_url(turn=None, span=None)
+    ui.to_url(turn=None, span=None)
     st.session_state["rather"] = ""

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pandas
 import streamlit as st
 
+from icebear.app.web import ui
 from icebear.app.web.explain import BLUE, RED, answered, explained_words
-from icebear.app.web.state import (
-    SIGNED,
-    explanation_of,
-    go,
-    heat,
-    model,
-    model_name,
-    node_table,
-    plain,
-    target_label,
-    typed,
-)
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.sources import Origins, origins
@@ -38,33 +28,33 @@ def selects_alternative() -> bool:
 
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     text = Chat(chat.messages[: turn + 1]).to_json(None)
-    answer = answered(model_name(), text, turn)
+    answer = answered(ui.model_name(), text, turn)
     start, stop = answer.places(span)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks")
-        contrast = typed(st.text_input, "Rather than (another phrase, optional)", "rather", width=260)
+        contrast = ui.typed(st.text_input, "Rather than (another phrase, optional)", "rather", width=260)
     relevance = explained_words(text, turn, (start, stop), contrast.strip() or None)
     _tokens(relevance, answer.probabilities[start:stop])
-    _parts(relevance, origins_of(model_name(), text, turn, (start, stop)))
-    explanation = explanation_of(relevance, Ranking(10, position="last"))
+    _parts(relevance, origins_of(ui.model_name(), text, turn, (start, stop)))
+    explanation = ui.explanation_of(relevance, Ranking(10, position="last"))
     before = Chat(chat.messages[:turn])
     if explanation.nodes:
-        st.markdown(f"#### The neurons that contribute most to {target_label(relevance)}")
-        node_table(explanation, "talk", ("neuron", "token", "relevance", "promotes"), prompt=before.to_json(None))
+        st.markdown(f"#### The neurons that contribute most to {ui.target_label(relevance)}")
+        ui.node_table(explanation, "talk", ("neuron", "token", "relevance", "promotes"), prompt=before.to_json(None))
     _circuit(before, answer, start, relevance)
 
 
 @st.cache_data(max_entries=64, show_spinner="Explaining ...")
 def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> Origins:
-    return origins(model(), answered(name, chat, turn), span)
+    return origins(ui.model(), answered(name, chat, turn), span)
 
 
 def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:
-    st.markdown(f"#### Why {target_label(relevance)}?")
-    heat(relevance, answer=True)
+    st.markdown(f"#### Why {ui.target_label(relevance)}?")
+    ui.heat(relevance, answer=True)
     chances = ", ".join(f"{chance:.0%}" for chance in probabilities[:12])
     more = ", ..." if len(probabilities) > 12 else ""
-    st.caption(plain(f"Probability: {chances}{more}. {relevance.account()}."))
+    st.caption(ui.plain(f"Probability: {chances}{more}"))
     st.caption("Red supports it, blue opposes it; dotted: attention sinks, ignored; gray: the chat template.")
 
 
@@ -77,17 +67,17 @@ def _parts(relevance: Relevance, sources: Origins) -> None:
             {"turn": unit.turn, "relevance": value, "text": "(template)" if unit.template else unit.text.strip()}
             for unit, value in parts
         ]
-        st.dataframe(pandas.DataFrame(rows), hide_index=True, column_config={"relevance": SIGNED})
+        st.dataframe(pandas.DataFrame(rows), hide_index=True, column_config={"relevance": ui.SIGNED})
     with right:
         st.markdown("#### Where the answer comes from")
         bars = {part.name: (part.positive, part.negative) for part in sources.parts}
         bars["biases"] = (max(sources.biases, 0.0), min(sources.biases, 0.0))
         table = pandas.DataFrame.from_dict(bars, orient="index", columns=["supports", "opposes"])
         st.bar_chart(table, color=[RED, BLUE], horizontal=True, sort=False, x_label="logits", y_label="")
-        st.caption(
-            plain(f"The logits of {sources.text!r} by CP-LRP: {sources.target:.2f} = these bars {sources.rest:+.1e}")
-        )
         st.caption(f"{sources.through_ffn:.0%} passes through MLP neurons (overlaps with the bars).")
+    with st.expander("Method check"):
+        bars_line = f"The logits of {sources.text!r} by CP-LRP: {sources.target:.2f} = the bars {sources.rest:+.1e}."
+        st.caption(ui.plain(f"{relevance.account()}. {bars_line}"))
 
 
 def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> None:
@@ -107,8 +97,8 @@ def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> 
             "target": relevance.target.text,
             "contrast": relevance.contrast_text,
         }
-        same = other == message
-        st.button("Open its circuit", key="open_circuit", on_click=go, args=("circuit",), kwargs=values, disabled=same)
+        go = partial(ui.go, "circuit", **values)
+        st.button("Open its circuit", key="open_circuit", on_click=go, disabled=other == message)
 
 
 def _up_to(messages: Any, answer: Answer, start: int) -> str:
