@@ -17,11 +17,11 @@ from icebear.app.cli.output import log_to_stderr
 from icebear.errors import IcebearError, InputError, out_of_memory
 
 ORDER = "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate app mcp doctor"
-"""As help lists the verbs; those that it does not name come last."""
+"""The verbs in the order of the help; others come last."""
 
 
 class Group(click.Group):
-    """Shows the toolkit's errors as one sentence, keeps the verbs in the order they are added."""
+    """Shows icebear's errors as one sentence, and lists the verbs in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -38,23 +38,23 @@ class Group(click.Group):
 
 
 def _unwritable(error: Exception) -> IcebearError | None:
-    """A full disk behind stdout, which then takes nothing more, also at exit."""
+    """Return the error of a full disk behind stdout, which then takes nothing more, also at exit."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
         return None
     with suppress(OSError, ValueError):  # of tests: no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return InputError("The output cannot be written: no space is left where it goes; make room, or write elsewhere.")
+    return InputError("The output cannot be written because the disk is full; free some space, or write elsewhere.")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="icebear")
 def main() -> None:
-    """Find the neurons a language model used, see what they mean, and turn them."""
+    """Find the neurons a language model used for a prediction, interpret them, and steer the model with them."""
     log_to_stderr()
 
 
 def add_verbs(group: click.Group) -> None:
-    """Add the command of each file of `icebear.app.cli.verbs`, which has the file's name."""
+    """Add the command of each module in `icebear.app.cli.verbs`; both have the same name."""
     order = ORDER.split()
     names = {module.name for module in iter_modules(verbs.__path__)}
     for name in sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)):

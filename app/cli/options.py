@@ -1,7 +1,7 @@
 """Options: the table of shared options, records that click fills, and the records that several verbs have.
 
 A verb's options are a frozen dataclass with a field for each. A field without a value is the shared option of its name.
-Other fields are written as `option` or `argument`. A field whose type is such a record stands for all of its options.
+Other fields are an `option` or an `argument`. A field whose type is such a record stands for all of its options.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Record = TypeVar("Record")
 
 
 class File(click.Path):
-    """A path in which `~` is the home folder, also where the shell does not say so."""
+    """A path in which `~` is the home folder, also where the shell does not expand it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(str(local(value)), param, ctx)
@@ -35,92 +35,94 @@ AT_LEAST_1 = click.IntRange(min=1)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     # what is explained
-    "--target": {"help": "The token or label to explain; default: the most probable one."},
-    "--contrast": {"help": "Explain the target against this token or label, a phrase against this phrase."},
+    "--target": {"help": "Token or label to explain; default: the most probable one."},
+    "--contrast": {"help": "Explain the target's difference to this token or label, a phrase's to this phrase."},
     "--target-text": {"help": "Explain a whole continuation instead of one token."},
-    "--chat": {"is_flag": True, "help": "PROMPT is a message; the model's own template makes a prompt of it."},
-    "--system": {"help": "A system message before it; it is a chat then."},
-    "--messages": {"type": FILE, "help": "A chat's messages instead of PROMPT: a JSON file."},
-    "--span": {"help": "Let the model answer; explain these words of the answer, its tokens 3:5, or all."},
+    "--chat": {"is_flag": True, "help": "PROMPT is a user message; apply the model's chat template."},
+    "--system": {"help": "System message before PROMPT, which then is a user message."},
+    "--messages": {"type": FILE, "help": "Read the messages of a chat from a JSON file instead of PROMPT."},
+    "--span": {"help": "Let the model answer, then explain part of the answer: a phrase, tokens 3:5, or all."},
     "--number": {
         "type": click.Choice(["log-odds", "logit"]),
         "show_default": "log-odds; logit with --contrast or --counterfactual",
-        "help": "Explain the target's logit against all other tokens by probability, or alone.",
+        "help": "Objective: the target's log-odds against all other tokens, or its logit alone.",
     },
-    "--max-new-tokens": {"default": 40, "type": AT_LEAST_1, "help": "How many tokens the model writes at most."},
-    "--prefix": {"help": "What the decoder of an encoder-decoder has written before the target."},
+    "--max-new-tokens": {"default": 40, "type": AT_LEAST_1, "help": "Generate at most this many tokens."},
+    "--prefix": {"help": "Text that the decoder of an encoder-decoder has generated before the target."},
     "--counterfactual": {
         "multiple": True,
-        "help": "The prompt that this one is compared with; several times: the mean.",
+        "help": "Prompt to compare with; repeat the option for the mean over several.",
     },
-    "--base-model": {"help": "Another model of the same shape to compare with on the same prompt: base, fine-tuned."},
-    "--at": {"type": int, "help": "The token whose label is explained, for a model that labels tokens."},
+    "--base-model": {"help": "Base model to compare with on the same prompt; it must have the same shape."},
+    "--at": {"type": int, "help": "Position of the token whose label is explained, for a token classifier."},
     "--method": {
         "show_default": "attnlrp; with --counterfactual difference",
-        "help": "attnlrp, cp-lrp, gxi, gxi@prompt, ... (docs/explain.md), or written out, AttnLRP(linear=Gamma(1)).",
+        "help": "attnlrp, cp-lrp, gxi, gxi@prompt, ... (docs/explain.md), or written out: AttnLRP(linear=Gamma(1)).",
     },
     "--checkpoint": {
         "is_flag": True,
         "default": None,
-        "help": "Less memory, more time; so by itself from 2,048 tokens on.",
+        "help": "Use less memory and more time; default from 2,048 tokens.",
     },
-    "--file": {"type": FILE, "help": "Many prompts instead of a PROMPT: a file, a JSON object a line."},
-    "--prompt": {"help": "Instead of NEURONS those that matter most to what follows this prompt."},
-    # what is kept and shown
-    "--image": {"type": FILE, "help": "An image instead of PROMPT, for an image classifier."},
+    "--file": {"type": FILE, "help": "Read many prompts from a file instead of PROMPT, one JSON object per line."},
+    "--prompt": {"help": "Instead of NEURONS, use the most relevant neurons for the prediction after this prompt."},
+    "--image": {"type": FILE, "help": "Image to explain instead of PROMPT, for an image classifier."},
+    # what is recorded and shown
     "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
     "--position": {
-        "help": "Where neurons are ranked: last, all, or a token's position.",
+        "help": "Rank neurons at these positions: last, all, or one token's position.",
         "show_default": "last; with --counterfactual all",
     },
-    "--top": {"default": 20, "type": AT_LEAST_1, "help": "How many rows to show or take, from the top."},
-    "--annotate": {"is_flag": True, "help": "Attribute the examples to their tokens, and keep that in the store."},
-    "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "How many (neuron, token) pairs a circuit has."},
-    "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "The most that a recipe may edit."},
+    "--top": {"default": 20, "type": AT_LEAST_1, "help": "Number of rows to show, or of neurons to use."},
+    "--annotate": {"is_flag": True, "help": "Attribute the examples to their tokens, and save that in the store."},
+    "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "Number of nodes (neuron and token) of a circuit."},
+    "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "Edit at most this many neurons."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Truncate each text after this many tokens."},
     "--suppress": {
         "is_flag": True,
-        "help": "Suppress instead: the current answer leaves the most probable tokens; less of a concept.",
+        "help": "Make the current answer disappear from the top tokens, or weaken a concept.",
     },
-    "--ablate": {"is_flag": True, "help": "With --counterfactual: what the nodes carry, measured, beside controls."},
-    "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "0: greedy."},
-    "--seed": {"default": 0, "type": click.IntRange(0, LAST_SEED), "help": "Of what is drawn by chance."},
+    "--ablate": {"is_flag": True, "help": "With --counterfactual: measure sufficiency and necessity, with controls."},
+    "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "Sampling temperature; 0 is greedy."},
+    "--seed": {"default": 0, "type": click.IntRange(0, LAST_SEED), "help": "Random seed."},
     "--out": {
         "type": FOLDER,
         "required": True,
-        "help": "The folder of results; an interrupted evaluation goes on in it.",
+        "help": "Folder for results; run again with the same folder to resume.",
     },
     # where things are
     "--corpus": {
         "help": "wiki-summaries, imdb-reviews, a .txt, .jsonl, .json, .csv or .parquet file (also .gz), or the id of a "
-        "Hugging Face data set.  [default: wiki-summaries; for reviews imdb-reviews]"
+        "Hugging Face dataset.  [default: wiki-summaries; for reviews imdb-reviews]"
     },
-    "--store": {"default": "icebear.db", "help": "The SQLite file of the index."},
-    "--html": {"type": FILE, "help": "Write a self-contained page."},
-    "--png": {"type": FILE, "help": "Write the picture."},
+    "--store": {"default": "icebear.db", "help": "SQLite file of the index."},
+    "--html": {"type": FILE, "help": "Write a self-contained HTML page to this file."},
+    "--png": {"type": FILE, "help": "Write the picture to this file."},
     "--save": {"type": FILE, "help": "Write the result to this file."},
-    "--json": {"is_flag": True, "help": "One JSON document on stdout."},
+    "--json": {"is_flag": True, "help": "Print one JSON document to stdout."},
     # the model
-    "--model": {"default": "smollm2-135m", "help": "A preset, hub id, folder or .gguf file."},
+    "--model": {"default": "smollm2-135m", "help": "Preset, hub id, folder or .gguf file."},
     "--device": {"default": "auto", "help": "cuda, mps or cpu."},
-    "--device-map": {"help": "Instead: auto shares the model among devices, memory and disk; disk keeps it there."},
-    "--bits": {"type": click.Choice([8, 4]), "help": "Keep weights in so many, by bitsandbytes."},
-    "--dtype": {"help": "float32, bfloat16, float16; default: what suits the device."},
-    "--attention": {"help": "sdpa or eager; default: the model's own."},
-    "--trust-remote-code": {"is_flag": True, "help": "Run the code that a model of the hub brings."},
-    "--accept-terms": {"is_flag": True, "help": "Accept the terms of a preset that has them."},
+    "--device-map": {
+        "help": "Instead of --device: auto splits the model over devices, memory and disk; disk offloads it."
+    },
+    "--bits": {"type": click.Choice([8, 4]), "help": "Quantize the weights to this many bits with bitsandbytes."},
+    "--dtype": {"help": "float32, bfloat16 or float16; default: what suits the device."},
+    "--attention": {"help": "Attention implementation, sdpa or eager; default: the model's own."},
+    "--trust-remote-code": {"is_flag": True, "help": "Run code that a hub model brings."},
+    "--accept-terms": {"is_flag": True, "help": "Accept the license terms of a preset that has them."},
 }
-"""Options of more than one verb, one meaning a name. A verb may give a name its own values (`shared`)."""
+"""Options of more than one verb; each name has one meaning. A verb may replace some values."""
 
 ADVANCED = set(
     "--target-text --system --messages --number --prefix --at --checkpoint --file --image --seed --device --device-map "
     "--bits --dtype --attention --trust-remote-code --accept-terms".split()
 )
-"""Those that few need."""
+"""The options that help lists last."""
 
 
 class Option(click.Option):
-    """advanced: few need it, so help lists it apart."""
+    """An option that help lists last if it is advanced."""
 
     def __init__(self, *names: Any, advanced: bool = False, **how: Any) -> None:
         super().__init__(*names, **how)
@@ -128,7 +130,7 @@ class Option(click.Option):
 
 
 class Verb(click.Command):
-    """A command whose help lists advanced options last, under a heading."""
+    """A command whose help lists advanced options under a heading of their own."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, advanced in (("Options", False), ("Advanced", True)):
@@ -141,18 +143,17 @@ class Verb(click.Command):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def record(options: type[Record]) -> type[Record]:
-    """A class of options, as a frozen dataclass."""
+    """Make a class of options a frozen dataclass."""
     return dataclass(frozen=True, kw_only=True, eq=False)(options)
 
 
-def option(help: str, default: Any = None, **how: Any) -> Any:
-    """A field that is an option of one verb. how: the arguments of `click.Option`, and `advanced`."""
-    return field(metadata={"help": help, **({} if default is None else {"default": default}), **how})
+def option(help: str | None = None, default: Any = ..., **how: Any) -> Any:
+    """A field that is an option of one verb, or, without help, the shared option of its name with other values.
 
-
-def shared(**own: Any) -> Any:
-    """A field that is the shared option of its name, with some of its values replaced."""
-    return field(metadata={"shared": True, **own})
+    how: the arguments of `click.Option`, and `advanced`.
+    """
+    own = {} if help is None else {"help": help}
+    return field(metadata={**own, **({} if default is ... else {"default": default}), **how})
 
 
 def argument(**how: Any) -> Any:
@@ -161,12 +162,12 @@ def argument(**how: Any) -> Any:
 
 
 def help_of(documented: Any) -> str:
-    """A docstring as click's help; its last paragraph, the example, keeps its lines."""
+    """Return a docstring as click's help, in which the example keeps its lines."""
     return (inspect.getdoc(documented) or "").replace("Example:\n", "\b\nExample:\n")
 
 
 def verb(options: type[Record], group: click.Group | None = None) -> Callable[[Callable[[Record], None]], Verb]:
-    """Make a command of a function of one record, whose docstring is the help; of a group, where one is named."""
+    """Make a function of one record a command, and add it to a group. The function's docstring is the help."""
 
     def decorate(run: Callable[[Record], None]) -> Verb:
         def callback(**values: Any) -> None:
@@ -181,7 +182,7 @@ def verb(options: type[Record], group: click.Group | None = None) -> Callable[[C
 
 
 def parameters(options: Any) -> list[click.Parameter]:
-    """The click parameters of a record's fields, in their order."""
+    """Return the click parameters of a record's fields, in their order."""
     hints = get_type_hints(options)
     rows: list[click.Parameter] = []
     for one in fields(options):
@@ -191,7 +192,7 @@ def parameters(options: Any) -> list[click.Parameter]:
 
 
 def typed(kind: Any) -> dict[str, Any]:
-    """The arguments of `click.Option` that follow from a field's type."""
+    """Return the arguments of `click.Option` that follow from a field's type."""
     kind = get_args(kind)[0] if NoneType in get_args(kind) else kind
     if kind is bool:
         return {"is_flag": True, "default": False}
@@ -205,15 +206,12 @@ def _parameter(one: Any, kind: Any) -> click.Parameter:
     if how.pop("argument", False):
         return click.Argument([one.name], **how)
     flag = f"--{one.name.strip('_').replace('_', '-')}"
-    if not how or how.pop("shared", False):
-        how = {"advanced": flag in ADVANCED, **OPTIONS[flag], **how}
-    else:
-        how = {**typed(kind), **how}
+    how = {**typed(kind), **how} if "help" in how else {"advanced": flag in ADVANCED, **OPTIONS[flag], **how}
     return Option([flag, one.name], **{"show_default": "default" in how, **how})
 
 
 def filled(options: Any, values: dict[str, Any]) -> Any:
-    """The record of what click read."""
+    """Return the record with the values that click read."""
     hints = get_type_hints(options)
     return options(
         **{name: filled(kind, values) if is_dataclass(kind) else values[name] for name, kind in hints.items()}
@@ -222,7 +220,7 @@ def filled(options: Any, values: dict[str, Any]) -> Any:
 
 @record
 class ModelOptions:
-    """Which model, and how it is loaded: the arguments of `load_model`."""
+    """The arguments of `load_model`."""
 
     model: str
     device: str
@@ -245,18 +243,18 @@ class ModelOptions:
 
 @record
 class PromptOptions:
-    """A text, or a chat."""
+    """The prompt: a text or a chat."""
 
     prompt: str | None = argument(required=False)
-    chat: bool = shared()
-    system: str | None = shared()
-    messages: str | None = shared()
+    chat: bool = option()
+    system: str | None = option()
+    messages: str | None = option()
 
     def read(self) -> Any:
         """Return the prompt, a text or a `Chat`. Raises `UsageError` without one."""
         if self.messages:
             if self.prompt is not None or self.chat or self.system:
-                raise click.UsageError("--messages stands for PROMPT, --chat and --system; give it alone.")
+                raise click.UsageError("--messages replaces PROMPT, --chat and --system; give it alone.")
             return Chat.read(self.messages)
         if self.prompt is None:
             raise click.UsageError("Give either a PROMPT or --messages.")
@@ -282,7 +280,7 @@ class AttributionOptions:
     number: str | None
     prefix: str | None
     at: int | None
-    max_new_tokens: int = shared(advanced=True)
+    max_new_tokens: int = option(advanced=True)
     checkpoint: bool | None
 
     def arguments(self, loading: ModelOptions) -> tuple[icebear.Model, dict[str, Any]]:
@@ -319,7 +317,7 @@ def method_named(name: str | None) -> Any:
 
 
 def position_of(text: str | None) -> Any:
-    """The value of --position as `icebear.concepts.attribution.ranking.Ranking` takes it. Raises `InputError`."""
+    """Return --position as `icebear.concepts.attribution.ranking.Ranking` takes it. Raises `InputError`."""
     if text in (None, "last", "all"):
         return text
     try:
@@ -329,8 +327,10 @@ def position_of(text: str | None) -> Any:
 
 
 def recorded(site: str | None, top: int, position: Any) -> dict[str, Any]:
-    """The arguments of `attribute` that record only the neurons that a ranking of a site needs. Without a site or a
-    position that is everything that the method scores."""
+    """Return the arguments of `attribute` that record only what a ranking of a site needs.
+
+    Without a site and a position, record everything that the method scores.
+    """
     sites = {"sites": ("attn" if site == "head" else site,)} if site else {}
     if position == "all":
         return {**sites, "keep": "top", "k": top}
@@ -348,5 +348,5 @@ def lines(path: str) -> list[str]:
     """Return the lines of a file that are not empty. Raises `InputError` where there are none."""
     texts = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not texts:
-        raise InputError(f"{path} has no text; write one a line.")
+        raise InputError(f"{path} has no text; write one text per line.")
     return texts

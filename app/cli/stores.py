@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -34,7 +33,7 @@ def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | No
         except StoreError as error:
             if named:
                 raise
-            click.echo(f"Without a store: {error}", err=True)
+            click.echo(f"Continuing without a store: {error}", err=True)
         yield store
 
 
@@ -43,11 +42,6 @@ def significant_labels(store: icebear.Store | None, pairs: Iterable[tuple[Neuron
     wanted = dict.fromkeys(pairs)
     labels = store.labels.meanings(dict.fromkeys(neuron for neuron, _ in wanted)) if store else {}
     return [labels[pair] for pair in wanted if pair in labels and labels[pair].significant]
-
-
-def labels_dict(labels: Sequence[Meaning]) -> dict[str, Any]:
-    """For JSON."""
-    return {"meanings": [label.to_dict() for label in labels]} if labels else {}
 
 
 def neurons_named(

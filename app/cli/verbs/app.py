@@ -32,13 +32,13 @@ SETTINGS = (
 @record
 class Options:
     store: str
-    port: int = option("The port on this machine.", 8501, type=click.IntRange(1, 65535), advanced=True)
+    port: int = option("Port on this machine.", 8501, type=click.IntRange(1, 65535), advanced=True)
     model: ModelOptions
 
 
 @verb(Options)
 def app(options: Options) -> None:
-    """Explain, search and steer in the browser, on this machine only.
+    """Open the app in the browser: explain, search and steer. It is served on this machine only.
 
     Example:
       icebear app --store wiki.db
@@ -55,9 +55,9 @@ def _serve(port: int) -> None:
 
     with socket.socket() as probe:
         if probe.connect_ex(("localhost", port)) == 0:
-            raise InputError(f"Port {port} is taken; choose another one with --port.")
+            raise InputError(f"Port {port} is in use; choose another one with --port.")
     url = f"http://localhost:{port}"
-    click.echo(f"icebear app: {url}  (Ctrl-C ends it)", err=True)
+    click.echo(f"icebear app: {url}  (press Ctrl-C to stop)", err=True)
     if sys.stdout.isatty():
         threading.Timer(3, webbrowser.open, (url,)).start()
     from streamlit.web.cli import main as streamlit

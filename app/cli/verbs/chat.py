@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, record, shared, verb
+from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import print_json, stdout, write_page
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
@@ -17,16 +17,16 @@ from icebear.stopping import Stopped
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-HELP = """/why WORDS [rather than WORDS]  which words and neurons made the last answer say so
-/from                           how much of it came from the context, the question, its own start
-/save FILE                      the conversation as JSON, for --messages
-/quit                           end"""
+HELP = """/why WORDS [rather than WORDS]  show the tokens and neurons that contributed to words of the last answer
+/from                           show how much of it came from the context, the question and its own words
+/save FILE                      save the conversation as JSON, for --messages
+/quit                           stop"""
 
 
 @record
 class Options:
-    system: str | None = shared(advanced=False)
-    messages: str | None = shared(advanced=False)
+    system: str | None = option(advanced=False)
+    messages: str | None = option(advanced=False)
     max_new_tokens: int
     temperature: float
     seed: int
@@ -36,19 +36,23 @@ class Options:
 
 @verb(Options)
 def chat(options: Options) -> None:
-    """Talk to the model, and ask why about any words of its answer: /why WORDS, /help. --json prints all messages.
+    """Chat with the model. /why WORDS explains words of its last answer, /help lists all commands.
+
+    --json prints all messages at the end.
 
     Example:
       icebear chat --system "Be brief."
     """
     if options.messages and options.system is not None:
-        raise click.UsageError("--messages has its own system message; leave --system out.")
+        raise click.UsageError("--messages has its own system message; omit --system.")
     start = [] if options.system is None else [{"role": "system", "content": options.system}]
     messages = list(Chat.read(options.messages).messages) if options.messages else start
     model, console = options.model.load(), stdout()
     template_of(model)
     if not options.json:
-        console.print(f"Talking to {model.name}. /why WORDS asks about the last answer; /help; /quit.", style="dim")
+        console.print(
+            f"Chat with {model.name}. /why WORDS explains words of the last answer; /help; /quit.", style="dim"
+        )
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "seed")}
     conversation = _Conversation(model, console, sampling, messages)
     while (line := _line()) is not None and line != "/quit":
@@ -95,7 +99,7 @@ class _Conversation:
         elif command == "/from":
             self.console.print(origins_report(icebear.origins(self.model, self._answer())))
         else:
-            raise InputError(f"{command} is no command; /help lists them.")
+            raise InputError(f"{command} is not a command; type /help for a list.")
 
     def _ask(self, message: str) -> None:
         """Print the model's answer while it is generated."""
@@ -120,7 +124,7 @@ class _Conversation:
         return self.last
 
     def _why(self, phrase: str, contrast: str | None) -> Group:
-        """The words and neurons that contributed to a phrase of the last answer."""
+        """Explain a phrase of the last answer: the words and neurons that contributed."""
         from rich.console import Group
 
         from icebear.app.cli.terminal import nodes_table, relevance_report, units_table
@@ -129,4 +133,6 @@ class _Conversation:
         relevance = icebear.attribute(self.model, self._answer(), contrast=contrast, span=phrase, record="last")
         explanation = icebear.Explanation.of(self.model, relevance, Ranking(8, "ffn"))
         words = units_table(icebear.units(relevance, "word"))
-        return Group(relevance_report(relevance, words), nodes_table(explanation, "FFN neurons where it was said"))
+        return Group(
+            relevance_report(relevance, words), nodes_table(explanation, "FFN neurons where the model predicts it")
+        )

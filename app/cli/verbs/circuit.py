@@ -1,4 +1,4 @@
-"""`icebear circuit`: how neurons make an answer together."""
+"""`icebear circuit`: the neurons behind a difference between two prompts, and the edges between them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, answered, option, record, shared, verb
+from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
-from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
+from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.concepts.models.chat import other_prompt
 from icebear.errors import InputError
 from icebear.extras import need
@@ -26,29 +26,25 @@ class Options:
     counterfactual: tuple[str, ...]
     span: str | None
     nodes: int
-    heads: bool = option("Attention heads are nodes too.")
+    heads: bool = option("Include attention heads as nodes.")
     ablate: bool
     html: str | None
     png: str | None
     store: str
     json: bool
     file: str | None
-    max_new_tokens: int = shared(advanced=True)
-    faithfulness: float | None = option(
-        "Instead of --nodes, the fewest that carry such a share of the difference.", advanced=True
-    )
-    neuronpedia: str | None = option(
-        "Write the graph's file for Neuronpedia and circuit-tracer.", type=FILE, advanced=True
-    )
+    max_new_tokens: int = option(advanced=True)
+    faithfulness: float | None = option("Instead of --nodes: the fewest nodes with this sufficiency.", advanced=True)
+    neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=FILE, advanced=True)
     model: ModelOptions
 
 
 @verb(Options)
 def circuit(options: Options) -> None:
-    """How the neurons make the difference between PROMPT and another prompt: which, and what they give each other.
+    """Show the neurons, and the edges between them, that make the difference between PROMPT and another prompt.
 
-    With --file one circuit of many pairs of prompts, all of one length; an object has a prompt, a counterfactual and,
-    if wanted, a target and a contrast.
+    With --file, find one circuit of many pairs of prompts, all of the same length. A JSON object has a prompt, a
+    counterfactual and, optionally, a target and a contrast.
 
     Example:
       icebear circuit "The ice bear lives in the" --contrast " desert" --counterfactual "The wild camel lives in the"
@@ -60,7 +56,7 @@ def circuit(options: Options) -> None:
     if single is (options.file is not None):
         raise click.UsageError("Give either a PROMPT, --messages or --file.")
     if single and len(options.counterfactual) != 1:
-        raise click.UsageError("A circuit compares with one other prompt; give --counterfactual once.")
+        raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     prompt = options.prompt.read() if single else None
     need("circuits")
     model = options.model.load()
@@ -76,7 +72,9 @@ def circuit(options: Options) -> None:
     write_page(options.png, graph.to_png)
     slug = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(options.neuronpedia or "").stem)
     write_page(options.neuronpedia, lambda: graph.to_neuronpedia(slug))
-    document = {**graph.to_dict(), **labels_dict(labels)}
+    document = graph.to_dict()
+    if labels:
+        document["meanings"] = [label.to_dict() for label in labels]
     if measured:
         document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1]), "correlations": measured[2]}
     show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
@@ -98,8 +96,6 @@ def _pairs(options: Options) -> dict[str, Any]:
     counterfactual = (*options.counterfactual, None)[0]
     cases = read(str(options.file), target=options.target, contrast=options.contrast, counterfactual=counterfactual)
     if any(case.counterfactual is None for case in cases):
-        raise InputError(
-            f"A prompt of {options.file} has no counterfactual, and there is no --counterfactual; give one."
-        )
+        raise InputError(f"A prompt in {options.file} has no counterfactual; add one there, or give --counterfactual.")
     names = ("prompt", "target", "contrast", "counterfactual")
     return {name: [getattr(case, name) for case in cases] for name in names}

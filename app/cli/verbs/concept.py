@@ -1,4 +1,4 @@
-"""`icebear concept`: find concepts from examples, look at them, measure texts by them, steer with them."""
+"""`icebear concept`: find concepts from examples, show them, measure them in texts, steer with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, argument, lines, option, record, shared, verb
+from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, argument, lines, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.paths import local
@@ -15,9 +15,9 @@ from icebear.paths import local
 
 @click.group()
 def concept() -> None:
-    """Sets of neurons: found from examples, measured in a text, turned at a known price.
+    """Find concepts (sets of neurons) from examples, measure them in texts, and steer with them.
 
-    NAME is a concept of the store, or a .json file that icebear concept export wrote.
+    NAME is a concept in the store, or a .json file from icebear concept export.
 
     \b
     Example:
@@ -28,12 +28,12 @@ def concept() -> None:
 @record
 class Find:
     name: str = argument()
-    with_: str = option("Texts with the concept: a file, one a line.", type=FILE, required=True)
-    without: str = option("Texts without it, otherwise as alike as can be.", type=FILE, required=True)
-    rank_by: str = option("means, cna, relevance, w2 or search (docs).", "means")
-    words: str | None = option("The concept's words, with commas; for --rank-by relevance, w2 and search.")
-    most: int = option("Of how many neurons it is at most.", 20, type=AT_LEAST_1)
-    site: str = shared(default="ffn,attn")
+    with_: str = option("File of texts with the concept, one per line.", type=FILE, required=True)
+    without: str = option("File of texts without it, otherwise as similar as possible.", type=FILE, required=True)
+    rank_by: str = option("means, cna, relevance, w2 or search (docs/concepts.md).", "means")
+    words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w2 and search.")
+    most: int = option("Maximum number of neurons.", 20, type=AT_LEAST_1)
+    site: str = option(default="ffn,attn")
     save: str | None
     store: str
     json: bool
@@ -43,9 +43,9 @@ class Find:
 
 @verb(Find, concept)
 def find(options: Find) -> None:
-    """Find the fewest neurons that tell texts with a concept from texts without it, and keep them as NAME.
+    """Find a small set of neurons that separates texts with a concept from texts without it, and save it as NAME.
 
-    Half of the texts rank neurons, a quarter chooses how many and by what weights, a quarter tests them.
+    Half of the texts rank the neurons, a quarter (validation) chooses their number and weights, a quarter tests them.
 
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt
@@ -84,7 +84,7 @@ class List:
 
 @verb(List, concept)
 def list_(options: List) -> None:
-    """The concepts of the store.
+    """List the concepts in the store.
 
     Example:
       icebear concept list --store wiki.db
@@ -108,7 +108,7 @@ class Show:
 
 @verb(Show, concept)
 def show_(options: Show) -> None:
-    """The neurons of a concept, how it was found, and the concepts that are like it.
+    """Show the neurons of a concept, how it was found, and similar concepts.
 
     Example:
       icebear concept show examples/music.json
@@ -131,8 +131,8 @@ def show_(options: Show) -> None:
 class Measure:
     name: str = argument()
     text: str | None = argument(required=False)
-    texts: str | None = option("Many instead of TEXT: a file, one a line.", type=FILE)
-    through: bool = option("How much of what TEXT predicts passes through the concept, too.")
+    texts: str | None = option("File of texts to measure instead of TEXT, one per line.", type=FILE)
+    through: bool = option("Also measure how much of the prediction after TEXT passes through the concept.")
     html: str | None
     store: str
     json: bool
@@ -141,7 +141,7 @@ class Measure:
 
 @verb(Measure, concept)
 def measure(options: Measure) -> None:
-    """How much of a concept is in TEXT, token by token; in standard deviations over the texts without it.
+    """Measure a concept in TEXT, token by token, in standard deviations over the texts without it.
 
     Example:
       icebear concept measure examples/music.json "The band played on."
@@ -167,22 +167,22 @@ def measure(options: Measure) -> None:
 class Steer:
     name: str = argument()
     prompt: str = argument()
-    strength: float | None = option("Times the furthest that its neurons were seen to go.")
-    kl: float | None = option("Instead: nats that it may cost at held-out contexts.", show_default="0.25")
+    strength: float | None = option("Steer by this multiple of its neurons' max activations.")
+    kl: float | None = option("Instead of --strength: off-target KL in nats.", show_default="0.25")
     suppress: bool
     max_new_tokens: int
     temperature: float
     save: str | None
     json: bool
     store: str
-    where: str = option("all, prompt, last, generated, answer, ... (docs/steer.md)", "all", advanced=True)
+    where: str = option("Tokens to edit: all, prompt, last, answer, ... (docs/steer.md)", "all", advanced=True)
     seed: int
     model: ModelOptions
 
 
 @verb(Steer, concept)
 def steer(options: Steer) -> None:
-    """Write on after PROMPT, without a concept and with it, at a price.
+    """Generate after PROMPT, without and with a concept, at a given off-target KL.
 
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
@@ -215,7 +215,7 @@ class Export:
 
 @verb(Export, concept)
 def export(options: Export) -> None:
-    """Write a concept of the store to FILE, as JSON.
+    """Write a concept from the store to FILE as JSON.
 
     Example:
       icebear concept export music music.json --store wiki.db
@@ -228,14 +228,14 @@ def export(options: Export) -> None:
 @record
 class Compare:
     names: tuple[str, str] = argument(nargs=2, metavar="NAME OTHER")
-    on: str = option("Texts that both measure: a file, one a line.", type=FILE, required=True)
+    on: str = option("File of texts to measure with both, one per line.", type=FILE, required=True)
     store: str
     json: bool
 
 
 @verb(Compare, concept)
 def compare(options: Compare) -> None:
-    """How alike two concepts are, also those of two models: neurons, what they write, what they measure.
+    """Measure how similar two concepts are, also of two models: by neurons, W_out rows and values on texts.
 
     Example:
       icebear concept compare music.json other.json --on examples/music.txt

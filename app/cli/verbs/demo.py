@@ -20,12 +20,12 @@ PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel li
 OTHER = "The wild camel lives in the"  # of as many tokens
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
 NEXT = f"""  icebear circuit "{PROMPT}" --counterfactual "{OTHER}" --html circuit.html
-  icebear rank "Your own prompt"          the neurons behind another prediction
-  icebear neuron L29.ffn.490              what a neuron writes, both signs
+  icebear rank "Your own prompt"          rank the neurons behind another prediction
+  icebear neuron L29.ffn.490              show what a neuron promotes and suppresses
   icebear steer "{PROMPT}" --edit "L29.ffn.860*0"
-  icebear flip "Your own prompt" --to " word"  the few neurons that would change it
+  icebear flip "Your own prompt" --to " word"  find few edits that change the answer
   icebear search "water" --store {{store}}
-  icebear -h                              everything else"""
+  icebear -h                              list all commands"""
 
 
 @record
@@ -35,7 +35,7 @@ class Options:
 
 @verb(Options)
 def demo(options: Options) -> None:
-    """The ice bear, end to end, in a terminal.
+    """Run the ice bear example from explanation to steering, in the terminal.
 
     Example:
       icebear demo
@@ -54,7 +54,7 @@ def store_of(model: icebear.Model) -> Path:
 
 
 def _run(console: Console) -> dict[str, Any]:
-    """Print every step on the console; return the results, JSON-ready."""
+    """Print each step on the console; return the results, JSON-ready."""
     from icebear.app.cli import terminal
     from icebear.concepts.circuits.drawing import summary
     from icebear.concepts.corpus import held_out
@@ -65,7 +65,7 @@ def _run(console: Console) -> dict[str, Any]:
     console.rule("1. Why did the model say that?")
     console.print(terminal.relevance_report(icebear.explain(model, PROMPT, contrast=CONTRAST).relevance))
 
-    console.rule("2. Which neurons made the difference to a camel, and what do they write?")
+    console.rule("2. Which neurons make the difference to a camel, and which tokens do they promote?")
     explanation = icebear.explain(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER, circuit_nodes=60)
     target, circuit = explanation.relevance.target_text, explanation.circuit
     console.print(terminal.nodes_table(explanation, f"FFN neurons for {target!r}, compared with {OTHER!r}"))
@@ -73,12 +73,12 @@ def _run(console: Console) -> dict[str, Any]:
     # The later the layer, the less stands between a neuron and the vocabulary.
     console.print(terminal.projection_table(max(explanation.projections, key=lambda result: result.neuron.layer)))
 
-    console.rule("3. How do they make it together?")
+    console.rule("3. How do they work together?")
     assert circuit is not None
     console.print(summary(circuit.graph), markup=False)
     console.print(terminal.groups_table(circuit.graph, circuit.without))
 
-    console.rule(f"4. What drives {NEURON}? ({SUMMARIES} Wikipedia summaries)")
+    console.rule(f"4. What activates {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = icebear.read_corpus("wiki-summaries", limit=SUMMARIES)
     store_path = store_of(model)
     store_path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def _run(console: Console) -> dict[str, Any]:
         console.print(terminal.card_report(card))
 
     console.rule("5. Is it causal?")
-    console.print(f"The fewest neurons found that make {CONTRAST!r} come next, as after {SOURCE!r}:")
+    console.print(f"A small set of edits that makes {CONTRAST!r} the next token, as after {SOURCE!r}:")
     recipe = icebear.flip(model, PROMPT, CONTRAST, source=SOURCE)
     recipe = recipe.noting(**side_effects(model, recipe, held_out=held_out()).provenance())
     console.print(terminal.recipe_report(recipe))

@@ -1,4 +1,4 @@
-"""`icebear doctor`: is everything in order?"""
+"""`icebear doctor`: check the installation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from icebear.errors import IcebearError
 class Options:
     store: str
     json: bool
-    checksum: str | None = option("Print the checksum of this store's results only.", type=FILE, advanced=True)
+    checksum: str | None = option("Only print the checksum of the results in this store.", type=FILE, advanced=True)
     model: ModelOptions
 
 
@@ -57,7 +57,7 @@ def doctor(options: Options) -> None:
 
 
 def _installation() -> dict[str, Any]:
-    """What needs no model: versions, the presets and families, the cache."""
+    """Return versions, presets, families and the cache, which need no model."""
     facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
     for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
         try:
@@ -77,7 +77,7 @@ def _installation() -> dict[str, Any]:
 
 
 def _preset(preset: dict[str, Any]) -> str:
-    state = "cached" if preset["cached"] else f"{preset['download_mb']} MB to fetch"
+    state = "cached" if preset["cached"] else f"{preset['download_mb']} MB to download"
     return f"{preset['name']:<19} {preset['about']} [{state}]"
 
 
@@ -101,7 +101,7 @@ def _model_facts(model: icebear.Model) -> dict[str, Any]:
 
 
 def _store_fact(store: icebear.Store) -> str:
-    """Raises `StoreError` where its vectors are not its own."""
+    """Return that a store fits. Raises `StoreError` if its vector files belong to another store."""
     from icebear.db.vectors import NAMES
 
     for name in NAMES:

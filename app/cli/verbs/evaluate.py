@@ -38,7 +38,7 @@ class Output:
 
 
 class Evaluations(click.Group):
-    """Imports an evaluation when it is asked for."""
+    """Imports an evaluation when its command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(EVALUATIONS)
@@ -53,7 +53,7 @@ class Evaluations(click.Group):
 
 @click.command(cls=Evaluations)
 def evaluate() -> None:
-    """Measure how good explanations are, on your model and data.
+    """Evaluate explanations on your model and data.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def evaluate() -> None:
 
 
 def command(kind: type[protocol.Evaluation]) -> click.Command:
-    """The command of an evaluation."""
+    """Return the command of an evaluation."""
     hints = get_type_hints(kind, include_extras=True)
 
     def run(**values: Any) -> None:
@@ -76,7 +76,7 @@ def command(kind: type[protocol.Evaluation]) -> click.Command:
 
 
 def _click_option(one: Field[Any], hint: Any) -> Option:
-    """A field of an evaluation as an option."""
+    """Return the option of a field of an evaluation."""
     kind, option = get_args(hint)
     flag = f"--{one.name.replace('_', '-')}"
     shown = one.default is not False and one.default not in (MISSING, None)

@@ -17,7 +17,6 @@ from icebear.app.cli.options import (
     position_of,
     record,
     recorded,
-    shared,
     verb,
 )
 from icebear.app.cli.output import show, write_page
@@ -29,21 +28,19 @@ from icebear.extras import need
 @record
 class Options:
     attribution: AttributionOptions
-    site: str | None = shared(show_default="ffn")
+    site: str | None = option(show_default="ffn")
     position: str | None
-    top: int = shared(default=10)
-    sources: bool = option(
-        "Let the model answer, and show how much of the answer came from context, question and its own words."
-    )
-    suggest: bool = option("Suggest three prompts to compare with, as commands; some seconds.")
+    top: int = option(default=10)
+    sources: bool = option("Let the model answer, and measure the share of context, question and its own words.")
+    suggest: bool = option("Suggest three counterfactual prompts, as commands; takes seconds.")
     store: str
     html: str | None
     json: bool
     units: Literal["word", "sentence", "turn", "document"] | None = option(
-        "Sum tokens to these.", show_default="token", advanced=True
+        "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
     )
-    nodes: int | None = shared(default=None, show_default="no circuit", advanced=True)
-    png: str | None = shared(advanced=True)
+    nodes: int | None = option(default=None, show_default="no circuit", advanced=True)
+    png: str | None = option(advanced=True)
     model: ModelOptions
 
 
@@ -51,8 +48,8 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
-    With --counterfactual the difference to another prompt is explained, with --span words of the model's answer.
-    --html writes the explanation as a page to mail, --png an image under its relevance.
+    With --counterfactual, explain the difference to another prompt. With --span, explain words of the model's answer.
+    --html writes a page to share; --png writes an image with its relevance.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"
@@ -109,13 +106,13 @@ def _checked(options: Options) -> AttributionOptions:
     prompt, pairs = attribution.prompt, len(attribution.counterfactual)
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     if options.png and not attribution.image:
-        raise click.UsageError("--png goes with --image.")
+        raise click.UsageError("--png needs --image.")
     if options.nodes and pairs != 1:
-        raise click.UsageError("A circuit compares with one other prompt; give --counterfactual once.")
+        raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs > 1:
-        raise click.UsageError("--sources compares with one other prompt; give --counterfactual once.")
+        raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.suggest and (attribution.image or prompt.chat or prompt.system or prompt.messages):
-        raise click.UsageError("--suggest is for a PROMPT that is no chat.")
+        raise click.UsageError("--suggest needs a PROMPT that is not a chat.")
     return replace(attribution, span="all") if options.sources and attribution.span is None else attribution
 
 

@@ -1,4 +1,4 @@
-"""`icebear flip`: few neurons that change the answer."""
+"""`icebear flip`: few neuron edits that change the answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import icebear
 from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOptions, lines, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar
-from icebear.app.cli.stores import labels_dict, significant_labels, store_if_any
+from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.concepts.models.chat import other_prompt
 from icebear.errors import DownloadError, InputError
 
@@ -16,27 +16,21 @@ from icebear.errors import DownloadError, InputError
 @record
 class Options:
     prompt: PromptOptions
-    to: str | None = option("The token, or the phrase, that shall come next.")
+    to: str | None = option("Token or phrase that should come next.")
     suppress: bool
-    suppress_phrase: str | None = option("Suppress this phrase, which comes now.")
-    source: str | None = option("A source prompt, which the wanted token follows.")
+    suppress_phrase: str | None = option("Suppress this phrase, which the model generates now.")
+    source: str | None = option("Source prompt, after which the model predicts the wanted token.")
     max_neurons: int
     save: str | None
     store: str
     json: bool
     top_k: int | None = option(
-        "With --suppress: how many first tokens it leaves.", type=AT_LEAST_1, show_default="5", advanced=True
+        "With --suppress: move the answer out of the top k.", type=AT_LEAST_1, show_default="5", advanced=True
     )
-    neutral: str | None = option(
-        "Texts that the edits should leave alone: a file, a line each.", type=FILE, advanced=True
-    )
-    budget: float | None = option(
-        "Warn if the edits cost more KL than this at held-out contexts, in nats.", advanced=True
-    )
-    paraphrases: str | None = option(
-        "Prompts that say the same; it shall do it for all: a file, a line each.", type=FILE, advanced=True
-    )
-    unbounded: bool = option("Let neurons leave their activation range.", advanced=True)
+    neutral: str | None = option("File of held-out contexts for side effects, one per line.", type=FILE, advanced=True)
+    budget: float | None = option("Warn if the off-target KL exceeds this many nats.", advanced=True)
+    paraphrases: str | None = option("File of paraphrases that must flip too, one per line.", type=FILE, advanced=True)
+    unbounded: bool = option("Allow edits outside the activation range.", advanced=True)
     model: ModelOptions
 
 
@@ -44,7 +38,7 @@ class Options:
 def flip(options: Options) -> None:
     """Find a small set of neuron edits that changes the answer to PROMPT, and report their side effects.
 
-    With a store, what it finds for the token is tried as well, and examples are shown.
+    With a store, neurons that its search finds for the token are tried too, and examples are shown.
 
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"
@@ -54,9 +48,9 @@ def flip(options: Options) -> None:
 
     prompt, suppress = options.prompt.read(), options.suppress_phrase or options.suppress
     if (options.to is None) is not bool(suppress) or (options.suppress and options.suppress_phrase):
-        raise click.UsageError("Say either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
+        raise click.UsageError("Give either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
     if options.top_k and not suppress:
-        raise click.UsageError("--top-k is for --suppress.")
+        raise click.UsageError("--top-k needs --suppress.")
     texts = lines(options.neutral) if options.neutral else NEUTRAL
     model = options.model.load()
     token_rows(model, texts)
@@ -80,8 +74,10 @@ def flip(options: Options) -> None:
         effects = side_effects(model, recipe, texts, held_out, budget=options.budget)
     recipe = recipe.noting(**effects.provenance())
     if not recipe:
-        click.echo("It is so already: there is nothing to edit.", err=True)
-    document = {**recipe.to_dict(), "warnings": effects.warnings, **labels_dict(labels)}
+        click.echo("This is already the answer; no edits are needed.", err=True)
+    document = {**recipe.to_dict(), "warnings": effects.warnings}
+    if labels:
+        document["meanings"] = [label.to_dict() for label in labels]
     show(options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []))
     if options.save:  # last, so that a path that cannot be written loses nothing
         recipe.save(options.save)
@@ -89,11 +85,11 @@ def flip(options: Options) -> None:
 
 
 def _held_out() -> list[str]:
-    """Sentences for the perplexity; none, with a note, without a network or a package that finds sentences."""
+    """Return sentences for the perplexity, or none, with a note, if they cannot be downloaded or split."""
     from icebear.concepts.corpus import held_out
 
     try:
         return held_out()
     except (DownloadError, InputError) as error:
-        click.echo(f"The perplexity is that of the neutral texts, not of Wikipedia. {error}", err=True)
+        click.echo(f"Perplexity is measured on the held-out contexts instead of Wikipedia. {error}", err=True)
         return []

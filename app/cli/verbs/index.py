@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, shared, verb
+from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import print_json
 from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.stores import neurons_named
@@ -18,47 +18,45 @@ WIKI = "wiki-summaries"
 
 @record
 class CorpusOptions:
-    """Where the texts come from."""
+    """The texts to index."""
 
     corpus: str | None
-    language: str = option(f"The corpus' language: en, es or fr for {WIKI}.", "en", advanced=True)
-    column: str = option("Where files and data sets keep the text.", "text", advanced=True)
-    config: str | None = option("Of a Hugging Face data set that has several.", advanced=True)
-    split: str | None = option("Of a Hugging Face data set.", show_default="train", advanced=True)
-    revision: str | None = option("Of a Hugging Face data set.", show_default="the newest", advanced=True)
-    limit: int | None = option("Documents to read; a larger one goes on from a smaller one.", type=AT_LEAST_1)
+    language: str = option(f"Language of the corpus; en, es or fr for {WIKI}.", "en", advanced=True)
+    column: str = option("Column or field of files and datasets that has the text.", "text", advanced=True)
+    config: str | None = option("Configuration of a Hugging Face dataset.", advanced=True)
+    split: str | None = option("Split of a Hugging Face dataset.", show_default="train", advanced=True)
+    revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
+    limit: int | None = option("Documents to read; run again with more to extend the index.", type=AT_LEAST_1)
 
 
 @record
 class Options:
     neurons: tuple[str, ...] = argument(nargs=-1)
     corpus: CorpusOptions
-    site: tuple[str, ...] = shared(multiple=True, default=("ffn",), type=click.Choice(("ffn", "attn", "q", "k", "v")))
-    k: int = option("Examples of a neuron and sign.", 32, type=AT_LEAST_1)
+    site: tuple[str, ...] = option(multiple=True, default=("ffn",), type=click.Choice(("ffn", "attn", "q", "k", "v")))
+    k: int = option("Number of examples for each neuron and sign.", 32, type=AT_LEAST_1)
     annotate: bool
     prompt: str | None
     top: int
     store: str
     json: bool
-    max_tokens: int = shared(default=256, advanced=True)
+    max_tokens: int = option(default=256, advanced=True)
     by: Literal["activation", "relevance"] = option(
-        "Extreme in activation, or in relevance for the model's own predictions (RelMax; slower).",
-        "activation",
-        advanced=True,
+        "Rank examples by activation, or by relevance (RelMax; slower).", "activation", advanced=True
     )
-    engine: Literal["local", "ray"] = option("Where the scan runs.", "local", advanced=True)
-    workers: int = option("Of the engine ray.", 2, type=AT_LEAST_1, advanced=True)
-    address: str | None = option(
-        "Of a running Ray cluster.", show_default="one on this machine, for the scan", advanced=True
-    )
+    engine: Literal["local", "ray"] = option("Engine that runs the scan.", "local", advanced=True)
+    workers: int = option("Number of Ray workers.", 2, type=AT_LEAST_1, advanced=True)
+    address: str | None = option("Address of a Ray cluster.", show_default="a new one on this machine", advanced=True)
     model: ModelOptions
 
 
 @verb(Options)
 def index(options: Options) -> None:
-    """Index the maximally activating sentences of every neuron. Interrupt it at any time; run it again to resume.
+    """Index the maximally activating sentences of every neuron.
 
-    With --annotate nothing is scanned: the examples of NEURONS (or of --prompt's) are attributed to their tokens.
+    You can interrupt it at any time; run it again to resume.
+
+    With --annotate, scan nothing; attribute the examples of NEURONS (or of those for --prompt) to their tokens.
 
     Example:
       icebear index --limit 20 --store wiki.db
@@ -67,7 +65,7 @@ def index(options: Options) -> None:
     if options.annotate:
         return _annotate(options)
     if options.neurons or options.prompt:
-        raise click.UsageError("NEURONS and --prompt go with --annotate.")
+        raise click.UsageError("NEURONS and --prompt need --annotate.")
     from icebear.actmax.index.engines import local, on_ray
 
     need("index")
@@ -95,4 +93,4 @@ def _annotate(options: Options) -> None:
         if options.json:
             print_json({**store.made_with(), "neurons": list(map(str, neurons)), "attributed": count})
         else:
-            click.echo(f"{count} examples attributed; those that were before are kept.")
+            click.echo(f"Attributed {count} examples; earlier ones are unchanged.")

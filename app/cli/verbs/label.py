@@ -1,4 +1,4 @@
-"""`icebear label`: names for neurons, your own or found, with scores."""
+"""`icebear label`: labels of neurons, your own or automatic, with scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from icebear.records import Meaning, Neuron
 @record
 class Options:
     words: tuple[str, ...] = argument(nargs=-1, metavar="NEURON TEXT | [NEURON ...]")
-    auto: bool = option("Find labels of NEURONS, and score them.")
-    score: bool = option("Score TEXT as what the neuron means.")
+    auto: bool = option("Find labels for NEURONS and score them.")
+    score: bool = option("Score TEXT as a label of NEURON.")
     prompt: str | None
-    all: bool = option("With --auto: all neurons of the store; hours.")
+    all: bool = option("With --auto: label all neurons in the store; takes hours.")
     top: int
     store: str
     json: bool
@@ -28,38 +28,35 @@ class Options:
 
 @verb(Options)
 def label(options: Options) -> None:
-    """Call NEURON by a name of your own (an empty TEXT removes it); or find labels, with scores, and keep them.
+    """Label NEURON with your own TEXT (an empty TEXT removes it), or find labels with held-out scores and save them.
 
-    With --auto --prompt "The ice bear lives in the" the 20 neurons that matter most there: about two minutes, with an
-    index of at least 300 summaries. Interrupt it, run it again: it goes on.
+    For example, --auto --prompt "The ice bear lives in the" labels the 20 most relevant neurons in about two minutes.
+    It needs an index of at least 300 summaries. You can interrupt it at any time; run it again to resume.
 
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db
     """
-    from icebear.app.cli.terminal import labels_table
-
     if options.auto:
         if options.score or bool(options.words) + bool(options.prompt) + options.all != 1:
             raise click.UsageError("With --auto give NEURONS, --prompt or --all.")
         return _automatic(options)
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
+    from icebear.actmax.labels.auto import score_label
+    from icebear.app.cli.terminal import labels_table
+
     neuron, text = Neuron.parse(options.words[0]), options.words[1]
     with icebear.open_store(options.store) as store:
         store.neurons.statistics(neuron)
-        scores = _scores(store, neuron, text, options.model) if options.score and text.strip() else []
+        scores: list[Meaning] = []
+        if options.score and text.strip():
+            with bar("sentences") as move:
+                scores = score_label(options.model.load(), store, neuron, text, on_progress=move)
         store.labels.set_own(neuron, text, scores)
         scored = {"scores": [meaning.to_dict() for meaning in scores]} if options.score else {}
         document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
-    title = f"{neuron} as {text!r}, by sentences it was not made from"
+    title = f"{neuron} as {text!r}, on held-out sentences"
     show(options.json, document, *([labels_table(scores, title)] if scores else []))
-
-
-def _scores(store: icebear.Store, neuron: Neuron, text: str, loading: ModelOptions) -> list[Meaning]:
-    from icebear.actmax.labels.auto import score_label
-
-    with bar("sentences") as move:
-        return score_label(loading.load(), store, neuron, text, on_progress=move)
 
 
 def _automatic(options: Options) -> None:

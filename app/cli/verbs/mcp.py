@@ -1,4 +1,4 @@
-"""`icebear mcp`: the tools of an agent."""
+"""`icebear mcp`: tools for an agent."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from icebear.extras import need
 
 @record
 class Options:
-    folder: str | None = option("Where an agent may read and write files.", type=FOLDER, show_default="nowhere")
+    folder: str | None = option("Folder in which the agent may read and write files.", type=FOLDER, show_default="none")
     store: str
     model: ModelOptions
 
 
 @verb(Options)
 def mcp(options: Options) -> None:
-    """Serve an agent over stdio (MCP): predict, attribute, rank, circuit, steer, flip, ..., each with its control.
+    """Serve tools to an agent over stdio (MCP): predict, attribute, rank, circuit, steer, flip, ..., with controls.
 
-    It uses no network: fetch the model before, by any other verb. In an agent's settings the command is icebear mcp.
+    It uses no network, so download the model first with any other command. In the agent's settings, the command is
+    icebear mcp.
 
     Example:
       icebear mcp --model smollm2-135m --folder results
@@ -30,7 +31,7 @@ def mcp(options: Options) -> None:
     need("mcp")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # before they are imported
     if options.folder and not Path(options.folder).is_dir():
-        raise click.UsageError(f"There is no folder {options.folder}; make it.")
+        raise click.UsageError(f"There is no folder {options.folder}; create it.")
     from icebear.app.mcp.server import server
     from icebear.app.mcp.session import Session
 

@@ -16,7 +16,7 @@ from icebear.records import Neuron
 @record
 class Options:
     neuron: str | None = argument(required=False)
-    clear: bool = option("Instead of one: the neurons with significant labels, the best first.")
+    clear: bool = option("Instead of NEURON: list the neurons with significant labels, best first.")
     base_model: str | None
     top: int
     annotate: bool
@@ -30,8 +30,8 @@ class Options:
 def neuron(options: Options) -> None:
     """Show what NEURON means: the vocabulary that it promotes, and with a store (see icebear index) its card.
 
-    The card has the sentences that activate it most, of both signs, and its label with its score. With --base-model
-    the vocabulary is also another model's, with how alike are what the neuron reads and what it writes.
+    The card has the maximally activating sentences of both signs, and the label with its score. With --base-model,
+    show the vocabulary in both models and the cosines of their W_in and W_out rows.
 
     Example:
       icebear neuron L29.ffn.860 --top 5
@@ -50,7 +50,7 @@ def neuron(options: Options) -> None:
         if store:
             _card(model, wanted, store, options)
         elif options.html or options.annotate:
-            raise StoreError("--html and --annotate need a store; make one with icebear index.")
+            raise StoreError("--html and --annotate need a store; build one with icebear index.")
         else:
             _vocabulary(model, wanted, options)
 

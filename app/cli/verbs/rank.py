@@ -17,7 +17,6 @@ from icebear.app.cli.options import (
     position_of,
     record,
     recorded,
-    shared,
     verb,
 )
 from icebear.app.cli.output import show, write_page
@@ -26,23 +25,23 @@ from icebear.app.cli.stores import store_if_any
 from icebear.errors import InputError
 
 SIZES = (100, 1000)
-"""Lengths of the lists that --ablate measures beside the one that is shown."""
+"""Numbers of nodes that --ablate measures in addition to --top."""
 
 
 @record
 class Options:
     attribution: AttributionOptions
-    site: str | None = shared(show_default="ffn and attn")
+    site: str | None = option(show_default="ffn and attn")
     position: str | None
     top: int
     ablate: bool
     store: str
     html: str | None
     json: bool
-    file: str | None = shared(advanced=True)
+    file: str | None = option(advanced=True)
     polarity: Literal["+", "-"] | None = option("Only neurons whose activation has this sign.", advanced=True)
-    include_sinks: bool = option("With --position all: rank sink positions too.", advanced=True)
-    include_template: bool = option("The same of a chat template's tokens.", advanced=True)
+    include_sinks: bool = option("With --position all: include sink tokens.", advanced=True)
+    include_template: bool = option("With --position all: include the chat template's tokens.", advanced=True)
     model: ModelOptions
 
 
@@ -50,8 +49,8 @@ class Options:
 def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
-    With --counterfactual they are ranked by the difference to another prompt, with --base-model to another model.
-    --ablate measures how much of it these nodes alone recover. If the store has significant labels, they are shown.
+    With --counterfactual, rank by the difference to another prompt; with --base-model, to another model. --ablate
+    measures the sufficiency and necessity of these nodes. If the store has significant labels, they are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
@@ -66,7 +65,7 @@ def rank(options: Options) -> None:
         return _rank_file(options.file, options)
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and (not compared or options.site not in ("ffn", "head")):
-        raise click.UsageError("--ablate goes with --counterfactual or --base-model, and --site ffn or head.")
+        raise click.UsageError("--ablate needs --counterfactual or --base-model, and --site ffn or head.")
     from icebear.app.cli.terminal import explanation_report
     from icebear.concepts.attribution.ranking import Ranking
 
@@ -81,7 +80,9 @@ def rank(options: Options) -> None:
     kept = recorded(options.site, options.top, None if everything else position)
     relevance = icebear.attribute(model, **arguments, **kept)
     if not relevance.sites:
-        raise InputError(f"{relevance.method!r} scores the tokens of {model.name}, no neurons; use icebear explain.")
+        raise InputError(
+            f"{relevance.method!r} scores the tokens of {model.name}, not its neurons; use icebear explain."
+        )
     with store_if_any(options.store, model) as store:
         explanation = icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
     write_page(options.html, explanation.to_html)
@@ -100,7 +101,7 @@ def _rank_file(file: str, options: Options) -> None:
     given = [name for name in unsuited if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     if given or len(attribution.counterfactual) > 1:
         raise click.UsageError(
-            "--file goes with --target, --contrast, one --counterfactual, --site, --polarity and --top only."
+            "--file takes --target, --contrast, one --counterfactual, --method, --site, --polarity and --top only."
         )
     method = method_named(attribution.method)
     target, contrast, counterfactual = attribution.target, attribution.contrast, (*attribution.counterfactual, None)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, shared, verb
+from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import print_json, show
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
@@ -12,7 +12,7 @@ from icebear.recipe import Recipe
 
 @click.group()
 def recipe() -> None:
-    """Look at recipes, combine them, make them permanent.
+    """Show, check and combine recipes, or write one into the weights.
 
     \b
     Example:
@@ -28,7 +28,7 @@ class Show:
 
 @verb(Show, recipe)
 def show_(options: Show) -> None:
-    """What a recipe changes, and where it came from; needs no model.
+    """Show what a recipe changes and where it comes from. It needs no model.
 
     Example:
       icebear recipe show examples/ice-bear-to-desert.json
@@ -48,7 +48,7 @@ class Check:
 
 @verb(Check, recipe)
 def check(options: Check) -> None:
-    """Whether saved flips hold: run each on its prompt. Exits with 1 if one does not.
+    """Check whether saved flips hold: run each on its prompt. The exit code is 1 if one fails.
 
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
@@ -73,14 +73,14 @@ def check(options: Check) -> None:
 @record
 class Combine:
     files: tuple[str, ...] = argument(nargs=-1, required=True, type=FILE)
-    share: float = option("How much of its way each edit goes.", 1.0)
-    save: str = shared(required=True)
+    share: float = option("Scale each edit by this share, 0 to 1.", 1.0)
+    save: str = option(required=True)
     json: bool
 
 
 @verb(Combine, recipe)
 def combine(options: Combine) -> None:
-    """Several recipes as one, or one at another strength.
+    """Combine recipes into one, or scale one.
 
     Example:
       icebear recipe combine examples/ice-bear-to-desert.json --share 0.5 --save half.json
@@ -96,17 +96,17 @@ def combine(options: Combine) -> None:
 @record
 class Patch:
     file: str = argument(type=FILE)
-    save: str = shared(required=True)
-    check_on: str = option("A prompt to check it on.", "The ice bear lives in the")
+    save: str = option(required=True)
+    check_on: str = option("Prompt on which to check the patch.", "The ice bear lives in the")
     json: bool
     model: ModelOptions
 
 
 @verb(Patch, recipe)
 def patch(options: Patch) -> None:
-    """The weights and biases that make a recipe permanent, where weights can express it, checked against steering.
+    """Write a recipe into weights and biases, where they can express it, and check the result against steering.
 
-    They are saved as .safetensors.
+    The file is a .safetensors file.
 
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors
@@ -117,16 +117,14 @@ def patch(options: Patch) -> None:
     weights = patch(model, saved)
     off = difference(model, saved, weights, options.check_on)
     if not off < 1e-3:
-        raise RecipeError(
-            f"The patch would differ from steering by {off:.1e} of the largest logit; nothing was written."
-        )
+        raise RecipeError(f"The patch differs from steering by {off:.1e} of the largest logit, so it was not written.")
     save_patch(model, weights, options.save)
     new, names = list(new_biases(model, weights)), list(weights)
-    logits = f"logits differ from steering's by {off:.1e} of the largest"
+    logits = f"logits differ from steering by {off:.1e} of the largest"
     click.echo(f"Wrote {options.save}: {', '.join(names)}; {logits}", err=True)
     if new:
         click.echo(
-            f"The model has no {', '.join(new)}, and load_state_dict would leave it out: load the file with "
+            f"The model has no {', '.join(new)}, so load_state_dict would ignore it; load the file with "
             "icebear.apply_patch(net, file).",
             err=True,
         )

@@ -1,4 +1,4 @@
-"""`icebear search`: neurons by words."""
+"""`icebear search`: find neurons by words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Options:
 
 @verb(Options)
 def search(options: Options) -> None:
-    """Which neurons know about TEXT: by what they write and by the sentences that drive them.
+    """Find neurons related to TEXT, by the tokens they promote and by the sentences that activate them.
 
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5

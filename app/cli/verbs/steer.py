@@ -16,8 +16,8 @@ from icebear.recipe import Recipe
 @record
 class Options:
     prompt: PromptOptions
-    edit: tuple[str, ...] = option("Such as L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last.", multiple=True)
-    recipe: str | None = option("A saved recipe.", type=FILE)
+    edit: tuple[str, ...] = option("For example L29.ffn.860*0 or L24.ffn.559+5@last; repeatable.", multiple=True)
+    recipe: str | None = option("Saved recipe to apply.", type=FILE)
     max_new_tokens: int
     temperature: float
     seed: int
@@ -37,7 +37,7 @@ def steer(options: Options) -> None:
     from icebear.steering.comparison import compare
 
     if bool(options.edit) == bool(options.recipe):
-        raise click.UsageError("Give either --edit (as often as you like) or --recipe.")
+        raise click.UsageError("Give either --edit (repeatable) or --recipe.")
     edits: Any = Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit)
     prompt = options.prompt.read()
     model = options.model.load()
