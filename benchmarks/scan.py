@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from icebear import Model, Neuron, annotate, attribute, build_index, describe, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.index.classes import ensure_classes
-from icebear.actmax.index.scan import BATCH, Settings, neuron_count, scan_shard, shards
+from icebear.actmax.index.scan import BATCH, Settings, index_size, scan_shard, shards
 from icebear.actmax.index.summary import empty_summary, merge
 from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.records import Sentence
@@ -50,7 +50,7 @@ def speed(documents: int) -> None:
     model = load_model()
     parts = list(shards(read_corpus("wiki-summaries", limit=documents).sentences(), index.SHARD))
     parts = [part for part in parts if len(part) == index.SHARD]
-    tables = {k: empty_summary(neuron_count(model, ("ffn",)), k) for k in (10, 32, 100)}
+    tables = {k: empty_summary(index_size(model, ("ffn",)), k) for k in (10, 32, 100)}
     ratios: dict[int, list[float]] = {k: [] for k in tables}
     forward(model, parts[0])
     for shard in parts:

@@ -89,7 +89,7 @@ def _by_vectors(store: Store, query: str) -> Candidates:
     if not len(rows):
         return []
     query_vector = rows.mean(0, dtype=np.float32) - store.vectors.centre()
-    nearest = vectors.search(store.vectors.get("examples"), query_vector, CANDIDATES)
+    nearest = vectors.nearest(store.vectors.get("examples"), query_vector, CANDIDATES)
     examples = _examples_text(store)
     return [(i // 2, "+-"[i % 2], f"{examples} like it ({cosine:.2f})") for i, cosine in nearest]
 
@@ -119,9 +119,9 @@ def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) 
     index = store.vectors.get(NEAR[by])
     if by == "examples":
         query = index.reconstruct(2 * identity + (sign < 0))
-        nearest: Neighbours = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.search(index, query, k + 2)]
+        nearest: Neighbours = [(i // 2, "+-"[i % 2], cosine) for i, cosine in vectors.nearest(index, query, k + 2)]
     elif by == "reads" and store.facts.all().get("gated", True):
-        nearest = [(i, "", cosine) for i, cosine in vectors.search(index, index.reconstruct(identity), k + 2)]
+        nearest = [(i, "", cosine) for i, cosine in vectors.nearest(index, index.reconstruct(identity), k + 2)]
     else:
         nearest = _both_signs(index, sign * index.reconstruct(identity), k + 2)
     # Zeros (of neurons that nothing drives, or that do not read or write) are near to nothing.
@@ -155,7 +155,7 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
 # --- the vocabulary ---------------------------------------------------------------------------------
 
 
-def vocabulary(store: Store, neuron: Neuron | str, k: int) -> Projection:
+def vocabulary_projection(store: Store, neuron: Neuron | str, k: int) -> Projection:
     """See `Store.vocabulary`."""
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.neurons.id(neuron)
@@ -179,7 +179,7 @@ def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:
     both = [
         (cosine, identity, polarity)
         for polarity, sign in (("+", 1), ("-", -1))
-        for identity, cosine in vectors.search(index, sign * query, k)
+        for identity, cosine in vectors.nearest(index, sign * query, k)
     ]
     both.sort(key=lambda row: (-row[0], row[1], row[2]))
     return [(identity, polarity, cosine) for cosine, identity, polarity in both[:k]]

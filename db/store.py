@@ -105,7 +105,7 @@ class Store(SqliteFile):
 
         The rows are kept in float16, so logits differ from the model's by some 0.1 %.
         """
-        return search.vocabulary(self, neuron, k)
+        return search.vocabulary_projection(self, neuron, k)
 
     def check(self, fingerprint: str, name: str, dtype: str | None = None) -> None:
         """Raise `StoreError` if the index was made from another model, or in another dtype (None: it may be).

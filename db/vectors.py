@@ -84,7 +84,7 @@ class VectorFiles:
         path, again = self.path(name), "run icebear index again with the same options to rebuild them."
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
         try:
-            if (marked(path),) != row:
+            if (stored_digest(path),) != row:
                 raise StoreError(f"The vectors {path} are not those of this store's results; {again}")
             return _read(path, path.stat().st_mtime_ns)
         except (OSError, RuntimeError):
@@ -130,7 +130,7 @@ class VectorFiles:
         return StoreError(f"The vectors of {self.file.path} are missing; run icebear index again to make them.")
 
 
-def marked(path: Path) -> str:
+def stored_digest(path: Path) -> str:
     """The identity at a file's end; empty where it has none. Raises `OSError`."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL))
@@ -141,7 +141,7 @@ def marked(path: Path) -> str:
 def digest(path: Path) -> str:
     """The SHA-256 of what FAISS wrote, as it is now."""
     left, found = path.stat().st_size, hashlib.sha256()
-    left -= TAIL if marked(path) else 0
+    left -= TAIL if stored_digest(path) else 0
     with path.open("rb") as file:
         while chunk := file.read(min(left, 1 << 20)):
             found.update(chunk)
@@ -157,7 +157,7 @@ def _read(path: Path, modified: int) -> Any:
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)  # its pages are the system's to keep, or take back
 
 
-def search(index: Any, query: np.ndarray, k: int) -> list[tuple[int, float]]:
+def nearest(index: Any, query: np.ndarray, k: int) -> list[tuple[int, float]]:
     """The k rows with the largest cosine to query (D,), largest first."""
     query = np.asarray(query, dtype=np.float32)
     ids, scores = products(index, query / max(float(np.linalg.norm(query)), 1e-12), k)

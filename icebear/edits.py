@@ -126,9 +126,9 @@ class Edit:
         return replace(self, value=self.value * one, unit="")
 
 
-def parse_edits(given: Edit | str | Iterable[Edit | str]) -> list[Edit]:
+def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]:
     """Edits and edits as text, one or several. Raises `InputError`."""
-    return [edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several(given)]
+    return [edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several(edits)]
 
 
 def _bounds(where: str) -> list[tuple[int, int]]:

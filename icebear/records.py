@@ -43,9 +43,9 @@ class Neuron:
         return cls(int(match[1]), match[2], int(match[3]))
 
 
-def as_neuron(given: Neuron | str) -> Neuron:
+def as_neuron(neuron: Neuron | str) -> Neuron:
     """A neuron, or one named by its id. Raises `InputError` for anything else."""
-    return given if isinstance(given, Neuron) else Neuron.parse(given)
+    return neuron if isinstance(neuron, Neuron) else Neuron.parse(neuron)
 
 
 POLARITIES = ("+", "-")

@@ -60,9 +60,9 @@ def one_of(value: Any, what: str, known: Collection[str]) -> Any:
     return value
 
 
-def several(given: Any) -> list[Any]:
-    """What is given as a list; one alone, a text above all, is a list of one."""
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else [given]
+def several(value: Any) -> list[Any]:
+    """What is value as a list; one alone, a text above all, is a list of one."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
 
 
 def text_of(value: Any) -> str:

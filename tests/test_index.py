@@ -19,7 +19,7 @@ from icebear import ATTNLRP, CP_LRP, Model, annotate, attribute, build_index, de
 from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES, STATISTICS, Statistic
 from icebear.actmax.index.classes import classify
-from icebear.actmax.index.engines import local
+from icebear.actmax.index.engines import in_process
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
 from icebear.actmax.index.summary import merge
 from icebear.concepts import calibration
@@ -118,7 +118,7 @@ def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeyp
         def engine(model, settings, shards, threshold, order=order):
             shards = list(shards)
             first = shards[order]
-            yield from local(model, settings, [*first, *(s for s in shards if s not in first)], threshold)
+            yield from in_process(model, settings, [*first, *(s for s in shards if s not in first)], threshold)
 
         with open_store(tmp_path / f"{name}.db", create=True) as store:
             build_index(model, corpus, store, k=K, engine=engine)
@@ -185,7 +185,7 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
             raise Stop
 
     def backwards(model, settings, shards, threshold):
-        yield from local(model, settings, list(shards)[::-1], threshold)  # the short one first
+        yield from in_process(model, settings, list(shards)[::-1], threshold)  # the short one first
 
     with open_store(tmp_path / "one.db", create=True) as one, open_store(tmp_path / "parts.db", create=True) as parts:
         scan(model, path, one, 100)

@@ -23,13 +23,13 @@ from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
-from icebear.actmax.labels.activations import read
-from icebear.actmax.labels.auto import control_name, label_neurons, prepared, score_label
+from icebear.actmax.labels.activations import read_activations
+from icebear.actmax.labels.auto import control_name, label_neurons, prepare_samples, score_label
 from icebear.actmax.labels.evidence import Evidence
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of
-from icebear.actmax.labels.scores import choose, clearest, judged
+from icebear.actmax.labels.scores import choose_label, clearest, judged
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -155,9 +155,9 @@ def test_a_head_is_labelled_by_what_it_attends_to(indexed):
         assert (head.kind, head.text, head.significant) == ("tokens", "' zebra'", True)
         assert head.score > 0.97
         assert store.controls.get(control_name(0, heads=True))["labels"]
-        x = prepared(model, store)["test"]
+        x = prepare_samples(model, store)["test"]
         ids = x.ids[0]
-        found = read(model, x, [HEAD])[0][: len(ids)]
+        found = read_activations(model, x, [HEAD])[0][: len(ids)]
     with eager(model):
         weights = model.net(torch.tensor([ids]), output_attentions=True).attentions[0][0, 1].detach()
     for place in range(len(ids) - 1):
@@ -170,16 +170,16 @@ def test_chance_is_seldom_called_clear(indexed):
     with open_store(path) as store:
         label_neurons(model, store, [WORD])
         known = store.controls.get(control_name(0))
-        parts = prepared(model, store, 1)
+        parts = prepare_samples(model, store, 1)
         neurons = [Neuron(0, "ffn", number) for number in range(10, 60)]
-        read_of = {part: read(model, x, neurons) for part, x in parts.items()}
+        read_of = {part: read_activations(model, x, neurons) for part, x in parts.items()}
         clear = {"shifted": 0, "other": 0}
         for side in sides(store, parts, neurons, read_of):
             moved = side.shifted("another seed")
             if moved.active:
-                chosen = choose(moved.candidates(), moved.fired)
+                chosen = choose_label(moved.candidates(), moved.fired)
                 clear["shifted"] += significant(chosen, nulls(known, side.neuron))
-            own = choose(side.candidates(), side.fired)
+            own = choose_label(side.candidates(), side.fired)
             for other in other_labels(known["labels"], side, own)[:1]:
                 clear["other"] += significant(judged(other, own.by, side.fired), nulls(known, side.neuron))
         assert max(clear.values()) <= 8
@@ -342,7 +342,7 @@ def test_detection_is_the_auroc(lines):
     fired = scores.fires(x, values)
     label = Label.of("tokens", "here", [" ice"])
     if fired.active:
-        found = scores.detection(label, fired)
+        found = scores.label_auroc(label, fired)
         by_token = auroc(kinds.true(label, x)[x.counted].astype(float), fired.tokens)
         assert found["token"] == pytest.approx(by_token)
         assert found["sentence"] == pytest.approx(auroc(kinds.degree(label, x), fired.sentences))
@@ -351,8 +351,8 @@ def test_detection_is_the_auroc(lines):
 def test_labels_come_back_from_json(indexed):
     model, path = indexed
     with open_store(path) as store:
-        x = prepared(model, store)["train"]
-    values = read(model, x, [WORD])[0]
+        x = prepare_samples(model, store)["train"]
+    values = read_activations(model, x, [WORD])[0]
     labels = kinds.candidates(Evidence(x, values, (), ("songak",), (" zebra",)))
     assert {label.kind for label in labels} == set(kinds.KINDS)
     for label in labels:
@@ -364,8 +364,8 @@ def test_labels_come_back_from_json(indexed):
 def test_reading_is_what_a_whole_pass_has(indexed):
     model, path = indexed
     with open_store(path) as store:
-        x = prepared(model, store)["train"]
-    found = read(model, x, [WORD, Neuron(0, "attn", 3)])
+        x = prepare_samples(model, store)["train"]
+    found = read_activations(model, x, [WORD, Neuron(0, "attn", 3)])
     seen = []
     hook = model.site_module("ffn", 0).register_forward_pre_hook(lambda _, args: seen.append(args[0][0, :, 3]))
     for ids in x.ids[:20]:
@@ -401,14 +401,14 @@ def test_labels_are_made_and_told_by_commands(run):
     assert json.loads(run("neuron", "--clear", "--json"))["tried"] >= 4
     card = run("neuron", str(WORD), "--top", "2")
     assert "Polarity +: ' zebra' (1.00 by token)" in card
-    assert "Where it fires furthest, and the label is true" in card
+    assert "Hits: maximally activating tokens" in card
     known = json.loads(run("rank", "the old zebra", "--site", "ffn", "--top", "60", "--json"))["meanings"]
     assert [row["text"] for row in known if row["neuron"] == str(WORD)] == ["' zebra'"]
     assert "' zebra' (" in run("search", "zebra")
     assert "'zebra'" in run("label", str(WORD), "zebra", "--score")
     assert "zebra (+ " in run("neuron", str(WORD))
     assert "' zebra'" in run("label", "--auto", str(HEAD))
-    assert "Where it fires furthest" in run("neuron", str(HEAD))
+    assert "Hits: maximally activating tokens" in run("neuron", str(HEAD))
 
 
 @pytest.mark.parametrize("words", [[], ["L0.ffn.3"], ["--auto"], ["--auto", "L0.ffn.3", "--all"]])

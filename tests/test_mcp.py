@@ -218,7 +218,7 @@ def test_what_it_means(session, indexed):
     assert plain["promotes"]
     found = told(indexed, "neuron", neuron="L1.ffn.3", k=2)
     assert [row["polarity"] for row in found["examples"]] == ["+", "+", "-", "-"]
-    assert found["meaning"][0].startswith("+: not labelled yet")
+    assert found["meaning"][0].startswith("+: not labeled yet")
     assert told(indexed, "search", text="camel", k=2)["note"].startswith("Found by similarity")
 
 

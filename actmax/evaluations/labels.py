@@ -11,11 +11,11 @@ import numpy as np
 import pandas
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.auto import activations, prepared
+from icebear.actmax.labels.auto import measure_activations, prepare_samples
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample
-from icebear.actmax.labels.scores import Chosen, Fires, best_of, choose, judged, the_better
+from icebear.actmax.labels.scores import Chosen, Fires, best_of, choose_label, judged, the_better
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.evaluation.protocol import Evaluation, Lines, Option, Part, Seed, Table
 from icebear.concepts.models.model import Model
@@ -58,7 +58,7 @@ class Labels(Evaluation):
     def parts(self, model: Model) -> Iterator[Part]:
         with open_store(self.store) as store:
             store.check_activations(model.fingerprint, model.name, model.dtype_name)
-            samples, index = prepared(model, store, self.seed), store.made_with()["index"]
+            samples, index = prepare_samples(model, store, self.seed), store.made_with()["index"]
             for third, drawn in neurons(store, self.neurons, self.seed).items():
                 yield Part(
                     COLUMNS,
@@ -90,7 +90,7 @@ def measure(
     model: Model, store: Store, parts: dict[str, Sample], group: Sequence[Neuron], seed: int
 ) -> list[dict[str, Any]]:
     """Return a line for each neuron, with a pair (neuron, polarity) for each polarity at which it is active."""
-    values, known = activations(model, store, parts, group, seed)
+    values, known = measure_activations(model, store, parts, group, seed)
     rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
     for side in sides(store, parts, group, values):
         if side.active:
@@ -102,11 +102,13 @@ def measure(
 
 def _measured(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     labels, fired = side.candidates(), side.fired
-    chosen = choose(labels, fired)
+    chosen = choose_label(labels, fired)
     other = next(iter(other_labels(known["labels"], side, chosen)), None)
     shifted = side.shifted("evaluated")  # another draw than those of the nulls
     learnt = [fired["train"], fired["validation"]]
-    test, train, validation = (scores.table(learnt, fired[part]) for part in ("test", "train", "validation"))
+    test, train, validation = (
+        scores.token_mean_baseline(learnt, fired[part]) for part in ("test", "train", "validation")
+    )
     by_chance = nulls(known, side.neuron)
     methods = {"label": _of_labels(labels, fired, by_chance)}
     for kind in kinds.KINDS:
@@ -115,8 +117,8 @@ def _measured(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     methods[OTHER] = NO_LABEL
     if other is not None:
         judgement = judged(other, chosen.by, fired)
-        methods[OTHER] = {**scores.detection(other, fired["test"]), **_of_chosen(judgement, by_chance)}
-    passes = any(test[by] >= scores.BARS[by] for by in test)
+        methods[OTHER] = {**scores.label_auroc(other, fired["test"]), **_of_chosen(judgement, by_chance)}
+    passes = any(test[by] >= scores.THRESHOLDS[by] for by in test)
     methods[TABLE] = test | _numbers(passes, test["token"], train["token"], validation["token"])
     return {
         "kind": chosen.label.kind,

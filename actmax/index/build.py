@@ -14,9 +14,9 @@ from safetensors.torch import load, save
 
 from icebear.actmax.index.activation_statistics import STATISTICS
 from icebear.actmax.index.classes import ensure_classes
-from icebear.actmax.index.engines import Engine, local
+from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
-from icebear.actmax.index.scan import Settings, neuron_count, shards
+from icebear.actmax.index.scan import Settings, index_size, shards
 from icebear.actmax.index.summary import ScanSummary, empty_summary, merge
 from icebear.concepts.corpus import Corpus
 from icebear.concepts.models.model import Model
@@ -52,7 +52,7 @@ def build_index(
     by: str = "activation",
     max_tokens: int = 256,
     seed: int = 0,
-    engine: Engine = local,
+    engine: Engine = in_process,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Counter[str]:
     """Scan `corpus` into `store`: for each neuron the k most extreme sentences of both signs, and statistics.
@@ -64,7 +64,7 @@ def build_index(
     """
     need("index")  # not when all is scanned
     settings = Settings(k, tuple(dict.fromkeys(several(sites))), by, max_tokens, seed)
-    neuron_count(model, settings.sites)  # raises for what the model does not have, before anything is written
+    index_size(model, settings.sites)  # raises for what the model does not have, before anything is written
     facts = {
         "model": model.name,
         "fingerprint": model.fingerprint,
@@ -108,7 +108,7 @@ def _scan(
 
     The last shard, if it is shorter, is not in the summary that is committed: with a larger limit it is another one.
     """
-    short = empty_summary(neuron_count(model, settings.sites), settings.k)
+    short = empty_summary(index_size(model, settings.sites), settings.k)
     packed = store.scan.progress()
     table = _unpack(packed) if packed else short
     done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()

@@ -27,7 +27,7 @@ RETRIES = 3
 """Of a shard whose Ray worker died, and of the worker."""
 
 
-def local(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
+def in_process(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
     """One shard after the other, in this process."""
     for number, shard in shards:
         yield number, shard, *scan_shard(model, shard, settings, threshold(), sums=sums_up(number, settings.seed))

@@ -55,7 +55,7 @@ class Settings:
         one_of(self.by, "number that an index ranks by", BY)
 
 
-def neuron_count(model: Model, sites: Sequence[str]) -> int:
+def index_size(model: Model, sites: Sequence[str]) -> int:
     """Neurons are numbered by site, then layer, then index."""
     return sum(model.layers * model.width(site) for site in sites)
 

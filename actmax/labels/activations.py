@@ -19,7 +19,7 @@ from icebear.records import Neuron
 BATCH = 32
 
 
-def read(
+def read_activations(
     model: Model,
     sample: Sample,
     neurons: Sequence[Neuron],

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.activations import read
+from icebear.actmax.labels.activations import read_activations
 from icebear.actmax.labels.clusters import add_topics
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.null import controls, drawn, nulls, other_labels, p_value, significant
-from icebear.actmax.labels.sample import Sample, samples
-from icebear.actmax.labels.scores import Fires, choose, judged
+from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, random_neurons, significant
+from icebear.actmax.labels.sample import Sample, draw_samples
+from icebear.actmax.labels.scores import Fires, choose_label, judged
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER
@@ -44,16 +44,16 @@ def label_neurons(
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
         return
-    parts = prepared(model, store, seed)
+    parts = prepare_samples(model, store, seed)
     apart = ([n for n in wanted if (n.site == "head") is heads] for heads in (False, True))
     groups = [rows[start : start + GROUP] for rows in apart for start in range(0, len(rows), GROUP)]
     total = sum(len(sample.ids) for sample in parts.values()) * len(groups) + 2 * len(wanted)
     advance = _counting(total, on_progress)
     for group in groups:
-        values, known = activations(model, store, parts, group, seed, advance)
+        values, known = measure_activations(model, store, parts, group, seed, advance)
         meanings = []
         for side in sides(store, parts, group, values):
-            meanings.append(meaning(side, side.candidates, known))
+            meanings.append(score_candidates(side, side.candidates, known))
             advance(1)
         store.labels.set_meanings(meanings)
 
@@ -68,7 +68,7 @@ def _counting(total: int, on_progress: Callable[[int, int], None]) -> Callable[[
     return advance
 
 
-def activations(
+def measure_activations(
     model: Model,
     store: Store,
     parts: dict[str, Sample],
@@ -80,8 +80,8 @@ def activations(
     heads = neurons[0].site == "head"
     name = control_name(seed, heads)
     known = store.controls.get(name)
-    others = [] if known else drawn(model, store, seed, heads)
-    values = {part: read(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
+    others = [] if known else random_neurons(model, store, seed, heads)
+    values = {part: read_activations(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
     if known is None:
         of_others = {part: x[len(neurons) :] for part, x in values.items()}
         store.controls.set({name: controls(list(sides(store, parts, others, of_others)), seed)})
@@ -94,9 +94,9 @@ def control_name(seed: int, heads: bool = False) -> str:
     return f"labels {seed}{' heads' if heads else ''}: {', '.join(kinds.KINDS)}"
 
 
-def prepared(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
+def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
     """part -> sample, with what is known of its sentences without neurons."""
-    parts = samples(model, store, seed)
+    parts = draw_samples(model, store, seed)
     add_topics(store, parts.values())
     return parts
 
@@ -115,42 +115,42 @@ def score_label(
     if not own:
         raise InputError("A label without words cannot be scored; write some.")
     store.check_activations(model.fingerprint, model.name, model.dtype_name)
-    parts = prepared(model, store, seed)
+    parts = prepare_samples(model, store, seed)
     advance = _counting(sum(len(sample.ids) for sample in parts.values()), on_progress)
-    values, known = activations(model, store, parts, [neuron], seed, advance)
+    values, known = measure_activations(model, store, parts, [neuron], seed, advance)
     labels = [
         Label.of("tokens", "here", [form for word in own for form in (word, f" {word}")]),
         Label.of("words", "earlier", own),
         Label.of("words", "sentence", own),
     ]
-    return [meaning(side, lambda: labels, known) for side in sides(store, parts, [neuron], values)]
+    return [score_candidates(side, lambda: labels, known) for side in sides(store, parts, [neuron], values)]
 
 
 # --- what is kept ---------------------------------------------------------------------------------------
 
 
-def meaning(side: Side, candidates: Callable[[], Sequence[Label]], known: dict[str, Any]) -> Meaning:
+def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], known: dict[str, Any]) -> Meaning:
     """The best label with all that is measured of it on the test part. known: what chance gives."""
     if not side.active:
-        return Meaning(side.neuron, side.polarity, "", "hardly goes to this side", "token", 0.5, 1.0, False, {})
-    chosen = choose(candidates(), side.fired)
+        return Meaning(side.neuron, side.polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
+    chosen = choose_label(candidates(), side.fired)
     own, label, by = side.fired["test"], chosen.label, chosen.by
     by_chance = nulls(known, side.neuron)
     others = other_labels(known["labels"], side, chosen)
     record = {
         **CONVERTER.unstructure(chosen),
         **scores.responsiveness(label, own, by),
-        "hard": scores.hard(label, own, by),
-        "table": scores.table([side.fired["train"], side.fired["validation"]], own)["token"],
-        "detection": scores.detection(label, own),
-        "other": judged(others[0], by, side.fired).test if others else None,
-        "bars": {
-            name: 0.5 + float(np.quantile(null, 0.95)) * (scores.BARS[by] - 0.5)
+        "similar_sentences": scores.similar_sentences_auroc(label, own, by),
+        "token_mean": scores.token_mean_baseline([side.fired["train"], side.fired["validation"]], own)["token"],
+        "auroc": scores.label_auroc(label, own),
+        "other_neuron": judged(others[0], by, side.fired).test if others else None,
+        "thresholds": {
+            name: 0.5 + float(np.quantile(null, 0.95)) * (scores.THRESHOLDS[by] - 0.5)
             for name, null in by_chance.items()
             if null
         },
         "sentences": {part: len(one.sample.ids) for part, one in side.fired.items()},
-        "examples": held_out(label, own),
+        "examples": test_examples(label, own),
     }
     text, clear = kinds.of(label).text(label), significant(chosen, by_chance)
     p = p_value(chosen, by_chance)
@@ -160,7 +160,7 @@ def meaning(side: Side, candidates: Callable[[], Sequence[Label]], known: dict[s
 SHOWN = 4
 
 
-def held_out(label: Label, fired: Fires) -> dict[str, list[dict[str, Any]]]:
+def test_examples(label: Label, fired: Fires) -> dict[str, list[dict[str, Any]]]:
     """Tokens of the test part: where the neuron fires furthest and the label is true, where it is not, and
     where the label is true and the neuron does least."""
     sample = fired.sample
@@ -172,10 +172,10 @@ def held_out(label: Label, fired: Fires) -> dict[str, list[dict[str, Any]]]:
         "misses": (driven & ~true, -1),
         "false_alarms": (sample.counted & true & ~driven, 1),
     }
-    return {name: list(_furthest(fired, where, sign)) for name, (where, sign) in groups.items()}
+    return {name: list(_extremes(fired, where, sign)) for name, (where, sign) in groups.items()}
 
 
-def _furthest(fired: Fires, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
+def _extremes(fired: Fires, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
     """Of different sentences."""
     sample, seen = fired.sample, set[int]()
     places = np.flatnonzero(where)

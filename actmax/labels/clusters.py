@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels.evidence import common
+from icebear.actmax.labels.evidence import distinctive
 from icebear.actmax.labels.sample import Sample, part_of, words
 from icebear.db.store import Store
 
@@ -50,7 +50,7 @@ def _made(store: Store) -> dict[str, Any]:
     said = [{word for word in row if background[word] <= FREQUENT * len(said)} for row in said]
     total = sum(background.values())
     names = [
-        tuple(common([w for row in np.flatnonzero(nearest == topic) for w in said[row]], background, total, WORDS))
+        tuple(distinctive([w for row in np.flatnonzero(nearest == topic) for w in said[row]], background, total, WORDS))
         for topic in range(count)
     ]
     able = [number for number, name in enumerate(names) if name]

@@ -54,7 +54,7 @@ def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
     return order[np.isfinite(masked[order])]
 
 
-def common(found: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
+def distinctive(found: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
     """The k of what was found that set it apart from the background, by the z-score of their log-odds (Monroe et al.
     2008), and were found at least twice."""
     counts = Counter(found)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from icebear.actmax.labels.evidence import SENTENCES, Evidence, common, keys_at, top, words_until
+from icebear.actmax.labels.evidence import SENTENCES, Evidence, distinctive, keys_at, top, words_until
 from icebear.actmax.labels.sample import Sample, key
 
 PLACES = {"here": "{}", "before": "after {}", "after": "before {}", "earlier": "{} earlier in the sentence"}
@@ -22,7 +22,7 @@ STEPS = {"here": 0, "before": -1, "after": 1}
 
 @dataclass(frozen=True)
 class Label:
-    """What the tokens have in common that a neuron fires at."""
+    """What the tokens have in distinctive that a neuron fires at."""
 
     kind: str
     """A key of `KINDS`."""
@@ -76,7 +76,7 @@ class Tokens(LabelKind):
     def candidates(self, evidence: Evidence) -> list[Label]:
         sample, labels = evidence.sample, []
         for where, step in STEPS.items():
-            best = common(keys_at(evidence.places, step), sample.sequences[1], len(sample), 8)
+            best = distinctive(keys_at(evidence.places, step), sample.sequences[1], len(sample), 8)
             labels += self._sizes(where, best, (1, 2, 3, 5, 8))
         if evidence.writes:  # neurons of the last layers fire before what they write
             labels += [Label.of(self.name, where, map(key, evidence.writes)) for where in ("here", "after")]
@@ -96,7 +96,7 @@ class Ngrams(LabelKind):
         sample, labels = evidence.sample, []
         for length in (2, 3):
             ending = keys_at(evidence.places, 1 - length, length)
-            labels += self._sizes("here", common(ending, sample.sequences[length], len(sample), 5), (1, 3, 5))
+            labels += self._sizes("here", distinctive(ending, sample.sequences[length], len(sample), 5), (1, 3, 5))
         return labels
 
     def true(self, label: Label, sample: Sample) -> np.ndarray:
@@ -148,7 +148,7 @@ class Words(LabelKind):
         furthest = top(sample.means(evidence.values), np.ones(len(sample.ids), dtype=bool), SENTENCES)
         anywhere = [word for number in furthest for word in sample.sentence_words[number]]
         for where, found in (("earlier", words_until(evidence.places)), ("sentence", anywhere)):
-            best = [(word,) for word in common(found, background, total, 10)]
+            best = [(word,) for word in distinctive(found, background, total, 10)]
             labels += self._sizes(where, best, (1, 3, 5, 10))
         if evidence.marked:
             labels.append(Label.of(self.name, "earlier", evidence.marked))

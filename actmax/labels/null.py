@@ -9,7 +9,7 @@ import numpy as np
 
 from icebear.actmax.labels import kinds
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.scores import Chosen, choose, judged
+from icebear.actmax.labels.scores import Chosen, choose_label, judged
 from icebear.actmax.labels.side import Side
 from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER
@@ -24,13 +24,13 @@ NEAR = 300
 """Of these draws those that a label is compared with."""
 
 Nulls = dict[str, list[float]]
-"""``shifted`` and ``other`` -> margins."""
+"""``circular_shift`` and ``other_neuron`` -> margins."""
 
 
 def nulls(controls: dict[str, Any], neuron: Neuron) -> Nulls:
     """Of the `NEAR` draws that are nearest in layer."""
     near = {}
-    for name in ("shifted", "other"):
+    for name in ("circular_shift", "other_neuron"):
         rows = sorted(controls[name], key=lambda row: abs(row[0] - neuron.layer))  # of equal ones the first
         near[name] = [margin for _, margin in rows[:NEAR]]
     return near
@@ -46,7 +46,7 @@ def p_value(chosen: Chosen, by_chance: Nulls) -> float:
     return max((1 + sum(x >= chosen.margin for x in null)) / (1 + len(null)) for null in by_chance.values())
 
 
-def drawn(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
+def random_neurons(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
     """Neurons by chance, of all layers and sites of the index; or heads of the model."""
     if heads:
         every = [Neuron(layer, "head", head) for layer in model.layers_with("attn") for head in range(model.heads)]
@@ -59,9 +59,9 @@ def drawn(model: Model, store: Store, seed: int, heads: bool) -> list[Neuron]:
 def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
     """Of neurons drawn by chance: their labels; layers and margins of labels of shifted activations, and of the labels
     of others of them on their own activations."""
-    chosen = [(side, choose(side.candidates(), side.fired)) for side in drawn if side.active]
+    chosen = [(side, choose_label(side.candidates(), side.fired)) for side in drawn if side.active]
     shifts = [
-        (side.neuron.layer, choose(moved.candidates(), moved.fired).margin)
+        (side.neuron.layer, choose_label(moved.candidates(), moved.fired).margin)
         for side in drawn
         for moved in (side.shifted(f"{seed} {draw}") for draw in range(DRAWS))
         if moved.active
@@ -75,7 +75,7 @@ def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
         for side, one in chosen
         for other in other_labels(labels, side, one)
     ]
-    return {"labels": labels, "shifted": shifts, "other": others}
+    return {"labels": labels, "circular_shift": shifts, "other_neuron": others}
 
 
 def share(label: Label, side: Side) -> float:

@@ -144,7 +144,7 @@ def words(pieces: tuple[str, ...]) -> list[tuple[str, int]]:
     return [(m[0].lower(), int(np.searchsorted(ends, m.end()))) for m in _WORD.finditer(text)]
 
 
-def samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
+def draw_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
     """part -> its sample: sentences drawn by their ids, which are hashes, whatever neuron is asked for.
 
     Raises `StoreError` for an index of so few documents that a part has not a quarter of its sentences.

@@ -1,22 +1,26 @@
-"""A label's score in words: what it was measured on, and what chance gives."""
+"""A label's score in words: what was measured, and its controls."""
 
 from __future__ import annotations
 
-from icebear.actmax.labels.scores import BARS
+from icebear.actmax.labels.scores import THRESHOLDS
 from icebear.records import Meaning
 
-NOT_SCORED = "not labelled yet (icebear label --auto)"
+NOT_SCORED = "not labeled yet (icebear label --auto)"
 HELD_OUT = {
-    "hits": "Where it fires furthest, and the label is true",
-    "misses": "Where it fires furthest, and the label is not true",
-    "false_alarms": "Where the label is true, and it does least",
+    "hits": "Hits: maximally activating tokens where the label is true",
+    "misses": "Misses: maximally activating tokens where the label is not true",
+    "false_alarms": "False alarms: tokens with small activations where the label is true",
 }
-"""Of documents that the label was not made from."""
-FURTHEST = {"token": "the 1 % of tokens", "sentence": "the 5 % of sentences"}
+"""Groups of tokens from test documents."""
+POSITIVES = {
+    "token": "the 1 % of tokens with the largest activations",
+    "sentence": "the 5 % of sentences with the largest mean activations",
+}
+NULLS = {"circular_shift": "circular-shift null", "other_neuron": "other-neuron null"}
 
 
 def title(meaning: Meaning | None) -> str:
-    """The label and its score, or that there is none and what came nearest."""
+    """Return the label with its score, or say that no label is significant and name the best candidate."""
     if meaning is None:
         return NOT_SCORED
     if not meaning.kind:
@@ -24,30 +28,25 @@ def title(meaning: Meaning | None) -> str:
     score = f"{meaning.score:.2f} by {meaning.by}"
     if meaning.significant:
         return f"{meaning.text} ({score})"
-    return f"no clear meaning (nearest: {meaning.text}, {score})"
+    return f"no significant label (best candidate: {meaning.text}, {score})"
 
 
 def measured(meaning: Meaning) -> list[str]:
-    """What the score is, and what it is to be compared with."""
+    """Return one line for the score, one for the activation as a predictor of the label, and one for the controls."""
     record, by = meaning.record, meaning.by
     if not record:
         return []
-    bars = record["bars"]
-    chance = ", ".join(
-        f"{name} under {bars[key]:.2f}"
-        for key, name in (("shifted", "labels of shifted activations"), ("other", "other neurons' labels"))
-        if key in bars
-    )
+    thresholds = record["thresholds"]
+    nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)
     return [
-        f"Tells {FURTHEST[by]} that drive it furthest at AUROC {meaning.score:.2f} (chance 0.5, bar {BARS[by]:.2f}), "
-        f"on {record['sentences']['test']} sentences of documents that it was not made from; 95 % of {chance}; p "
-        f"{meaning.p:.3f}.",
-        f"The activation tells where the label is true at {_number(record['responsiveness'])}, with average precision "
-        f"{_number(record['purity'])}; it is true of {record['share']:.1%} of the {by}s.",
-        f"Against the likest sentences that do not drive it {_number(record['hard'])}; another neuron's label of the "
-        f"kind {_number(record['other'])}; on the documents it was made from {_number(record['train'])}. By token the "
-        f"label tells {record['detection']['token']:.2f}, and a table of the neuron's mean at every token "
-        f"{record['table']:.2f}.",
+        f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
+        f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} sentences of test documents.",
+        f"AUROC of the activation for the label: {_number(record['responsiveness'])}, average precision "
+        f"{_number(record['purity'])}; the label is true of {record['share']:.1%} of the {by}s.",
+        f"AUROC against the most similar non-activating sentences: {_number(record['similar_sentences'])}; another "
+        f"neuron's label of the same kind: {_number(record['other_neuron'])}; on train documents: "
+        f"{_number(record['train'])}; by token: {record['auroc']['token']:.2f}; upper baseline (table of the mean "
+        f"activation of each token): {record['token_mean']:.2f}.",
     ]
 
 

@@ -17,7 +17,7 @@ from icebear.concepts.statistics import auroc
 from icebear.records import Meaning
 
 UNITS = ("token", "sentence")
-BARS = {"token": 0.85, "sentence": 0.70}
+THRESHOLDS = {"token": 0.85, "sentence": 0.70}
 """Detection from which on a label may be called clear."""
 SHORTER = 0.01
 """What an item of a label has to add, of the way from chance to the bar."""
@@ -85,7 +85,7 @@ def seen(label: Label, sample: Sample) -> LabelTruth:
     return found
 
 
-def detection(label: Label, fired: Fires) -> dict[str, float]:
+def label_auroc(label: Label, fired: Fires) -> dict[str, float]:
     """unit -> AUROC of the label for what drives the neuron furthest (by token of yes or no, by sentence by ranks)."""
     told = seen(label, fired.sample)
     hits, positive, tokens = told.true[fired.tokens].sum(), fired.tokens.sum(), len(fired.tokens)
@@ -99,7 +99,7 @@ def detection(label: Label, fired: Fires) -> dict[str, float]:
 
 def margin(unit: str, score: float) -> float:
     """Of the way from chance to the bar of its unit."""
-    return (score - 0.5) / (BARS[unit] - 0.5)
+    return (score - 0.5) / (THRESHOLDS[unit] - 0.5)
 
 
 def responsiveness(label: Label, fired: Fires, unit: str) -> dict[str, float | None]:
@@ -128,7 +128,7 @@ def _answers(label: Label, fired: Fires, unit: str) -> tuple[np.ndarray, np.ndar
     return fired.means, np.bincount(sample.sentence[sample.counted], true, len(fired.means)) > 0
 
 
-def table(learnt: Sequence[Fires], fired: Fires) -> dict[str, float]:
+def token_mean_baseline(learnt: Sequence[Fires], fired: Fires) -> dict[str, float]:
     """unit -> detection by the neuron's mean activation at each token, learnt on other samples: the bar to pass."""
     tokens = np.concatenate([one.sample.token[one.sample.counted] for one in learnt])
     values = np.concatenate([one.values[one.sample.counted] for one in learnt])
@@ -141,7 +141,7 @@ def table(learnt: Sequence[Fires], fired: Fires) -> dict[str, float]:
     }
 
 
-def hard(label: Label, fired: Fires, unit: str) -> float | None:
+def similar_sentences_auroc(label: Label, fired: Fires, unit: str) -> float | None:
     """Detection against the sentences most like those that drive the neuron, which do not; None without any."""
     sample = fired.sample
     driven = np.zeros(len(fired.means), dtype=bool)
@@ -179,7 +179,7 @@ class Chosen:
         return margin(self.by, self.test)
 
 
-def choose(labels: Sequence[Label], fired: dict[str, Fires]) -> Chosen:
+def choose_label(labels: Sequence[Label], fired: dict[str, Fires]) -> Chosen:
     """The label that does best on the validation part: the best one by token or the best one by sentence, whichever
     has the higher score of those that pass their bar, or comes nearest to it."""
     validation = fired["validation"]
@@ -196,7 +196,7 @@ def best_of(labels: Sequence[Label], fired: Fires, responding: bool = True) -> d
     """unit -> the best of some labels by it, the first of equal ones, of those that the neuron also responds to; and
     how far it comes from chance to the bar, less `SHORTER` for each item but the first."""
     best = {}
-    detected = [(label, detection(label, fired)) for label in labels]
+    detected = [(label, label_auroc(label, fired)) for label in labels]
     for by in UNITS:
         worth = [margin(by, score[by]) - SHORTER * (len(label.items) - 1) for label, score in detected]
         for place in sorted(range(len(labels)), key=lambda place: -worth[place]):
@@ -207,7 +207,7 @@ def best_of(labels: Sequence[Label], fired: Fires, responding: bool = True) -> d
 
 
 def judged(label: Label, by: str, fired: dict[str, Fires]) -> Chosen:
-    return Chosen(label, by, *(detection(label, fired[part])[by] for part in PARTS))
+    return Chosen(label, by, *(label_auroc(label, fired[part])[by] for part in PARTS))
 
 
 def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:

@@ -377,7 +377,9 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
     """Automatic labels with their scores; those that are not significant are dim."""
     rows = []
     for row in labels:
-        text = Text(row.text) if row.significant else Text.assemble("no clear meaning; nearest: ", (row.text, "dim"))
+        text = (
+            Text(row.text) if row.significant else Text.assemble("not significant; best candidate: ", (row.text, "dim"))
+        )
         rows.append((str(row.neuron), row.polarity, text, row.by, f"{row.score:.2f}", f"{row.p:.3f}"))
     return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
 

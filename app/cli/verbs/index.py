@@ -66,10 +66,10 @@ def index(options: Options) -> None:
         return _annotate(options)
     if options.neurons or options.prompt:
         raise click.UsageError("NEURONS and --prompt need --annotate.")
-    from icebear.actmax.index.engines import local, on_ray
+    from icebear.actmax.index.engines import in_process, on_ray
 
     need("index")
-    engine = on_ray(options.workers, options.address) if options.engine == "ray" else local
+    engine = on_ray(options.workers, options.address) if options.engine == "ray" else in_process
     corpus = options.corpus
     documents = icebear.read_corpus(
         WIKI if corpus.corpus is None else corpus.corpus,

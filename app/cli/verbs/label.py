@@ -71,6 +71,6 @@ def _automatic(options: Options) -> None:
             label_neurons(model, store, neurons, on_progress=move)
         labels, made_with = store.labels.meanings(neurons), store.made_with()
     rows = [labels[name, polarity] for name in neurons for polarity in "+-"]
-    title = f"{sum(meaning.significant for meaning in rows)} of {len(rows)} (neuron, sign) have a clear meaning"
+    title = f"{sum(meaning.significant for meaning in rows)} of {len(rows)} (neuron, sign) have a significant label"
     document = {**made_with, "meanings": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows[: max(2 * options.top, 40)], title))

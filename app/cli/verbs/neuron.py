@@ -107,6 +107,6 @@ def _significant(options: Options) -> None:
         raise StoreError(f"{options.store} has no automatic labels yet; make them with icebear label --auto.")
     labels = clearest(tried)
     rows = labels[: options.top]
-    title = f"{len(labels):,} of {len(tried):,} (neuron, sign) have a clear meaning, at most 5 % of them by chance"
+    title = f"{len(labels):,} of {len(tried):,} (neuron, sign) have a significant label; false discovery rate 5 %"
     document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows, title))
