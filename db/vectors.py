@@ -140,13 +140,13 @@ def stored_digest(path: Path) -> str:
 
 def digest(path: Path) -> str:
     """The SHA-256 of what FAISS wrote, as it is now."""
-    left, found = path.stat().st_size, hashlib.sha256()
+    left, sha256 = path.stat().st_size, hashlib.sha256()
     left -= TAIL if stored_digest(path) else 0
     with path.open("rb") as file:
         while chunk := file.read(min(left, 1 << 20)):
-            found.update(chunk)
+            sha256.update(chunk)
             left -= len(chunk)
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 @functools.lru_cache(maxsize=8)

@@ -152,5 +152,5 @@ class Tabled:
         import pyarrow
 
         table = pyarrow.Table.from_pandas(self.to_frame(*args, **how), preserve_index=False)
-        told = json.dumps(self.made_with, ensure_ascii=False)
-        return table.replace_schema_metadata({**(table.schema.metadata or {}), "icebear": told})
+        provenance = json.dumps(self.made_with, ensure_ascii=False)
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), "icebear": provenance})

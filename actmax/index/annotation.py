@@ -49,7 +49,7 @@ def annotate(
     for start in range(0, len(wanted), BATCH):
         on_progress(start, len(wanted))
         rows = wanted[start : start + BATCH]
-        found = attribute_neurons(
+        results = attribute_neurons(
             model,
             [model.token_ids(example.sentence.text, limit) for _, _, example in rows],
             [neuron for neuron, _, _ in rows],
@@ -60,7 +60,7 @@ def annotate(
             name_of(method),
             [
                 (neuron, polarity, example.sentence.id, result.tokens.tolist(), result.sums.to_dict())
-                for (neuron, polarity, example), result in zip(rows, found, strict=True)
+                for (neuron, polarity, example), result in zip(rows, results, strict=True)
             ],
         )
     on_progress(len(wanted), len(wanted))

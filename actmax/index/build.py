@@ -121,17 +121,17 @@ def _scan(
         return table.values[:, :, -1]
 
     left = (row for row in enumerate(shards(corpus.sentences(counts), SHARD)) if row[0] not in done)
-    for number, shard, found, vectors in engine(model, settings, left, threshold):
+    for number, shard, scanned, vectors in engine(model, settings, left, threshold):
         if len(shard) == SHARD:
-            table = merge(table, found)
+            table = merge(table, scanned)
         else:
-            short = found
+            short = scanned
         waiting[number] = [
             (dataclasses.replace(sentence, tokens=model.pieces(ids)), vector.tobytes() if vector.any() else b"")
             for sentence, vector in zip(shard, vectors.numpy(), strict=True)
             for ids in [model.token_ids(sentence.text, settings.max_tokens)]
         ]
-        sentences, tokens = sentences + len(shard), tokens + found.token_count
+        sentences, tokens = sentences + len(shard), tokens + scanned.token_count
         on_progress(Progress(sentences, tokens, time.monotonic() - start))
         if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
             store.scan.commit(waiting, _pack(table), facts)

@@ -38,8 +38,8 @@ def _largest_share(keys: np.ndarray, values: np.ndarray, count: int) -> np.ndarr
     """(count,) the share of each key's most frequent value."""
     import pandas
 
-    shares = pandas.Series(values).groupby(keys).value_counts(normalize=True)
-    return shares.groupby(level=0).max().reindex(range(count), fill_value=0).to_numpy()
+    frequencies = pandas.Series(values).groupby(keys).value_counts(normalize=True)
+    return frequencies.groupby(level=0).max().reindex(range(count), fill_value=0).to_numpy()
 
 
 def ensure_classes(store: Store) -> None:

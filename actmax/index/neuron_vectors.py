@@ -60,8 +60,8 @@ def gated(model: Model) -> bool:
 
 def _usable(store: Store, name: str, count: int) -> bool:
     try:
-        found, file = store.vectors.get(name), store.vectors.path(name)
-        return found.ntotal == count and vectors.digest(file) == vectors.stored_digest(file)
+        index, file = store.vectors.get(name), store.vectors.path(name)
+        return index.ntotal == count and vectors.digest(file) == vectors.stored_digest(file)
     except StoreError as error:
         if store.vectors.path(name).exists():
             logging.getLogger("icebear").info("%s", error)

@@ -29,7 +29,7 @@ def read_activations(
     mean over all later tokens of its sentence). No layer above them is passed."""
     for neuron in neurons:
         model.check(neuron)
-    found = np.zeros((len(neurons), len(sample)), dtype=np.float32)
+    activations = np.zeros((len(neurons), len(sample)), dtype=np.float32)
     order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
     batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
     with ExitStack() as stack:
@@ -41,12 +41,12 @@ def read_activations(
         if heads:
             stack.enter_context(eager(model))
         for part in batches:
-            (_attended if heads else _fired)(model, sample, neurons, part, found)
+            (_attended if heads else _fired)(model, sample, neurons, part, activations)
             on_progress(len(part))
-    return found
+    return activations
 
 
-def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], found: np.ndarray) -> None:
+def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
     by_place: dict[tuple[str, int], list[int]] = {}
     for row, neuron in enumerate(neurons):
         by_place.setdefault((neuron.site, neuron.layer), []).append(row)
@@ -56,13 +56,13 @@ def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[i
         values = x[..., [neurons[row].index for row in rows]].float().cpu().numpy()  # (B, T, P of the place)
         for row, number in enumerate(part):
             span = slice(sample.starts[number], sample.ends[number])
-            found[rows, span] = values[row, : span.stop - span.start].T
+            activations[rows, span] = values[row, : span.stop - span.start].T
 
     with hooks(model, by_place, visit):
         model.final_stream(model.read([sample.ids[number] for number in part]))
 
 
-def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], found: np.ndarray) -> None:
+def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
     maps = model.task.forward(
         model, model.read([sample.ids[number] for number in part]), output_attentions=True
     ).attentions
@@ -72,4 +72,4 @@ def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[
         later = torch.arange(count - 1, -1, -1).clamp(min=1)
         for place, head in enumerate(heads):
             weights = maps[head.layer][row, head.index, :count, :count].float().cpu()
-            found[place, span] = ((weights.tril(-1).sum(0)) / later).numpy()
+            activations[place, span] = ((weights.tril(-1).sum(0)) / later).numpy()

@@ -45,12 +45,16 @@ def _made(store: Store) -> dict[str, Any]:
     learner.train(rows)
     centres = np.array(learner.centroids)
     nearest = (rows @ centres.T).argmax(1)
-    said = [{word for word, _ in words(sentence.tokens)} for sentence in sentences]
-    background = Counter(word for row in said for word in row)
-    said = [{word for word in row if background[word] <= FREQUENT * len(said)} for row in said]
+    vocabularies = [{word for word, _ in words(sentence.tokens)} for sentence in sentences]
+    background = Counter(word for row in vocabularies for word in row)
+    vocabularies = [{word for word in row if background[word] <= FREQUENT * len(vocabularies)} for row in vocabularies]
     total = sum(background.values())
     names = [
-        tuple(distinctive([w for row in np.flatnonzero(nearest == topic) for w in said[row]], background, total, WORDS))
+        tuple(
+            distinctive(
+                [w for row in np.flatnonzero(nearest == topic) for w in vocabularies[row]], background, total, WORDS
+            )
+        )
         for topic in range(count)
     ]
     able = [number for number, name in enumerate(names) if name]

@@ -54,10 +54,10 @@ def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
     return order[np.isfinite(masked[order])]
 
 
-def distinctive(found: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
-    """The k of what was found that set it apart from the background, by the z-score of their log-odds (Monroe et al.
-    2008), and were found at least twice."""
-    counts = Counter(found)
+def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
+    """Return the k items that are most typical against the background, by the z-score of their log-odds (Monroe et
+    al. 2008). Each occurs at least twice."""
+    counts = Counter(items)
     n = sum(counts.values())
 
     def z(item: Any) -> float:

@@ -114,12 +114,12 @@ class Categories(LabelKind):
 
     name = "category"
     depends_on_neuron = False
-    patterns = tomllib.loads(Path(__file__).with_name("categories.toml").read_text())
+    expressions = tomllib.loads(Path(__file__).with_name("categories.toml").read_text())
     endings = "ing ed ly s er est ion al ic ism ist ous able ive ian ment".split()
     """Of the word that ends with the token."""
 
     def candidates(self, evidence: Evidence) -> list[Label]:
-        names = (*self.patterns, *(f"-{ending}" for ending in self.endings))
+        names = (*self.expressions, *(f"-{ending}" for ending in self.endings))
         return [Label.of(self.name, where, (name,)) for name in names for where in ("here", "before", "after")]
 
     def true(self, label: Label, sample: Sample) -> np.ndarray:
@@ -129,7 +129,7 @@ class Categories(LabelKind):
             able = [word for word in words if word.endswith(ending) and len(word) > len(ending) + 2]
             here = sample.codes.chosen(words, able)[sample.word]
         else:
-            known = {piece: bool(re.match(self.patterns[name], piece)) for piece in set(sample.pieces)}
+            known = {piece: bool(re.match(self.expressions[name], piece)) for piece in set(sample.pieces)}
             here = np.array([known[piece] for piece in sample.pieces])
         return sample.beside(here, STEPS[label.where])
 
@@ -145,10 +145,10 @@ class Words(LabelKind):
     def candidates(self, evidence: Evidence) -> list[Label]:
         sample, labels = evidence.sample, []
         background, total = sample.word_counts, sum(sample.word_counts.values())
-        furthest = top(sample.means(evidence.values), np.ones(len(sample.ids), dtype=bool), SENTENCES)
-        anywhere = [word for number in furthest for word in sample.sentence_words[number]]
-        for where, found in (("earlier", words_until(evidence.places)), ("sentence", anywhere)):
-            best = [(word,) for word in distinctive(found, background, total, 10)]
+        most_active = top(sample.means(evidence.values), np.ones(len(sample.ids), dtype=bool), SENTENCES)
+        anywhere = [word for number in most_active for word in sample.sentence_words[number]]
+        for where, texts in (("earlier", words_until(evidence.places)), ("sentence", anywhere)):
+            best = [(word,) for word in distinctive(texts, background, total, 10)]
             labels += self._sizes(where, best, (1, 3, 5, 10))
         if evidence.marked:
             labels.append(Label.of(self.name, "earlier", evidence.marked))

@@ -42,9 +42,9 @@ class Codes:
     @staticmethod
     def chosen(codes: dict[str, int], texts: Iterable[str]) -> np.ndarray:
         """(C + 1,) bool: which codes are of these texts; the last, of -1, is of none."""
-        found = np.zeros(len(codes) + 1, dtype=bool)
-        found[[codes[text] for text in texts if text in codes]] = True
-        return found
+        mask = np.zeros(len(codes) + 1, dtype=bool)
+        mask[[codes[text] for text in texts if text in codes]] = True
+        return mask
 
 
 SampleRow = tuple[Sentence, list[int], int]
@@ -91,11 +91,11 @@ class Sample:
     def beside(self, x: np.ndarray, steps: int) -> np.ndarray:
         """Of each token what x (N,) says of the one `steps` behind it (before it, where negative); False where there
         is none in its sentence."""
-        found = np.zeros_like(x)
+        shifted = np.zeros_like(x)
         places = np.arange(len(x)) + steps
         inside = (places >= self.starts[self.sentence]) & (places < self.ends[self.sentence])
-        found[inside] = x[places[inside]]
-        return found
+        shifted[inside] = x[places[inside]]
+        return shifted
 
     def earlier(self, x: np.ndarray) -> np.ndarray:
         """(N,) bool: whether x (N,) holds at the token or before it in its sentence."""
@@ -158,12 +158,12 @@ def draw_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]
             counted = counted_length(ids, special)
             if counted > SHORTEST:
                 rows[part].append((sentence, ids, counted))
-        elif all(len(found) == SENTENCES[part] for part, found in rows.items()):
+        elif all(len(drawn) == SENTENCES[part] for part, drawn in rows.items()):
             break
-    for part, found in rows.items():
-        if 4 * len(found) < SENTENCES[part]:
+    for part, drawn in rows.items():
+        if 4 * len(drawn) < SENTENCES[part]:
             raise StoreError(
-                f"{store.path} is too small to score labels: it has {len(found)} sentences for {part}, of "
+                f"{store.path} is too small to score labels: it has {len(drawn)} sentences for {part}, of "
                 f"{SENTENCES[part]}; index more documents (--limit)."
             )
     codes = Codes()

@@ -40,7 +40,7 @@ def measured(meaning: Meaning) -> list[str]:
     nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)
     return [
         f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
-        f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} sentences of test documents.",
+        f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
         f"AUROC of the activation for the label: {_number(record['responsiveness'])}, average precision "
         f"{_number(record['purity'])}; the label is true of {record['share']:.1%} of the {by}s.",
         f"AUROC against the most similar non-activating sentences: {_number(record['similar_sentences'])}; another "

@@ -79,20 +79,20 @@ def seen(label: Label, sample: Sample) -> LabelTruth:
         return sample.seen[label]
     true = kinds.true(label, sample)[sample.counted]
     _, place, count = np.unique(kinds.degree(label, sample), return_inverse=True, return_counts=True)
-    found = LabelTruth(true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place])
+    truth = LabelTruth(true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place])
     if not kinds.of(label).depends_on_neuron:
-        sample.seen[label] = found
-    return found
+        sample.seen[label] = truth
+    return truth
 
 
 def label_auroc(label: Label, fired: Fires) -> dict[str, float]:
     """unit -> AUROC of the label for what drives the neuron furthest (by token of yes or no, by sentence by ranks)."""
-    told = seen(label, fired.sample)
-    hits, positive, tokens = told.true[fired.tokens].sum(), fired.tokens.sum(), len(fired.tokens)
+    truth = seen(label, fired.sample)
+    hits, positive, tokens = truth.true[fired.tokens].sum(), fired.tokens.sum(), len(fired.tokens)
     first, sentences = fired.sentences.sum(), len(fired.sentences)
-    below = told.ranks[fired.sentences].sum() - first * (first + 1) / 2
+    below = truth.ranks[fired.sentences].sum() - first * (first + 1) / 2
     return {
-        "token": float(0.5 + hits / positive / 2 - (told.often - hits) / (tokens - positive) / 2),
+        "token": float(0.5 + hits / positive / 2 - (truth.often - hits) / (tokens - positive) / 2),
         "sentence": float(below / (first * (sentences - first))),
     }
 
@@ -215,9 +215,9 @@ def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:
     values = np.array(p, dtype=float)
     order = values.argsort()
     under = np.flatnonzero(values[order] <= rate * np.arange(1, len(values) + 1) / max(len(values), 1))
-    found = np.zeros(len(values), dtype=bool)
-    found[order[: under[-1] + 1 if len(under) else 0]] = True
-    return found.tolist()
+    accepted = np.zeros(len(values), dtype=bool)
+    accepted[order[: under[-1] + 1 if len(under) else 0]] = True
+    return accepted.tolist()
 
 
 def clearest(meanings: Iterable[Meaning]) -> list[Meaning]:

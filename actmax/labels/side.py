@@ -81,12 +81,12 @@ def _marked(examples: Sequence[Example]) -> tuple[str, ...]:
     counts: Counter[str] = Counter()
     for example in examples:
         if example.relevance is not None:
-            shares = {
+            relevances = {
                 word: example.relevance[end]
                 for word, end in words(example.sentence.tokens)
                 if end < example.token and example.relevance[end] > 0
             }
-            counts.update(sorted(shares, key=lambda word: -shares[word])[:MARKED])
+            counts.update(sorted(relevances, key=lambda word: -relevances[word])[:MARKED])
     return tuple(word for word, count in counts.most_common(MARKED) if count > 1)
 
 
