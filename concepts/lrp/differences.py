@@ -1,11 +1,11 @@
-"""A second table: torch operation -> difference rule, by which relevance is compared with another prompt.
+"""The second table: torch operation -> difference rule, for relevance compared with a counterfactual prompt.
 
-The rows of a batch come in pairs: row i of the first half and row i of the second are partners, and a rule sees both;
-relevance is that of the first half.
-Each operation is linearised so that it is exact in the difference, dy = J dx with dx = x - x', and the backward pass
-applies J. So the relevance g * (x - x'), over whatever cuts the graph, sums to the difference of the number explained.
-The idea is DeepLIFT's rescale rule (Shrikumar et al. 2017), carried through products, attention and norms; where the
-partner's values are zero it is AttnLRP's Eq. 9, 14 and 15. The derivations are in docs/compare.md.
+The rows of a batch come in pairs: row i of the second half is the counterfactual of row i of the first half (its
+partner), and a rule sees both; relevance is of the first half.
+Each operation is linearized so that it is exact in the difference, dy = J dx with dx = x - x', and the backward pass
+applies J. So the relevance g * (x - x'), over any cut of the graph, sums to the difference of the explained number.
+The idea is DeepLIFT's rescale rule (Shrikumar et al. 2017), extended to products, attention and norms; if the values
+of the partner are zero, it is AttnLRP's Eq. 9, 14 and 15. The derivations are in docs/compare.md.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from torch.autograd import Function
 
 from icebear.concepts.lrp import operations
 from icebear.concepts.lrp.operations import Rule, is_activation
-from icebear.concepts.lrp.rules import Scaled, Slope, normalised
+from icebear.concepts.lrp.rules import Multiplied, Scaled, normalised
 from icebear.concepts.models.families import family_of
 from icebear.errors import MissingRule
 
 Points = tuple[tuple[float, float], ...]
-"""(share of the way from the partner's values to the row's own, weight)."""
+"""(position on the line from the partner's values (0) to the row's own (1), weight)."""
 MIDDLE: Points = ((0.5, 1.0),)
-"""Exact for a product of two, whose derivative is linear."""
+"""Exact for a product of two factors, whose derivative is linear."""
 
 
 @cache
 def gauss(count: int) -> Points:
-    """Gauss-Legendre: exact where the derivative is a polynomial of degree 2 count - 1."""
+    """Return Gauss-Legendre points, exact if the derivative is a polynomial of degree 2 count - 1."""
     places, weights = numpy.polynomial.legendre.leggauss(count)
     return tuple(zip(((1 + places) / 2).tolist(), (weights / 2).tolist(), strict=True))
 
 
 def partner(x: Tensor) -> Tensor:
-    """The other row's values."""
+    """Return the values of the other row of each pair."""
     return x.roll(len(x) // 2, 0)
 
 
 class Interpolate(Function):
-    """Values on the straight line from the partner's to the row's own; what comes back is the row's."""
+    """Values on the straight line from the partner's to the row's own; the gradient is the row's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float) -> Tensor:  # type: ignore[override]
@@ -57,8 +57,8 @@ class Interpolate(Function):
 
 
 class InPlaceOf(Function):
-    """The value of y, which nobody else has, with the derivative of `line`; y itself comes back, not a view of it,
-    because models may go on to change it in place."""
+    """The value of y, which nothing else refers to, with the derivative of `line`; the result is y itself, not a view,
+    because models may change it in place."""
 
     @staticmethod
     def forward(ctx: Any, line: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
@@ -72,8 +72,8 @@ class InPlaceOf(Function):
 
 class Softmax(Function):
     """The value of a softmax, with dp = L (dx - sum(L dx) / sum(L)), where L is the logarithmic mean of the two rows'
-    weights p and p': exact, because log(p / p') is dx less a constant and the weights of both rows sum to one.
-    Partners, of whom nobody asks, get zero: of all operations this one is the dearest."""
+    weights p and p': exact, because log(p / p') is dx minus a constant and the weights of both rows sum to one.
+    Partners get zero, because they are not needed and this operation is the most expensive one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, func: Callable[[Tensor], Tensor], dim: int) -> Tensor:  # type: ignore[override]
@@ -87,22 +87,22 @@ class Softmax(Function):
         (mean,) = ctx.saved_tensors
         dim, dtype = ctx.options
         weighted = mean * g.chunk(2)[0]
-        found = weighted - mean * (weighted.sum(dim, keepdim=True) / mean.sum(dim, keepdim=True))
-        return torch.cat((found, torch.zeros_like(found))).to(dtype), None, None
+        gradient = weighted - mean * (weighted.sum(dim, keepdim=True) / mean.sum(dim, keepdim=True))
+        return torch.cat((gradient, torch.zeros_like(gradient))).to(dtype), None, None
 
 
 def _logarithmic_mean(x: Tensor, dim: int) -> Tensor:
-    """(p - p') / log(p / p') of the weights of both rows; where they are equal, p."""
+    """Return (p - p') / log(p / p') for the weights of both rows; where they are equal, p."""
     own, there = x.log_softmax(dim, dtype=_wide(x)).chunk(2)
     larger, gap = torch.maximum(own, there).exp(), (own - there).abs().nan_to_num(0)  # both are masked: inf - inf
     return larger * torch.where(gap > 0, -torch.expm1(-gap) / gap, 1)
 
 
-# --- the three ways to linearise -----------------------------------------------------------------------
+# --- the three linearizations --------------------------------------------------------------------------
 
 
 def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
-    """The mean derivative of `func` along the straight line between both rows, all activations moving together."""
+    """Apply `func`, with its mean derivative along the straight line between both rows (all activations together)."""
     with torch.no_grad():
         y = func(*args)
     if points is MIDDLE:
@@ -118,8 +118,8 @@ def _at(share: float, args: Iterable[Any]) -> list[Any]:
 
 
 def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An element-wise function: (f(x) - f(x')) / (x - x'), and where both are nearly the same the derivative at the
-    middle, because there the difference of both is rounding. In at least float32, whatever the model's type."""
+    """Apply an element-wise function, with the multiplier (f(x) - f(x')) / (x - x'), or the derivative at the middle
+    where x and x' are nearly equal and their difference is rounding. In at least float32, for any type of model."""
     x_ = x.detach()
     own = x_.to(_wide(x_))
     there, value = partner(own), func(own)
@@ -128,8 +128,8 @@ def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         (derivative,) = torch.autograd.grad(func(middle).sum(), middle)
     dx, dy = own - there, value - partner(value)
     near = _small(dx, own.abs().clamp(min=1)) & _small(dy, value.abs())
-    slope = torch.where(near, derivative, dy / dx.masked_fill(near, 1))
-    return Slope.apply(x, value if own.dtype == x.dtype else func(x_), slope)
+    multiplier = torch.where(near, derivative, dy / dx.masked_fill(near, 1))
+    return Multiplied.apply(x, value if own.dtype == x.dtype else func(x_), multiplier)
 
 
 def _small(difference: Tensor, size: Tensor) -> Tensor:
@@ -145,13 +145,13 @@ def _wide(x: Tensor) -> torch.dtype:
 
 def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """The rescale rule; with a partner of zero and f(0) = 0 it is Eq. 9."""
-    x, rest = args[0] if args else kwargs.pop("input"), args[1:]
+    x, more = args[0] if args else kwargs.pop("input"), args[1:]
     if not is_activation(x):
-        return func(x, *rest, **kwargs)
-    if func in SQUARE or (func in POWER and (*rest, kwargs.get("exponent")) == (2, None)):
+        return func(x, *more, **kwargs)
+    if func in SQUARE or (func in POWER and (*more, kwargs.get("exponent")) == (2, None)):
         return along(MIDDLE, torch.square, x)
-    given = {**kwargs, "inplace": False} if "inplace" in kwargs else kwargs
-    return secant(lambda x: func(x, *rest, **given), x)
+    options = {**kwargs, "inplace": False} if "inplace" in kwargs else kwargs
+    return secant(lambda x: func(x, *more, **options), x)
 
 
 def product(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -168,8 +168,8 @@ def product(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 def addmm(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """summand + a @ b."""
     names = ("batch1", "batch2") if "batch1" in kwargs else ("mat1", "mat2")
-    rest = {name: value for name, value in kwargs.items() if name not in names}
-    return along(MIDDLE, partial(func, **rest), *args, *(kwargs[name] for name in names if name in kwargs))
+    options = {name: value for name, value in kwargs.items() if name not in names}
+    return along(MIDDLE, partial(func, **options), *args, *(kwargs[name] for name in names if name in kwargs))
 
 
 def divide(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -193,15 +193,13 @@ def variance(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 def softmax(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """dp = J ds, J written out in `Softmax`."""
-    x, *rest = args
+    x, *more = args
     if not is_activation(x):
         return func(*args, **kwargs)
     if mode.method.softmax == "constant":
-        return Scaled.apply(
-            func(*args, **kwargs), 0.0, False
-        )  # the partner's weights count, but no relevance goes through
-    dim = rest[0] if rest else kwargs["dim"]
-    return Softmax.apply(x, lambda x: func(x, *rest, **kwargs), dim)
+        return Scaled.apply(func(*args, **kwargs), 0.0, False)  # both rows' weights count, without relevance
+    dim = more[0] if more else kwargs["dim"]
+    return Softmax.apply(x, lambda x: func(x, *more, **kwargs), dim)
 
 
 def norm(mode: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, center: bool) -> Tensor:
@@ -215,75 +213,75 @@ def norm(mode: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
 
 
 def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """A product, a softmax and a product; of constant weights mean(p) dv, in two fused calls."""
-    given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
-    rest = args[4:]
-    q, k, v, mask = (given.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
+    """A product, a softmax and a product; for constant weights mean(p) dv, in two fused calls."""
+    named = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
+    more = args[4:]
+    q, k, v, mask = (named.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
     if mode.method.softmax == "constant":
         q, k, mask = (x.detach() if is_activation(x) else x for x in (q, k, mask))
-        y = func(q, k, v, mask, *rest, **given)
-        other = func(partner(q), partner(k), v, mask, *rest, **given)
+        y = func(q, k, v, mask, *more, **named)
+        other = func(partner(q), partner(k), v, mask, *more, **named)
         return InPlaceOf.apply((y + other) / 2, y.detach().clone())
     with torch.no_grad():
-        y = func(q, k, v, mask, *rest, **given)
-    return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, *rest, **given), y)
+        y = func(q, k, v, mask, *more, **named)
+    return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, *more, **named), y)
 
 
 def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """dy = (a dx_i + b dx_j) / (a + b), where i and j are the places of the maximum in the row and in its partner, a is
-    how far x_i is above x_j, and b how far the partner's x_j is above its x_i."""
-    given = inspect.signature(lambda input, dim=None, keepdim=False: None).bind(*args, **kwargs).arguments
-    x, dim = given["input"], given.get("dim")
-    found = func(*args, **kwargs)
+    """dy = (a dx_i + b dx_j) / (a + b), where i and j are the indices of the maximum in the row and in its partner,
+    a = x_i - x_j, and b is the partner's x_j - x_i."""
+    bound = inspect.signature(lambda input, dim=None, keepdim=False: None).bind(*args, **kwargs).arguments
+    x, dim = bound["input"], bound.get("dim")
+    result = func(*args, **kwargs)
     if not is_activation(x):
-        return found
+        return result
     if not isinstance(dim, int):
         raise MissingRule("max that is not over one dimension has no difference rule.")
-    own = found.indices if given.get("keepdim") else found.indices.unsqueeze(dim)
+    own = result.indices if bound.get("keepdim") else result.indices.unsqueeze(dim)
     here, there = x.gather(dim, own), x.gather(dim, partner(own))
     above = (here - there).detach()
     both = above + partner(above)
     line = there + torch.where(both > 0, above / both, 0.5) * (here - there)
-    values = InPlaceOf.apply(line.reshape(found.values.shape), found.values.detach().clone())
-    return torch.return_types.max((values, found.indices))
+    values = InPlaceOf.apply(line.reshape(result.values.shape), result.values.detach().clone())
+    return torch.return_types.max((values, result.indices))
 
 
 NOT_CHOSEN = 100.0
-"""A logit so far below the others' is a weight of zero."""
+"""A logit that is lower by this has a weight of zero."""
 
 
 def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """The k largest, of a router: each row's own, and those that only its partner chose, at what says that they were
-    not chosen, so that both rows have the same ones. What a choice makes a value jump by is the share of the score
-    that was chosen for."""
-    given = inspect.signature(lambda input, k, dim=-1, largest=True, sorted=True: None).bind(*args, **kwargs)
-    x, k = given.arguments["input"], given.arguments["k"]
-    found = func(*args, **kwargs)
+    """The k largest scores of a router: each row gets its own choices and those of its partner, these at a value that
+    stands for "not chosen", so that both rows have the same experts. The jump of a value by a choice is attributed to
+    the score of that expert."""
+    bound = inspect.signature(lambda input, k, dim=-1, largest=True, sorted=True: None).bind(*args, **kwargs)
+    x, k = bound.arguments["input"], bound.arguments["k"]
+    result = func(*args, **kwargs)
     if not is_activation(x):
-        return found
-    if x.dim() != 2 or given.arguments.get("dim", -1) not in (1, -1) or not given.arguments.get("largest", True):
+        return result
+    if x.dim() != 2 or bound.arguments.get("dim", -1) not in (1, -1) or not bound.arguments.get("largest", True):
         raise MissingRule("topk that is no choice of experts has no difference rule.")
     absent: Tensor | float = 0.0
     family = family_of(mode.net.config) if hasattr(mode.net, "config") else None
     if family and family.expert_logits:
-        smallest = found.values.detach().amin(-1, keepdim=True)
+        smallest = result.values.detach().amin(-1, keepdim=True)
         absent = torch.minimum(smallest, partner(smallest)) - NOT_CHOSEN
-    elif bool((x.detach() < 0).any()):  # of scores, zero says not chosen; behind a softmax of logits it would say more
+    elif bool((x.detach() < 0).any()):  # zero means not chosen for scores, but not for logits before a softmax
         raise MissingRule("topk of logits, not of scores, has no difference rule.")
-    own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(-1, found.indices, True)
+    own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(-1, result.indices, True)
     count = own.to(x.dtype) + partner(own).to(x.dtype)
     indices = (count > 0).to(x.dtype).topk(min(2 * k, x.shape[-1]), -1).indices
     x_, y = x.detach(), torch.where(own, x.detach(), absent)
     dx, dy = x_ - partner(x_), y - partner(y)
-    slope = torch.where(dx == 0, count / 2, dy / dx.masked_fill(dx == 0, 1))
-    values = Slope.apply(x, y, slope).gather(-1, indices)
+    multiplier = torch.where(dx == 0, count / 2, dy / dx.masked_fill(dx == 0, 1))
+    values = Multiplied.apply(x, y, multiplier).gather(-1, indices)
     return torch.return_types.topk((values, indices))
 
 
 # --- the table -----------------------------------------------------------------------------------------
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
-"""Of the other table's rows, what is not linear."""
+"""Operations in `operations.KEEP` that are not linear."""
 
 IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     func: plain
@@ -295,8 +293,8 @@ SQUARE = set(operations.named("square"))
 POWER = {*operations.named("pow"), *operations.named("__pow__")}
 
 
-def _build() -> dict[Any, Rule]:
-    rows = {
+TABLE = operations.table(
+    {
         operations.keep_gradient: [
             *(name for name in operations.KEEP if name not in NOT_LINEAR),
             *operations.LINEAR,
@@ -315,7 +313,4 @@ def _build() -> dict[Any, Rule]:
         maximum: ["max"],
         chosen: ["topk"],
     }
-    return {func: rule for rule, names in rows.items() for name in names for func in operations.named(name)}
-
-
-TABLE: dict[Any, Rule] = _build()
+)

@@ -1,8 +1,8 @@
 """The table: torch operation -> relevance rule (AttnLRP, Achtibat et al. 2024).
 
-`RelevanceMode` sees every torch operation of an unmodified forward pass and looks it up in a table, this one or that of
-`icebear.concepts.lrp.differences`. An operation that carries an activation (a tensor that requires a gradient:
-parameters are frozen) and is not in the table raises `MissingRule`.
+`RelevanceMode` sees every torch operation of an unmodified forward pass and finds its rule in a table, this one or the
+table of `icebear.concepts.lrp.differences`. An operation on an activation (a tensor that requires a gradient, because
+parameters are frozen) that is not in the table raises `MissingRule`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_activation(value: Any) -> bool:
 
 
 def _is_gradient(rule: LinearRule) -> bool:
-    """Eq. 8 with eps -> 0: the gradient as it is."""
+    """Eq. 8 with eps -> 0: the plain gradient."""
     return isinstance(rule, Epsilon) and rule.eps == 0
 
 
@@ -43,12 +43,12 @@ def _is_gradient(rule: LinearRule) -> bool:
 
 
 def keep_gradient(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Epsilon rule with eps -> 0 (Eq. 8) for whatever is linear in its activations: the gradient as it is."""
+    """Epsilon rule with eps -> 0 (Eq. 8) for operations that are linear in their activations: the plain gradient."""
     return func(*args, **kwargs)
 
 
 def add(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Eq. 8 for a sum; what a constant summand keeps is accounted."""
+    """Eq. 8 for a sum; the share of a constant summand is accounted."""
     y = func(*args, **kwargs)
     if mode.accounting is not None and is_activation(y):
         for constant in args[:2]:
@@ -60,35 +60,35 @@ def add(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 def constant_name(summand: Tensor) -> str:
-    """What a constant summand (..., T, D) counts as: one that is the same at every position is a bias."""
+    """Return the name of a constant summand (..., T, D) in the accounting: the same at every position is a bias."""
     same = summand.dim() < 2 or (summand.shape[-2] > 1 and bool((summand == summand[..., :1, :]).all()))
     return "biases" if same else "positions"
 
 
 def concatenate(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Eq. 8; what constant parts (a [CLS] token of its own) keep is accounted."""
+    """Eq. 8; the share of constant parts (a [CLS] token) is accounted."""
     y = func(*args, **kwargs)
     parts = args[0] if args else kwargs["tensors"]
     if mode.accounting is not None and is_activation(y) and not all(map(is_activation, parts)):
-        kept = func([torch.zeros_like(part) if is_activation(part) else part for part in parts], *args[1:], **kwargs)
-        mode.account_constant(y, kept, "biases")
+        constants = [torch.zeros_like(part) if is_activation(part) else part for part in parts]
+        mode.account_constant(y, func(constants, *args[1:], **kwargs), "biases")
     return y
 
 
 def linear(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """The method's rule for a linear map or a convolution (Eq. 8 by default); the bias keeps its share."""
-    given = dict(zip(("input", "weight", "bias"), args, strict=False), **kwargs)
-    rest = args[3:]
-    x, weight, bias = (given.pop(name, None) for name in ("input", "weight", "bias"))
+    """The rule of the method for a linear map or a convolution (Eq. 8 by default); the bias retains its share."""
+    named = dict(zip(("input", "weight", "bias"), args, strict=False), **kwargs)
+    more = args[3:]
+    x, weight, bias = (named.pop(name, None) for name in ("input", "weight", "bias"))
     if is_activation(weight):
         raise MissingRule(f"{func.__name__} with a weight that depends on the input has no relevance rule.")
-    y = func(x, weight, bias, *rest, **given)
+    y = func(x, weight, bias, *more, **named)
     rule = mode.method.linear if func is F.linear else mode.method.conv or mode.method.linear
     if not is_activation(y) or (bias is None and _is_gradient(rule)):
         return y
     if bias is not None and func is not F.linear:
         bias = bias.view(-1, *[1] * (y.dim() - 2))  # behind the channels
-    return mode.linear_map(lambda x, weight: func(x, weight, None, *rest, **given), x, y, weight, bias, rule)
+    return mode.linear_map(lambda x, weight: func(x, weight, None, *more, **named), x, y, weight, bias, rule)
 
 
 def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -144,7 +144,7 @@ def constant(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 def softmax(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Softmax rule (Eq. 13), the Taylor expansion at x: the gradient as it is. CP-LRP: a constant."""
+    """Softmax rule (Eq. 13), the Taylor expansion at x: the plain gradient. CP-LRP: a constant."""
     if not is_activation(args[0]):
         return func(*args, **kwargs)
     if mode.method.softmax == "constant":
@@ -158,18 +158,18 @@ def softmax(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 def normalisation(center: bool, apply: Callable[..., Tensor]) -> Rule:
-    """A rule for `F.layer_norm` or `F.rms_norm`: apply(mode, x, weight, bias, eps, center)."""
+    """Return the rule of `F.layer_norm` or `F.rms_norm`: apply(mode, x, weight, bias, eps, center)."""
 
     def rule(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-        given = inspect.signature(func).bind(*args, **kwargs).arguments
-        x = given["input"]
+        bound = inspect.signature(func).bind(*args, **kwargs).arguments
+        x = bound["input"]
         if not is_activation(x):
             return func(*args, **kwargs)
-        if len(given["normalized_shape"]) != 1:
+        if len(bound["normalized_shape"]) != 1:
             raise MissingRule(f"{func.__name__} over several dimensions has no relevance rule.")
-        eps = given.get("eps", 1e-5 if center else None)
+        eps = bound.get("eps", 1e-5 if center else None)
         eps = torch.finfo(x.dtype).eps if eps is None else eps
-        return apply(mode, x, given.get("weight"), given.get("bias"), eps, center)
+        return apply(mode, x, bound.get("weight"), bound.get("bias"), eps, center)
 
     return rule
 
@@ -179,28 +179,27 @@ def norm(
 ) -> Tensor:
     """Eq. 19."""
     y: Tensor = rules.Norm.apply(x, weight, bias, eps, center)
-    if mode.accounting is not None and bias is not None:
-        mode.account_constant(y, bias, "biases")
+    mode.account_constant(y, bias, "biases")
     return y
 
 
 def fused_attention(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     """Eq. 14, 13, 14 in a row: q and k get a quarter of their gradients, v half."""
-    given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
-    rest = args[4:]
-    q, k, v, mask = (given.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
+    named = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
+    more = args[4:]
+    q, k, v, mask = (named.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
     if mode.method.softmax == "constant":
-        return func(q.detach(), k.detach(), v, mask.detach() if is_activation(mask) else mask, *rest, **given)
+        return func(q.detach(), k.detach(), v, mask.detach() if is_activation(mask) else mask, *more, **named)
     if not (is_activation(q) or is_activation(k)):
-        return func(q, k, v, mask, *rest, **given)
+        return func(q, k, v, mask, *more, **named)
     if not (is_activation(q) and is_activation(k) and is_activation(v)):
         raise MissingRule("scaled_dot_product_attention with some constant inputs has no relevance rule.")
     if mode.method.softmax == "zplus":
-        return attention_apart(mode, q, k, v, mask, *rest, **given)
+        return attention_apart(mode, q, k, v, mask, *more, **named)
     if is_activation(mask):  # position biases, a summand of the scores
         mask = mode.account(mask, "softmax", -1)
-    # The softmax keeps half of y's relevance, less what goes on: as much to k as to q, half of what comes to them.
-    y = func(mode.account(rules.uniform(q), "softmax", -1), rules.uniform(k), v, mask, *rest, **given)
+    # The softmax retains half of the relevance of y, minus that of q and k: equal amounts, and half goes to each.
+    y = func(mode.account(rules.uniform(q), "softmax", -1), rules.uniform(k), v, mask, *more, **named)
     return mode.account(rules.uniform(y), "softmax", +0.5)
 
 
@@ -215,11 +214,11 @@ def attention_apart(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Operation by operation, each by the mode's table, for rules that need the weights (B, H, T, T)."""
+    """Run attention operation by operation, each by its rule, for rules that need the weights (B, H, T, T)."""
 
     def ruled(func: Rule, *args: Any) -> Tensor:
-        found: Tensor = mode.table[func](mode, func, args, {})
-        return found
+        y: Tensor = mode.table[func](mode, func, args, {})
+        return y
 
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
@@ -265,15 +264,20 @@ CONSTANT = "rsqrt reciprocal __rtruediv__ var std var_mean std_mean norm".split(
 
 
 def named(name: str) -> Iterator[Any]:
-    """Every torch function and method called `name` (a property by its getter, as a mode sees it)."""
+    """Yield every torch function and method called `name` (the getter of a property, as a mode sees it)."""
     for home in (torch, Tensor, F, torch._C._nn):
-        found = getattr(home, name, None)
-        if found is not None:
-            yield found.__get__ if inspect.isgetsetdescriptor(found) else found
+        func = getattr(home, name, None)
+        if func is not None:
+            yield func.__get__ if inspect.isgetsetdescriptor(func) else func
 
 
-def _build() -> dict[Any, Rule]:
-    rows = {
+def table(rows: dict[Rule, list[str]]) -> dict[Any, Rule]:
+    """Return the rule of every torch function and method that has one of these names."""
+    return {func: rule for rule, names in rows.items() for name in names for func in named(name)}
+
+
+TABLE = table(
+    {
         keep_gradient: KEEP,
         linear: LINEAR,
         add: ADD,
@@ -288,17 +292,14 @@ def _build() -> dict[Any, Rule]:
         normalisation(False, norm): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
     }
-    return {func: rule for rule, names in rows.items() for name in names for func in named(name)}
-
-
-TABLE: dict[Any, Rule] = _build()
+)
 
 
 class RelevanceMode(TorchFunctionMode):
     """Applies a table to the torch operations run while it is active (in this thread).
 
-    accounting: where relevance that does not reach the tokens is accounted, by name, as tensors (B,); or None.
-    strict: False warns about an operation without a rule, and records it in `missing`, where True raises.
+    accounting: name -> tensor (B,) of relevance that does not reach the tokens; or None.
+    strict: raise for an operation without a rule; False warns, and records it in `missing`.
     """
 
     def __init__(
@@ -314,8 +315,8 @@ class RelevanceMode(TorchFunctionMode):
         self.net, self.accounting, self.strict, self.table = net, accounting, strict, table
         self.missing: list[str] = []
         self.unseen: set[int] = set()
-        """Numbers of nodes of the graph that were made between the operations seen: by code that torch does not show,
-        a custom autograd.Function, TorchScript or an extension."""
+        """Numbers of graph nodes made between the operations seen: by a custom autograd.Function, TorchScript or an
+        extension."""
         self._next_node = 0
 
     def __enter__(self) -> RelevanceMode:
@@ -336,7 +337,7 @@ class RelevanceMode(TorchFunctionMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Operations inside are not looked at, and their nodes are our own."""
+        """Skip operations inside, whose nodes are our own."""
         self.catch_up()
         super().__exit__(None, None, None)
         try:
@@ -346,7 +347,7 @@ class RelevanceMode(TorchFunctionMode):
             self._next_node = _get_sequence_nr()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        # Some 80 times a layer: what is not needed here costs a pass a percent.
+        # Some 80 times a layer: any unneeded work here costs a percent of a pass.
         if _get_sequence_nr() != self._next_node:
             self.catch_up()
         rule = self.table.get(func)
@@ -381,40 +382,47 @@ class RelevanceMode(TorchFunctionMode):
         self.missing.append(f"{operation} in {path}")
         warnings.warn(message, stacklevel=2)
 
+    def retain(self, name: str, factor: float, relevance: Tensor, part: tuple[Tensor, int] | None = None) -> None:
+        """Add factor x relevance (in batch order), summed per batch row, to the accounting, if there is one.
+
+        part: for relevance (R, ...) of some tokens of the batch, which of how many (`icebear.concepts.models.experts`).
+        """
+        if self.accounting is None:
+            return
+        entry = self.accounting[name]
+        if part is None:
+            entry.add_(relevance.reshape(len(entry), -1).sum(1, dtype=entry.dtype).to(entry.device), alpha=factor)
+            return
+        tokens, count = part
+        sums = relevance.flatten(1).sum(1, dtype=entry.dtype).to(entry.device)
+        entry.index_add_(0, (tokens * len(entry) // count).to(entry.device), sums, alpha=factor)
+
     def account(self, x: Tensor, name: str, factor: float) -> Tensor:
-        """x; in the backward pass, factor x the relevance that comes to it is accounted."""
-        accounting = self.accounting
-        if accounting is None:
+        """Return x; the backward pass adds factor x the relevance of x to the accounting."""
+        if self.accounting is None:
             return x
-        keep = lambda x, g: rules.account(accounting, name, factor, rules.product(x, g, name))  # noqa: E731
-        return rules.CaptureGradient.apply(x, x, keep)  # type: ignore[no-any-return]
+        retain = lambda x, g: self.retain(name, factor, rules.product(x, g, name))  # noqa: E731
+        return rules.CaptureGradient.apply(x, x, retain)  # type: ignore[no-any-return]
+
+    def account_constant(self, y: Tensor, value: Tensor | None, name: str) -> None:
+        """Account for the relevance of the constant summand `value` of y: sum(value * g_y)."""
+        if self.accounting is not None and value is not None:
+            part = experts.part.get()
+            y.register_hook(lambda g: self.retain(name, 1, rules.product(value, g, name), part))
 
     def linear_map(
         self, f: Rule, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, rule: LinearRule
     ) -> Tensor:
-        """y = f(x, weight) + bias under `rule`, with the bias's share accounted."""
-        accounting = self.accounting
+        """Return y = f(x, weight) + bias under `rule`, with the share of the bias accounted."""
         if _is_gradient(rule):
-            if accounting is not None and bias is not None:
-                self.account_constant(y, bias, "biases")
+            self.account_constant(y, bias, "biases")
             return y
         part = experts.part.get()
-        keep = (
-            (lambda share: rules.account(accounting, "biases", +1, share, part))
-            if accounting is not None
-            else (lambda share: None)
-        )
-        return rules.LinearMap.apply(x, y.detach(), weight, bias, f, rule, keep)
-
-    def account_constant(self, y: Tensor, value: Tensor, name: str) -> None:
-        """Book what the constant summand `value` of y keeps: sum(value * g_y)."""
-        accounting = self.accounting
-        assert accounting is not None
-        part = experts.part.get()
-        y.register_hook(lambda g: rules.account(accounting, name, +1, rules.product(value, g, name), part))
+        retain = lambda share: self.retain("biases", 1, share, part)  # noqa: E731
+        return rules.LinearMap.apply(x, y.detach(), weight, bias, f, rule, retain)
 
     def module_path(self) -> str:
-        """The innermost module of `net` on the Python stack, as `model.layers.3.mlp (LlamaMLP)`."""
+        """Return the innermost module of `net` on the Python stack, as `model.layers.3.mlp (LlamaMLP)`."""
         names = {id(module): name for name, module in self.net.named_modules()}
         frame = inspect.currentframe()
         while frame is not None:

@@ -126,10 +126,10 @@ def _argument_hook(module: nn.Module, name: str, sink: Callable) -> Callable:
 
     def before(_: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         bound = signature.bind(module, *args, **kwargs)
-        given = bound.arguments if name in bound.arguments else bound.arguments.get("kwargs", {})
-        if given.get(name) is None:
+        arguments = bound.arguments if name in bound.arguments else bound.arguments.get("kwargs", {})
+        if arguments.get(name) is None:
             return None
-        given[name] = sink(ROWS if name == "position_embeddings" else KEYS, given[name])
+        arguments[name] = sink(ROWS if name == "position_embeddings" else KEYS, arguments[name])
         mask = bound.arguments.get("attention_mask")
         if name == "alibi" and isinstance(mask, Tensor) and mask.is_floating_point():
             bound.arguments["attention_mask"] = sink(KEYS, mask)  # Falcon's fused attention gets the ALiBi in it

@@ -1,7 +1,7 @@
 """The relevance rules: one autograd function an equation of AttnLRP (Achtibat et al. 2024).
 
-Relevance is activation x gradient on a graph whose backward pass is altered. Each function here leaves the
-forward value alone and alters one gradient. Nothing in this file knows a model.
+Relevance is activation x gradient on a graph with a changed backward pass. Each function here changes one gradient, and
+no forward value. Nothing in this file depends on a model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.autograd import Function
 from icebear.concepts.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
 
 
-class Slope(Function):
-    """The value of y, with a slope for each entry of x."""
+class Multiplied(Function):
+    """The value of y, with a multiplier for each entry of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, slope: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(slope)
+    def forward(ctx: Any, x: Tensor, y: Tensor, multiplier: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(multiplier)
         return y.view_as(y)
 
     @staticmethod
@@ -31,12 +31,12 @@ class Slope(Function):
 
 
 def identity(x: Tensor, y: Tensor) -> Tensor:
-    """Identity rule, AttnLRP Eq. 9: an element-wise y = f(x) hands its relevance to x.
+    """Identity rule, AttnLRP Eq. 9: an element-wise y = f(x) passes its relevance to x.
 
-    g_x = g_y * y / x, and 0 where x = 0 (which carries no relevance).
+    g_x = g_y * y / x, and 0 where x = 0 (which has no relevance).
     """
-    slope = (y / x.detach()).nan_to_num_(0, 0, 0)  # infinite, or 0 / 0, only where x = 0
-    return Slope.apply(x, y, slope)  # type: ignore[no-any-return]
+    multiplier = (y / x.detach()).nan_to_num_(0, 0, 0)  # infinite, or 0 / 0, only where x = 0
+    return Multiplied.apply(x, y, multiplier)  # type: ignore[no-any-return]
 
 
 class Scaled(Function):
@@ -45,8 +45,8 @@ class Scaled(Function):
     A half is the uniform rule, AttnLRP Eq. 14 and 15: behind a product, each of its two factors gets half. Zero is a
     stop-gradient.
 
-    fresh: y has just been made and nobody else has it. It comes back itself, not a view of it, because models may go
-        on to change it in place.
+    fresh: y is new and nothing else refers to it. The result is y itself, not a view, because models may change it in
+        place.
     """
 
     @staticmethod
@@ -132,16 +132,16 @@ class LinearMap(Function):
         bias: Tensor | None,
         f: Callable,
         rule: LinearRule,
-        keep: Callable,
+        retain: Callable,
     ) -> Tensor:
         ctx.save_for_backward(x, y, weight, bias)
-        ctx.rest = f, rule, keep
+        ctx.options = f, rule, retain
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, y, weight, bias = ctx.saved_tensors
-        f, rule, keep = ctx.rest
+        f, rule, retain = ctx.options
         up, down = weight.clamp(min=0), weight.clamp(max=0)
         plus = minus = torch.zeros_like(y)
         if not isinstance(rule, Epsilon):
@@ -151,7 +151,7 @@ class LinearMap(Function):
                 plus, minus = plus + bias.clamp(min=0), minus + bias.clamp(max=0)
         all_, positive, negative = coefficients(rule, y, plus, minus, y * g)
         if bias is not None:
-            keep(all_ * bias + positive * bias.clamp(min=0) + negative * bias.clamp(max=0))
+            retain(all_ * bias + positive * bias.clamp(min=0) + negative * bias.clamp(max=0))
         back = _transposed(f, x)
         gradient = back(all_, weight)
         if not isinstance(rule, Epsilon):
@@ -209,14 +209,14 @@ class Packed(Function):
 
 
 class CaptureGradient(Function):
-    """Not a rule: shows what is kept of a value, and the gradient that comes to it, to a function in the backward pass.
+    """Not a rule: pass a saved tensor, and the gradient of x, to a function in the backward pass.
 
-    A hook would hold what it is to show even where a layer's values are recomputed; what is saved here is not.
+    A hook would hold the tensor even if the values of a layer are recomputed; this function does not.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kept: Tensor, show: Callable) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(kept)
+    def forward(ctx: Any, x: Tensor, saved: Tensor, show: Callable) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(saved)
         ctx.show = show
         return x.view_as(x)
 
@@ -227,23 +227,6 @@ class CaptureGradient(Function):
 
 
 def product(x: Tensor, g: Tensor, name: str) -> Tensor:
-    """x * g; minus infinity (a masked score) has no gradient, and counts as zero."""
-    found = x * g
-    return found if name == "biases" else found.masked_fill(g == 0, 0)
-
-
-def account(
-    accounting: dict[str, Tensor], name: str, factor: float, relevance: Tensor, part: tuple[Tensor, int] | None = None
-) -> None:
-    """Add factor x relevance (in batch order), summed per batch row, to `accounting[name]`, a tensor (B,).
-
-    part: of relevance (R, ...) of some of the batch's tokens, which of how many
-        (`icebear.concepts.models.experts.part`).
-    """
-    entry = accounting[name]
-    if part is not None:
-        tokens, count = part
-        sums = relevance.flatten(1).sum(1, dtype=entry.dtype).to(entry.device)
-        entry.index_add_(0, (tokens * len(entry) // count).to(entry.device), sums, alpha=factor)
-        return
-    entry.add_(relevance.reshape(len(entry), -1).sum(1, dtype=entry.dtype).to(entry.device), alpha=factor)
+    """Return x * g; minus infinity (a masked score) has no gradient, and counts as zero."""
+    relevance = x * g
+    return relevance if name == "biases" else relevance.masked_fill(g == 0, 0)
