@@ -176,7 +176,7 @@ class Tools:
     ) -> Answer:
         """List the neurons that contribute most to the next token, or with `counterfactual` to the difference to
         another prompt, with the tokens that they promote. Relevance alone proves nothing: the control switches these
-        neurons off, and others, most of which are less active; with `counterfactual`, those that change most are a
+        neurons off, and others, most of which are less active; with `counterfactual`, the nodes that change most are a
         harder control."""
         model, read = self.session.model, _read(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)

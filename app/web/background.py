@@ -76,17 +76,17 @@ class Shared:
         self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
         self._lock = threading.Lock()
 
-    def build(self, model: Job, path: Path | None = None, asked: bool = True) -> None:
+    def build(self, model: Job, path: Path | None = None, on_request: bool = True) -> None:
         """Start to build the small index, or a larger one at `path`; the job's result is its path.
 
-        Nothing happens while that is going on, or when it is done. asked: by somebody, which a large model needs.
+        Nothing happens while that is going on, or when it is done. on_request: by a visitor, which a large model needs.
         """
         with self._lock:
             before = self.builds.get(path)
             if before is None or before.error:
                 self.builds[path] = Job(
                     f"Building an index of {LARGER:,} summaries" if path else "Building the small index",
-                    lambda job: _build(job, model, path, asked),
+                    lambda job: _build(job, model, path, on_request),
                 )
 
     def relevance(self, key: tuple, make: Callable[[], Relevance]) -> Relevance:
@@ -124,7 +124,7 @@ def loading(name: str, **options: Any) -> Job:
     return Job(f"Loading {name}, once for all visitors", load)
 
 
-def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
+def _build(job: Job, loading: Job, path: Path | None, on_request: bool) -> Path:
     job.doing = "waiting for the model"
     loading.join()
     if loading.error:
@@ -137,7 +137,7 @@ def _build(job: Job, loading: Job, path: Path | None, asked: bool) -> Path:
         from icebear.db.store import open_store
     model: Model = loading.result
     size = sum(parameter.numel() for parameter in model.net.parameters())
-    if size > SMALL_MODEL and not asked:
+    if size > SMALL_MODEL and not on_request:
         raise IcebearError(f"The model has {size / 1e9:.1f} billion parameters, so this takes a while.")
     job.doing = "calibrating the model, once"
     if model.has_family:

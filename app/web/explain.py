@@ -84,7 +84,7 @@ def show() -> None:
     site = _neurons(relevance)
     _map(relevance)
     st.markdown("#### Compare with a second prompt")
-    if st.toggle("Show the neurons that both prompts share, and those that differ", key="compare"):
+    if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
         _compared(prompt, target, site)
 
 

@@ -16,7 +16,7 @@ def show() -> None:
     try:
         ready = ui.has_store()
         if not ready and not shared().builds.get(None):
-            shared().build(ui.loading(), asked=False)
+            shared().build(ui.loading(), on_request=False)
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it reports that
         ready, label = False, f"{ui.named_store()} cannot be read"

@@ -82,15 +82,15 @@ def _parts(relevance: Relevance, sources: Origins) -> None:
 
 def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> None:
     """A circuit explains the difference to the same conversation with another last message of the user."""
-    asked = [place for place, message in enumerate(before.messages) if message["role"] == "user"]
-    if not asked or relevance.target is None:
+    users = [place for place, message in enumerate(before.messages) if message["role"] == "user"]
+    if not users or relevance.target is None:
         return
     with st.expander("The circuit behind it"):
-        message = before.messages[asked[-1]]["content"]
+        message = before.messages[users[-1]]["content"]
         label = "Compared with another message of the same number of tokens"
         other = st.text_input(label, message, key=f"other {message}")
         changed = [*before.messages]
-        changed[asked[-1]] = {"role": "user", "content": other}
+        changed[users[-1]] = {"role": "user", "content": other}
         values = {
             "prompt": _up_to(before.messages, answer, start),
             "counterfactual": _up_to(changed, answer, start),
