@@ -19,21 +19,26 @@ if TYPE_CHECKING:
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {
-    "writes": "Write most nearly the same as at +",
-    "reads": "Read the same",
-    "examples": "Have the examples most like those at +",
+    "writes": "Similar output (as at +)",
+    "reads": "Similar input",
+    "examples": "Similar sentences (as at +)",
 }
-HEADINGS = {"activation": "What drives it to", "relevance": "Where its relevance is furthest to"}
-"""What a card's examples are extremes of -> the heading of those at a polarity."""
+HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
+"""The index's quantity -> the heading of the examples at a polarity."""
 RELMAX = (
     "An index by relevance: the examples, and the classes made of them, are of the neuron's "
     "relevance for the model's own predictions (RelMax), not of its activation; so are + and -."
 )
 
 
+def heading(card: Card, polarity: str) -> str:
+    """The heading of a card's examples at a polarity."""
+    return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
+
+
 def nearest_title(by: str, chance: tuple[float, float]) -> str:
-    """What a list of the nearest is of, and what it has to be compared with."""
-    return f"{NEAREST[by]} (the nearest to random neurons: {chance[0]:.2f}, at most {chance[1]:.2f})"
+    """The heading of a list of similar neurons, with the cosines between random neurons and their nearest."""
+    return f"{NEAREST[by]} (nearest to random neurons: median {chance[0]:.2f}, maximum {chance[1]:.2f})"
 
 
 def card_page(card: Card) -> Markup:
@@ -52,7 +57,7 @@ def card_fragment(card: Card) -> Markup:
         relmax=RELMAX if card.by == "relevance" else "",
         sides=[
             {
-                "heading": f"{HEADINGS[card.by]} {polarity}",
+                "heading": heading(card, polarity),
                 "meaning": meaning(card, polarity),
                 "class": card.kind[polarity],
                 "examples": examples(rows),

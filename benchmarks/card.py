@@ -26,7 +26,7 @@ if __name__ == "__main__":
             start = time.perf_counter()
             page.keyboard.press("Enter")
             page.wait_for_function(HEAD, arg=name)
-            page.get_by_text("What drives it to +").wait_for()
+            page.get_by_text("Strongest positive sentences").wait_for()
             taken.append(1000 * (time.perf_counter() - start))
             page.wait_for_timeout(500)
         print(f"a card, from Enter to its heading: median {statistics.median(taken):.0f} ms, most {max(taken):.0f} ms")

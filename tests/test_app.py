@@ -99,7 +99,7 @@ def test_the_url_opens_the_same_view(environment):
     page = fine(visit(view="explain", prompt="The capital of France is", target=" the"))
     assert "Why ␣the?" in text(page)
     page = fine(visit(view="neuron", neuron="L29.ffn.1342", polarity="-"))
-    assert "What drives it to -" in text(page)
+    assert "Strongest negative sentences" in text(page)
     assert "L29.ffn.1342" in text(page)
 
 
@@ -165,8 +165,8 @@ def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     plain = [text(fine(visit(view="neuron", neuron="L1.ffn.3"))), text(fine(visit(view="search", how="statistics")))]
     tiny_store("relevance")
     card = fine(visit(view="neuron", neuron="L1.ffn.3"))
-    assert "Where its relevance is furthest to +" in text(card)
-    assert "What drives it" not in text(card)
+    assert "Sentences with the largest positive relevance" in text(card)
+    assert "Strongest" not in text(card)
     assert not [button for button in card.button if button.key == "annotate"]
     statistics = fine(visit(view="search", how="statistics"))
     assert all("An index by relevance" in text(page) for page in (card, statistics))
@@ -366,7 +366,7 @@ def test_a_first_visit_builds_a_store(first_visit):
     assert not (first_visit / "none.db").exists()
     page = fine(visit("search", text="bear"))
     assert len(page.dataframe[0].value)
-    assert "What drives it to +" in text(fine(visit("neuron")))
+    assert "Strongest positive sentences" in text(fine(visit("neuron")))
     page.get_by_key("build_larger").click().run()  # where the user said that it should be
     built(first_visit / "none.db")
     assert "none.db" in str(ui.store_path())
@@ -387,7 +387,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
         assert shared().builds[None] is first  # nobody asked to try again
     page.get_by_key("build_small").click().run()
     built()
-    assert "What drives it to +" in text(fine(page.run()))
+    assert "Strongest positive sentences" in text(fine(page.run()))
 
 
 def test_a_store_of_a_large_model_waits_for_a_click(first_visit, monkeypatch):

@@ -63,7 +63,7 @@ def test_a_journey(chromium, address):
     page.get_by_label("Contrast token").fill(" desert")
     page.keyboard.press("Enter")
     settled(page).get_by_text("rather than ␣desert").wait_for()
-    click_row(settled(page), "L29.ffn.860").get_by_text("What drives it to +").wait_for()
+    click_row(settled(page), "L29.ffn.860").get_by_text("Strongest positive sentences").wait_for()
     assert "/neuron" in page.url
     page.get_by_text("' Canada'").wait_for()
 
@@ -101,7 +101,7 @@ def test_a_click_on_a_row_opens_its_card(chromium, address):
         page.locator("[data-testid=stDataFrame]").first.click(position={"x": 75, "y": 17})
         assert "/search" in settled(page).url
         click_row(page, name, x).get_by_role("heading", name=name).wait_for()
-        page.get_by_text(f"What drives it to {sign}").wait_for()
+        page.get_by_text(f"Strongest {'positive' if sign == '+' else 'negative'} sentences").wait_for()
         assert f"/neuron?neuron={name}" in page.url
         assert view(page, "search").get_by_label("Words").input_value() == "ice"
     page.close()

@@ -167,7 +167,7 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
             assert "An index by relevance" in shown
         heads = [line.split() for line in printed(card_report(found)).splitlines() if line.strip().endswith("sentence")]
         assert heads == [["relevance", "sentence"]] * 2
-        assert "What drives it to" not in found.to_html()
+        assert "Strongest positive" not in found.to_html()
         data = found.to_dict()
         assert data["by"] == "relevance"
         for polarity in "+-":

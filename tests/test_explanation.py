@@ -126,4 +126,4 @@ def test_with_a_store_it_has_cards(model, corpus, tmp_path):
     for card in result.cards:
         assert f'<a href="#{card.neuron}">' in page
         assert f'id="{card.neuron}"' in page
-    assert "What drives it to +" in page
+    assert "Strongest positive sentences" in page

@@ -71,7 +71,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         _styled(page.vocabulary(card.projection))
     if card.by == "relevance":
         st.caption(ui.plain(page.RELMAX))
-    st.markdown(f"#### {page.HEADINGS[card.by]} {polarity}")
+    st.markdown(f"#### {page.heading(card, polarity)}")
     _styled(page.meaning(card, polarity))
     st.caption(ui.plain(f"class: {class_name(card.kind[polarity])}"))
     if card.examples[polarity]:
