@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from icebear import values
-from icebear.actmax.page import STYLE, card_fragment, card_page
+from icebear.actmax.page import STYLE, card_fragment
 from icebear.concepts.files import SavedResult
 from icebear.concepts.models.model import Model
+from icebear.concepts.render import page
 from icebear.concepts.vocabulary import project
 from icebear.convert import Tabled
 from icebear.db.search import nearest_by_chance
@@ -63,7 +64,7 @@ class Card(SavedResult, Tabled):
 
     def to_html(self) -> str:
         """A self-contained page."""
-        return str(card_page(self))
+        return str(page(f"{self.neuron} - icebear", card_fragment(self), STYLE))
 
     def _repr_html_(self) -> str:
         """For a notebook, with its style, which touches nothing but cards."""

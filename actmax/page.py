@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES
 from icebear.actmax.labels.score_text import HELD_OUT, measured, title
-from icebear.concepts.render import NEGATIVE, POSITIVE, page, render
+from icebear.concepts.render import NEGATIVE, POSITIVE, render
 from icebear.records import Example, Projection
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ def heading(card: Card, polarity: str) -> str:
 def nearest_title(by: str, chance: tuple[float, float]) -> str:
     """The heading of a list of similar neurons, with the cosines between random neurons and their nearest."""
     return f"{NEAREST[by]} (nearest to random neurons: median {chance[0]:.2f}, maximum {chance[1]:.2f})"
-
-
-def card_page(card: Card) -> Markup:
-    """A self-contained page: no scripts, nothing fetched."""
-    return page(f"{card.neuron} - icebear", card_fragment(card), STYLE)
 
 
 def card_fragment(card: Card) -> Markup:

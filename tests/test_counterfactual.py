@@ -121,8 +121,8 @@ def test_the_contrast_is_the_other_prompts_own_answer_unless_it_is_said(model):
     found = attribute(model, IDS, counterfactual=other)
     answers = [model.predict(ids, 1)[0].id for ids in (IDS, other)]
     assert [found.target.id, found.contrast.id] == answers
-    assert found.counterfactual.own
-    assert not attribute(model, IDS, 11, 12, counterfactual=OTHER).counterfactual.own
+    assert found.counterfactual.own_answers
+    assert not attribute(model, IDS, 11, 12, counterfactual=OTHER).counterfactual.own_answers
     two = attribute(model, IDS, 11, counterfactual=[OTHER, other])
     assert len(two.counterfactual.contrasts) == 2
 

@@ -82,34 +82,28 @@ def alone(request: AttributionRequest, plan: Objective) -> list[Relevance]:
 
 def _by_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     """The same by a method's own scores; what those of the tokens lack to the number explained is `rest`."""
-    model, method = request.model, request.method
+    model, method, results = request.model, request.method, []
     assert method is not None
     scores = method.scores(model, plan)
     with model.lock, torch.no_grad():
         logits = model.logits(plan.batch, plan.all_positions)  # (B, P, V)
     targets, numbers = plan.evaluate(logits)
-    return [
-        Relevance(
-            tokens=tokens.float().cpu(),
-            prompt=PromptTokens.of(model, plan, row, model.pieces(plan.batch.row_ids(row)), (0,)),
-            prediction=Prediction.of(model, plan, row, targets[row], logits),
-            method=method,
-            neurons=_scored_neurons(request, plan, row),
-            sums=Conservation(numbers[row].item(), tokens.sum().item()),
-            made_with=model.made_with,
+    for row, tokens in enumerate(scores):
+        one, places = plan.rows([row]), kept_at(plan, row, request.record) if request.sites else ()
+        values, columns = Values(model, one.batch, request.sites), list(places)
+        if request.sites:
+            forward(model, Logits(one), [values])
+        relevance = {site: method.neuron_scores(model, one, site)[:, columns] for site in request.sites}
+        activation = {site: values.values(0, x)[:, columns] for site, x in values.activation.items()}
+        results.append(
+            Relevance(
+                tokens=tokens.float().cpu(),
+                prompt=PromptTokens.of(model, plan, row, model.pieces(plan.batch.row_ids(row)), (0,)),
+                prediction=Prediction.of(model, plan, row, targets[row], logits),
+                method=method,
+                neurons=NeuronScores(relevance, activation, places, model.heads),
+                sums=Conservation(numbers[row].item(), tokens.sum().item()),
+                made_with=model.made_with,
+            )
         )
-        for row, tokens in enumerate(scores)
-    ]
-
-
-def _scored_neurons(request: AttributionRequest, plan: Objective, row: int) -> NeuronScores:
-    """The method's scores of one prompt's neurons, beside their activations."""
-    model, method, one = request.model, request.method, plan.rows([row])
-    assert method is not None
-    recorded = kept_at(plan, row, request.record) if request.sites else ()
-    values = Values(model, one.batch, request.sites)
-    if request.sites:
-        forward(model, Logits(one), [values])
-    relevance = {site: method.neuron_scores(model, one, site)[:, list(recorded)] for site in request.sites}
-    activation = {site: values.values(0, x)[:, list(recorded)] for site, x in values.activation.items()}
-    return NeuronScores(relevance, activation, recorded, model.heads)
+    return results

@@ -105,23 +105,19 @@ class Nodes:
         with self._exchanged(kept, leaves):
             logits = self.model.logits(self.one.batch, self.one.all_positions)
             gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
-        parts = [
-            self._by_head(site, ((self.own[site] - self.there[site]) * g.cpu()).float(), lambda x: x.sum(-1))
-            for site, g in zip(self.sites, gradients, strict=True)
-        ]
-        return torch.cat(parts, -1)
+        pairs = zip(self.there.items(), gradients, strict=True)
+        values = {site: ((self.own[site] - there) * gradient.cpu()).float() for (site, there), gradient in pairs}
+        return self._side_by_side(values, lambda x: x.sum(-1))
 
     def change(self) -> Tensor:
         """(L, T, W) by how much activations differ; of heads the length of that vector."""
-        parts = [
-            self._by_head(site, (self.own[site] - self.there[site]).abs(), lambda x: x.norm(dim=-1))
-            for site in self.sites
-        ]
-        return torch.cat(parts, -1)
+        values = {site: (self.own[site] - there).abs() for site, there in self.there.items()}
+        return self._side_by_side(values, lambda x: x.norm(dim=-1))
 
-    def _by_head(self, site: str, x: Tensor, reduced: Callable[[Tensor], Tensor]) -> Tensor:
-        """(L, T, W) of a site's activations (L, T, N)."""
-        return reduced(x.unflatten(-1, (self.model.heads, -1))) if site == "head" else x
+    def _side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
+        """(L, T, W) of each site's values (L, T, N)."""
+        parts = (by_head(x.unflatten(-1, (self.model.heads, -1))) if s == "head" else x for s, x in values.items())
+        return torch.cat(list(parts), -1)
 
     @contextmanager
     def _exchanged(self, kept: Tensor, there: dict[str, Tensor]) -> Iterator[None]:

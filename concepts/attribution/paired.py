@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import combinations, takewhile
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -150,8 +151,8 @@ class _Sums:
         if count > 1:
             self.tops.append(_largest(sites))
 
-    def relevance(self, method: Method, own: bool, note: str) -> Relevance:
-        """own: whether the contrasts are the counterfactuals' own answers."""
+    def relevance(self, method: Method, own_answers: bool, note: str) -> Relevance:
+        """own_answers: whether the contrasts are the counterfactuals' own answers."""
         model, first = self.model, self.pairs[0].rows([0])
         tokens, image = token_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
@@ -159,6 +160,7 @@ class _Sums:
         contrasts = tuple(model.answer_text(pair.contrasts[0]) for pair in self.pairs if pair.contrasts[0] is not None)
         difference = sum(here - there for here, there in self.numbers) / len(self.numbers)
         one = replace(first, contrasts=(first.contrasts[0] if len(set(contrasts)) == 1 else None,))
+        shared = [len(a & b) / max(len(a), 1) for a, b in combinations(self.tops, 2)]
         targets = first.targets[0]
         assert targets is not None
         strings = images.names(model) if image else model.pieces(first.batch.row_ids(0))
@@ -178,10 +180,10 @@ class _Sums:
                 pairs=tuple(self.pairs),
                 shares=tuple(self.shares),
                 contrasts=contrasts,
-                own=own,
+                own_answers=own_answers,
                 at=method.at or "both",
                 numbers=tuple(there for _, there in self.numbers),
-                overlap=_overlap(self.tops),
+                overlap=fmean(shared) if shared else None,
                 note=note,
             ),
         )
@@ -191,11 +193,6 @@ def _largest(sites: dict[str, Tensor]) -> set[int]:
     """The `NODES` largest by size, as places among those of all sites."""
     values = torch.cat([x.flatten() for x in sites.values()]).abs_() if sites else torch.zeros(0)
     return set(values.topk(min(NODES, len(values))).indices.tolist())
-
-
-def _overlap(tops: Sequence[set[int]]) -> float | None:
-    shared = [len(a & b) / max(len(a), 1) for i, a in enumerate(tops) for b in tops[:i]]
-    return sum(shared) / len(shared) if shared else None
 
 
 # --- difference rules -----------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Counterfactual:
     """For each (T, T'): what of it stands for each token (`icebear.concepts.attribution.paired.alignment`)."""
     contrasts: tuple[str, ...]
     """What the target is explained against with each; empty for a whole continuation."""
-    own: bool
+    own_answers: bool
     """Whether that is the other prompt's own answer."""
     at: str
     """Where the multipliers are from: ``both`` prompts (difference rules), ``prompt``, ``midpoint`` or ``path``; or of
@@ -58,21 +58,12 @@ class Counterfactual:
     """Of several: the share of their hundred largest nodes that two of them have in common, in the mean."""
     note: str = ""
     """Why it is not done as by default."""
-    model: str = ""
+    model: str | None = None
     """The other model, of which it is the same prompt."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {
-            "prompts": [list(tokens) for tokens in self.prompts],
-            "contrasts": list(self.contrasts),
-            "own_answers": self.own,
-            "at": self.at,
-            "numbers": list(self.numbers),
-            "model": self.model or None,
-            "overlap": self.overlap,
-            "note": self.note,
-        }
+        return {name: value for name, value in vars(self).items() if name not in ("pairs", "shares")}
 
     def __str__(self) -> str:
         if self.model:
@@ -80,7 +71,7 @@ class Counterfactual:
         others = " and ".join(repr("".join(tokens)) for tokens in self.prompts[:3])
         more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
         contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))
-        own = f", contrast: the counterfactual's top token {contrasts}" if self.own else ""
+        own = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""
         where = "" if self.at == "both" else f", multipliers of the {self.at}"
         note = f" ({self.note})" if self.note else ""
         overlap = f"; their first 100 share {self.overlap:.0%}" if self.overlap is not None else ""

@@ -57,7 +57,7 @@ def difference(model: Model, base: Model, row: PromptRequest, here: Relevance, t
             pairs=() if row.rather is not None else (joint_objective(model, [row]),),
             shares=(torch.eye(len(here.tokens)),),
             contrasts=(here.contrast_text,) if here.contrast_text else (),
-            own=False,
+            own_answers=False,
             at="model",
             numbers=(there.sums.target,),
             overlap=None,
