@@ -25,21 +25,21 @@ ANSWER = 16
 def answer(model, count: int) -> Answer:
     """Random tokens behind `count` others."""
     ids = tokens(model, count + ANSWER)
-    said = tuple(ids[count:])
-    return Answer(tuple(ids[:count]), said, model.pieces(said), (0.0,) * ANSWER, ended=False)
+    answer_ids = tuple(ids[count:])
+    return Answer(tuple(ids[:count]), answer_ids, model.pieces(answer_ids), (0.0,) * ANSWER, ended=False)
 
 
-def gradient_x_input(model, said):
-    ids = torch.tensor([said.before(ANSWER - 1)])
+def gradient_x_input(model, reply):
+    ids = torch.tensor([reply.before(ANSWER - 1)])
     inputs = Inputs()
     with torch.enable_grad(), inputs.reading(model):
         logits = model.net(ids, use_cache=False, logits_to_keep=ANSWER).logits[0]
-        (gradient,) = torch.autograd.grad(logits[range(ANSWER), list(said.ids)].sum(), inputs.leaves)
+        (gradient,) = torch.autograd.grad(logits[range(ANSWER), list(reply.ids)].sum(), inputs.leaves)
     return (gradient * inputs.leaves[0]).sum(-1)
 
 
 def explaining(**options):
-    return lambda model, said: attribute(model, said, **{"checkpoint": False, **options})
+    return lambda model, reply: attribute(model, reply, **{"checkpoint": False, **options})
 
 
 CASES = {
@@ -55,12 +55,12 @@ CASES = {
 def times(model, rounds: int, counts: list[int]) -> None:
     print("| tokens before | " + " | ".join(CASES) + " |\n|" + " --- |" * (len(CASES) + 1))
     for count in counts:
-        said = answer(model, count)
+        reply = answer(model, count)
         seconds: dict[str, list[float]] = {name: [] for name in CASES}
         for _ in range(rounds):
             for name, case in CASES.items():
                 start = time.perf_counter()
-                case(model, said)
+                case(model, reply)
                 seconds[name].append(time.perf_counter() - start)
         cells = []
         for name in CASES:
@@ -83,8 +83,8 @@ if __name__ == "__main__":
     loaded = load_model(options.model)
     if options.peak:
         attribute(loaded, answer(loaded, 8))
-        said = answer(loaded, options.tokens)
-        peak(lambda: CASES[options.peak](loaded, said))
+        reply = answer(loaded, options.tokens)
+        peak(lambda: CASES[options.peak](loaded, reply))
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
         if options.lengths:

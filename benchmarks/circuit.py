@@ -55,8 +55,8 @@ def memory(name: str) -> None:
     print("\n| nodes | tokens | peak MB |\n| --- | --- | --- |")
     for nodes, count in SIZES:
         command = [sys.executable, __file__, "--model", name, "--peak", str(nodes), str(count)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        print(f"| {nodes} | {count} | {told} |", flush=True)
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        print(f"| {nodes} | {count} | {output} |", flush=True)
 
 
 def peak(model, nodes: int, count: int) -> None:

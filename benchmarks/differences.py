@@ -26,13 +26,12 @@ from icebear.concepts.passes.targets import Logits
 
 
 def errors(model: Model, pair: Pair) -> tuple[float, float]:
-    """How far the tokens' relevance, and that of the worst of all layers' cuts, are from the real difference, as a
-    share of it.
+    """Return the errors of the tokens' relevance and of the worst cut, as shares of the real difference.
 
-    A layer's cut is the residual stream behind it: its neurons, through W2, and what goes past them.
+    A cut is the residual stream after a layer: its neurons, through W_out, and the stream around them.
     """
     target, contrast = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.counterfactual_answer))
-    asked, inputs, cuts = objective_of(model, [pair.prompt, pair.counterfactual], target, contrast), Inputs(), {}
+    objective, inputs, cuts = objective_of(model, [pair.prompt, pair.counterfactual], target, contrast), Inputs(), {}
 
     def read(layer: int, x: torch.Tensor) -> None:
         difference = (x - partner(x)).detach()
@@ -42,7 +41,7 @@ def errors(model: Model, pair: Pair) -> tuple[float, float]:
         for number, layer in enumerate(model.net.model.layers):
             hook = layer.register_forward_hook(lambda module, args, x, number=number: read(number, x))
             undo.callback(hook.remove)
-        numbers, _ = forward_backward(model, Logits(asked), [inputs], DIFFERENCE)
+        numbers, _ = forward_backward(model, Logits(objective), [inputs], DIFFERENCE)
     real = (numbers[0] - numbers[1]).item()
     tokens = ((inputs.values[0] - partner(inputs.values[0])) * inputs.gradients[0])[0].sum().item()
     return abs(tokens / real - 1), max(abs(cut / real - 1) for cut in cuts.values())
@@ -51,15 +50,15 @@ def errors(model: Model, pair: Pair) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=200)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
     everything = [pair for task in pairs.TASKS.values() for pair in task]
     random.Random(0).shuffle(everything)
-    found = []
+    results = []
     for pair in everything:
-        if len(found) < asked.pairs and pairs.is_usable(model, pair):
-            found.append(errors(model, pair))
-    tokens, cuts = zip(*found, strict=True)
+        if len(results) < options.pairs and pairs.is_usable(model, pair):
+            results.append(errors(model, pair))
+    tokens, cuts = zip(*results, strict=True)
     rows = {"tokens": tokens, "worst layer": cuts}
     print(json.dumps({name: {"median": median(row), "largest": max(row)} for name, row in rows.items()}))
 

@@ -29,13 +29,13 @@ from icebear.steering.flipping.search import flip
 from icebear.steering.side_effects import HeldOutContexts, repeated_trigrams
 
 SEARCHED = 2
-"""Paraphrases that a search may see, behind the prompt itself; the others are reported."""
+"""Paraphrases that a search may see, after the prompt itself; the others are for the test."""
 NEIGHBOURS = 8
 """Other subjects of the relation, at most."""
 CONCEPT = 20
-"""Neurons of the concept, and"""
+"""Neurons of the concept."""
 STEPS = 8
-"""halvings of its strength, from twice what its neurons were seen to do."""
+"""Halvings of its strength, from twice the activation range of its neurons."""
 WRITTEN = 30
 """Tokens after the prompt."""
 
@@ -44,12 +44,12 @@ RELATIONS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".j
 with their objects. Our own."""
 
 COLUMNS = {
-    "found": "whether it makes the other object the next token of the prompt",
-    "efficacy": "whether the other object is then more probable than the true one after the prompt",
+    "flipped": "whether the other object becomes the next token of the prompt",
+    "efficacy": "whether the other object becomes more probable than the true one after the prompt",
     "generalisation": "the same, over paraphrases that no search saw",
     "specificity": "share of prompts about other subjects that keep their next token",
     "fluency": "1 less the share of repeated three-token sequences in 30 tokens after the prompt",
-    "price": "KL at held-out contexts, in nats; lower is better",
+    "off_target_kl": "KL at held-out contexts, in nats; lower is better",
     "neurons": "edited; lower is better",
 }
 CHOSEN = ("relevance", "gradient", "activation", "chance 0")
@@ -63,29 +63,29 @@ class Case:
     subject: str
     true: str
     new: str
-    like: str
-    """The subject whose object the new one is."""
+    source: str
+    """The subject of the new object."""
     neighbours: tuple[str, ...]
 
     def prompts(self) -> list[str]:
-        """The one to be edited, those that a search may see, and those that none does."""
+        """Return the prompt to be edited, the paraphrases for a search, and the paraphrases for the test."""
         return [template.format(self.subject) for template in RELATIONS[self.relation]["prompts"]]
 
 
 def cases(model: Model, seed: int = 0) -> tuple[list[Case], int]:
-    """Those whose true object the model says next, each with the object of another one; and how many were tried."""
-    generator, found, tried = np.random.default_rng(seed), [], 0
+    """Return cases whose true object the model predicts, each with another object; and how many facts were tried."""
+    generator, chosen, tried = np.random.default_rng(seed), [], 0
     for relation, of in RELATIONS.items():
         tried += len(of["objects"])
         known = [(s, o) for s, o in of["objects"].items() if _says(model, of["prompts"][0].format(s), o)]
         for subject, true in known:
             others = [(s, o) for s, o in known if _first(model, o) != _first(model, true)]
             if others:
-                like, new = others[int(generator.integers(len(others)))]
-                rest = [s for s, _ in known if s not in (subject, like)]
-                chosen = tuple(generator.permutation(rest)[:NEIGHBOURS].tolist())
-                found.append(Case(relation, subject, true, new, like, chosen))
-    return found, tried
+                source, new = others[int(generator.integers(len(others)))]
+                subjects = [s for s, _ in known if s not in (subject, source)]
+                neighbours = tuple(generator.permutation(subjects)[:NEIGHBOURS].tolist())
+                chosen.append(Case(relation, subject, true, new, source, neighbours))
+    return chosen, tried
 
 
 def _first(model: Model, text: str) -> int:
@@ -96,8 +96,8 @@ def _says(model: Model, prompt: str, answer: str) -> bool:
     return int(model.next_logits(prompt).argmax()) == _first(model, answer)
 
 
-def sample(model: Model, neutral: HeldOutContexts, case: Case, max_neurons: int = 10) -> dict[str, Any]:
-    """A line: the case, and each method's numbers."""
+def sample(model: Model, contexts: HeldOutContexts, case: Case, max_neurons: int = 10) -> dict[str, Any]:
+    """Return the case and each method's numbers; JSON-ready."""
     one, seen = partial(_flip, model, case, max_neurons), case.prompts()[1 : 1 + SEARCHED]
     made: dict[str, Callable[[], Sequence[Edit]]] = {
         **{name: partial(one, choose=name) for name in CHOSEN},
@@ -108,43 +108,43 @@ def sample(model: Model, neutral: HeldOutContexts, case: Case, max_neurons: int 
     before = _standings(model, case, [])
     return {
         **vars(case),
-        "methods": {name: _measured(model, neutral, case, make, before) for name, make in made.items()},
+        "methods": {name: _measured(model, contexts, case, make, before) for name, make in made.items()},
     }
 
 
 def _flip(model: Model, case: Case, max_neurons: int, **options: Any) -> Sequence[Edit]:
-    prompt, like = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.like)
-    return list(flip(model, prompt, _first(model, case.new), like, max_neurons, **options))
+    prompt, source = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.source)
+    return list(flip(model, prompt, _first(model, case.new), source, max_neurons, **options))
 
 
 def _measured(
-    model: Model, neutral: HeldOutContexts, case: Case, make: Callable[[], Sequence[Edit]], before: dict[str, Any]
+    model: Model, contexts: HeldOutContexts, case: Case, make: Callable[[], Sequence[Edit]], before: dict[str, Any]
 ) -> dict[str, float]:
-    """Where nothing was found the model is as it was."""
+    """Return a method's numbers; without edits they are those of the plain model."""
     try:
         edits = list(make())
     except InputError:
         edits = []
     after = _standings(model, case, edits)
     return {
-        "found": float(after["first"]),
+        "flipped": float(after["first"]),
         "efficacy": float(after["prompt"]),
         "generalisation": after["paraphrases"],
         "specificity": float(np.mean([a == b for a, b in zip(after["neighbours"], before["neighbours"], strict=True)])),
         "fluency": after["fluency"],
-        "price": neutral.divergence(edits) if edits else 0.0,
+        "off_target_kl": contexts.divergence(edits) if edits else 0.0,
         "neurons": float(len({edit.neuron for edit in edits})),
     }
 
 
 def _standings(model: Model, case: Case, edits: Sequence[Edit]) -> dict[str, Any]:
-    """What is more probable after each prompt, with edits."""
+    """Return which object is more probable after each prompt, with edits."""
     new, true = _first(model, case.new), _first(model, case.true)
-    prompt, *rest = case.prompts()
+    prompt, *paraphrases = case.prompts()
     about = RELATIONS[case.relation]["prompts"][0]
     with steer(model, edits):
         logits = model.next_logits(prompt)
-        others = [model.next_logits(text) for text in rest[SEARCHED:]]
+        others = [model.next_logits(text) for text in paraphrases[SEARCHED:]]
         text = model.generate(prompt, max_new_tokens=WRITTEN)
         neighbours = [int(model.next_logits(about.format(subject)).argmax()) for subject in case.neighbours]
     return {
@@ -160,8 +160,8 @@ def _standings(model: Model, case: Case, edits: Sequence[Edit]) -> dict[str, Any
 
 
 def _by_concept(model: Model, case: Case) -> Sequence[Edit]:
-    """The neurons whose W2 rows add most to the new object's logit against the true one's, turned up at the last token
-    as little as makes it come. Raises `InputError` where it does not."""
+    """Steer the neurons whose W_out rows add most to the new object's logit less the true one's, at the last token, as
+    little as makes the new object the next token. Raises `InputError` where it does not become that."""
     concept = of_object(model, _first(model, case.new), _first(model, case.true))
     prompt, new = case.prompts()[0], _first(model, case.new)
 
@@ -180,7 +180,7 @@ def _by_concept(model: Model, case: Case) -> Sequence[Edit]:
 
 @torch.no_grad()
 def of_object(model: Model, new: int, true: int, size: int = CONCEPT) -> Concept:
-    """FFN neurons by what each adds to the difference of two logits when it goes as far as it was seen to."""
+    """Return FFN neurons by what each adds to the difference of two logits at the end of its activation range."""
     reads = unembedding(model, torch.tensor([new, true]))
     seen = calibrate(model)
     gains = torch.zeros(model.layers, model.width("ffn"))
@@ -198,25 +198,25 @@ def of_object(model: Model, new: int, true: int, size: int = CONCEPT) -> Concept
 class KnowledgeEdits(Evaluation):
     """Flips and concepts as edits of knowledge: paraphrases, neighbouring facts, off-target KL.
 
-    Facts are our own, in CounterFact's form; those count that the model says by itself. About a minute a fact.
+    The facts are our own, in CounterFact's form; only facts that the model predicts count. About a minute a fact.
     """
 
     name: ClassVar = "edits"
-    cases: Annotated[int, Option("How many facts, of those that the model knows; 0 for all.", least=0)] = 0
+    cases: Annotated[int, Option("How many of the facts that the model predicts; 0 for all.", least=0)] = 0
     seed: Seed = 0
     max_neurons: Annotated[int, Option()] = 10
 
     def parts(self, model: Model) -> Iterator[Part]:
         known, tried = cases(model, self.seed)
         if not known:
-            raise InputError(f"{model.name} says none of {tried} facts by itself, so there is nothing to edit.")
+            raise InputError(f"{model.name} predicts none of {tried} facts, so there is nothing to edit.")
         count = min(self.cases or len(known), len(known))
         chosen = [known[place * len(known) // count] for place in range(count)]  # of all relations
-        neutral = HeldOutContexts(model)
+        contexts = HeldOutContexts(model)
         yield Part(
             COLUMNS,
             chosen,
-            lambda case: sample(model, neutral, case, self.max_neurons),
+            lambda case: sample(model, contexts, case, self.max_neurons),
             methods={name: name for name in METHODS},
             notes=lambda lines: notes(lines, tried),
         )
@@ -224,10 +224,10 @@ class KnowledgeEdits(Evaluation):
 
 def notes(lines: Sequence[dict[str, Any]], tried: int) -> list[str]:
     by_relation = {line["relation"]: sum(one["relation"] == line["relation"] for one in lines) for line in lines}
-    told = ", ".join(f"{name} {count}" for name, count in by_relation.items())
+    counts = ", ".join(f"{name} {count}" for name, count in by_relation.items())
     return [
-        f"{len(lines)} cases ({told}); {tried} facts were tried, those count that the model says next by itself",
-        "where a method finds nothing the model is as it was; nothing is the model as it is",
+        f"{len(lines)} cases ({counts}); {tried} facts were tried, and only facts that the model predicts count",
+        "where a method has no edits, its numbers are those of the plain model, which nothing has",
     ]
 
 

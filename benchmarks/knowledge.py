@@ -40,8 +40,8 @@ def refine(model: Model, paraphrases: Sequence[str], answer: str, top: int = 20,
         raise InputError("There is no prompt to refine over; give several that say the same.")
     counts: Counter[Neuron] = Counter()
     for prompts in _parts(paraphrases):
-        found = attribute(model, prompts, answer, sites=("ffn",), number="logit", record="last")
-        counts.update(row.neuron for relevance in found for row in relevance.top(top, "ffn"))
+        relevances = attribute(model, prompts, answer, sites=("ffn",), number="logit", record="last")
+        counts.update(row.neuron for relevance in relevances for row in relevance.top(top, "ffn"))
     wanted = share * len(paraphrases)
     return [neuron for neuron, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count >= wanted]
 
@@ -66,12 +66,12 @@ def effects(
 ) -> list[Effect]:
     """For each relation, a list of (prompt, answer): neurons that know one relation move its answers and few others."""
     parts = _parts([fact for facts in relations.values() for fact in facts])
-    asked = [objective_of(model, *zip(*part, strict=True)) for part in parts]  # type: ignore[arg-type]
+    objectives = [objective_of(model, *zip(*part, strict=True)) for part in parts]  # type: ignore[arg-type]
     means = []
     for factor in (1.0, 0.0, 2.0):
         with torch.no_grad(), steer(model, [Edit(neuron, "scale", factor) for neuron in neurons]):
-            found = torch.cat([log_probability(model, part) for part in asked]).exp()
-        means.append([part.mean().item() for part in found.split([len(facts) for facts in relations.values()])])
+            probabilities = torch.cat([log_probability(model, part) for part in objectives]).exp()
+        means.append([part.mean().item() for part in probabilities.split([len(facts) for facts in relations.values()])])
     return [Effect(name, *values) for name, values in zip(relations, zip(*means, strict=True), strict=True)]
 
 
@@ -81,19 +81,19 @@ def _parts(facts: Sequence[Any]) -> list[list[Any]]:
 
 
 def read(path: str) -> dict[str, list[tuple[str, str]]]:
-    """A JSON object: a fact's name -> {"answer": ..., "prompts": [those that say the same]}. Raises `InputError`."""
+    """Read a JSON object: a fact's name -> {"answer": ..., "prompts": [paraphrases]}. Raises `InputError`."""
     try:
         facts = json.loads(read_text(path))
         if not all(isinstance(fact["prompts"], list) for fact in facts.values()):
             raise ValueError
-        found = {
+        pairs = {
             name: [(str(prompt), str(fact["answer"])) for prompt in fact["prompts"]] for name, fact in facts.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path} must be a JSON object of facts, each with an answer and prompts.") from None
-    if len(found) < 2 or not all(found.values()):
+    if len(pairs) < 2 or not all(pairs.values()):
         raise InputError(f"{path} must have two facts or more, each with prompts, so that one can be told from others.")
-    return found
+    return pairs
 
 
 @dataclass(frozen=True)

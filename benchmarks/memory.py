@@ -70,8 +70,8 @@ def main() -> None:
         cells = []
         for name in CASES:
             command = [sys.executable, __file__, "--peak", name, "--tokens", str(count)]
-            told = subprocess.run(command, capture_output=True, text=True, env=AT_ONCE)
-            cells.append(told.stdout.strip() if told.returncode == 0 else "out of memory")
+            done = subprocess.run(command, capture_output=True, text=True, env=AT_ONCE)
+            cells.append(done.stdout.strip() if done.returncode == 0 else "out of memory")
         print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
 
 

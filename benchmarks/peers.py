@@ -1,10 +1,11 @@
-"""What the rules cost beside LXT: time as the ratio to its own plain gradient x input, and peak memory, tokens only.
+"""Compare the cost of the rules with LXT: time relative to gradient x input, and peak memory, for tokens only.
 
 python benchmarks/peers.py [--tokens 32 128 512 1024 2048 4096] [--rounds 9] [--python VENV/bin/python]
 
 Without --python an environment for LXT is made in benchmarks/.lxt: transformers 4.57.6, with which LXT 2.1 works (it
-asks for torchvision, which a language model does not use: a stub stands in). Both read the same weights, each in a
-process of its own; each peak is of a fresh one, beyond the loaded model. Past 1,024 tokens there are three rounds.
+asks for torchvision, which a language model does not use: a stub stands in). Both load the same weights in
+separate processes; each peak is measured in a fresh process, above the loaded model. Prompts over 1,024 tokens get
+three rounds.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def lxt(folder: str) -> tuple[Work, Work]:
     import torch
     from transformers.models.llama import modeling_llama
 
-    found = importlib.util.find_spec("transformers.models.llama.modeling_llama")
-    own = importlib.util.module_from_spec(found)
-    found.loader.exec_module(own)
+    spec = importlib.util.find_spec("transformers.models.llama.modeling_llama")
+    own = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(own)
     stubs = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.models")}
     vision = types.ModuleType("vision_transformer")
     vision.nn = torch.nn
@@ -88,7 +89,7 @@ def ratios(pair: tuple[Work, Work], tokens: list[int], rounds: int) -> None:
 
     for count in tokens:
         ids = torch.randint(100, 40000, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-        found = []
+        rows = []
         for turn in range((3 if count > 1024 else rounds) + 2):
             seconds = []
             for work in pair:
@@ -96,9 +97,9 @@ def ratios(pair: tuple[Work, Work], tokens: list[int], rounds: int) -> None:
                 work(ids)
                 seconds.append(time.perf_counter() - start)
             if turn > 1:  # the first rounds warm up
-                found.append(seconds)
-        ratio = statistics.median(a / b for a, b in found)
-        own, plain = (1000 * statistics.median(column) for column in zip(*found, strict=True))
+                rows.append(seconds)
+        ratio = statistics.median(a / b for a, b in rows)
+        own, plain = (1000 * statistics.median(column) for column in zip(*rows, strict=True))
         print(f"{count} {ratio:.3f} {own:.0f} {plain:.0f}", flush=True)
 
 
@@ -125,11 +126,11 @@ def main() -> None:
     folder = str(fetch(PRESETS["smollm2-135m"]))
     pythons = {"icebear": Path(sys.executable), "lxt": options.python or environment()}
 
-    def child(name: str, *asked: object, **env: str) -> list[str]:
-        command = [pythons[name], __file__, "--child", name, "--folder", folder, *map(str, asked)]
+    def child(name: str, *arguments: object, **env: str) -> list[str]:
+        command = [pythons[name], __file__, "--child", name, "--folder", folder, *map(str, arguments)]
         env |= {"PYTHONPATH": {"icebear": str(HERE.parent), "lxt": ""}[name]}
-        found = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **env})
-        return found.stdout.split()
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **env})
+        return done.stdout.split()
 
     print("| | tokens | relevance / gradient x input | ms | ms | peak, MiB | peak, MiB |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

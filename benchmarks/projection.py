@@ -54,7 +54,7 @@ if __name__ == "__main__":
         generator = torch.Generator().manual_seed(layer)
         chosen = torch.randperm(model.width("ffn"), generator=generator)[: options.neurons].tolist()
         rows = torch.stack([w2_row(model, Neuron(layer, "ffn", index)) for index in chosen])
-        said = rows @ words.T  # (N, V)
+        projected = rows @ words.T  # (N, V)
         top = [[word.id for word in project(model, Neuron(layer, "ffn", i), 5).promoted] for i in chosen]
         ratios, correlations = [], []
         for last in read:
@@ -62,8 +62,8 @@ if __name__ == "__main__":
             logits = last.logits([{}, *({(layer, i, 0): now[layer, i, 0].item() + 1} for i in chosen)])
             moved = (logits[1:] - logits[0])[:, 0]
             for row, ids in enumerate(top):
-                ratios += (moved[row, ids] / said[row, ids]).tolist()
-                correlations.append(torch.corrcoef(torch.stack((moved[row], said[row])))[0, 1].item())
+                ratios += (moved[row, ids] / projected[row, ids]).tolist()
+                correlations.append(torch.corrcoef(torch.stack((moved[row], projected[row])))[0, 1].item())
         low, middle, high = torch.tensor(ratios).quantile(torch.tensor([0.1, 0.5, 0.9])).tolist()
         print(
             f"{layer:5d} {low:+5.2f}  {middle:+5.2f}  {high:+5.2f}   {torch.tensor(correlations).median():+.2f}",

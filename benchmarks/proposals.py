@@ -1,5 +1,4 @@
-"""Which prompts `suggest_counterfactuals` suggests, beside a random exchange that changes the answer: a table of
-markdown.
+"""Compare the prompts of `suggest_counterfactuals` with a random exchange that changes the answer, as a Markdown table.
 
 python benchmarks/proposals.py FLIPS.json [--most 3]
 """
@@ -17,19 +16,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="a JSON list of objects with a prompt")
     parser.add_argument("--most", type=int, default=3)
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
     from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
     from icebear.concepts.models.loading import load_model
 
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
     print("| prompt, answer | proposed, its answer, nats | by chance |\n| --- | --- | --- |")
-    for row in json.loads(Path(asked.data).read_text(encoding="utf-8")):
+    for row in json.loads(Path(options.data).read_text(encoding="utf-8")):
         prompt = row["prompt"]
-        found = suggest_counterfactuals(model, prompt, 1000)
-        told = [f"{one.instead_of} → **{one.word}**:{one.answer} ({one.log_probability:.0f})" for one in found]
-        some = "<br>".join(told[: asked.most]) or "none"
-        more = f"<br>and {len(told) - asked.most} more" if len(told) > asked.most else ""
+        suggestions = suggest_counterfactuals(model, prompt, 1000)
+        texts = [f"{one.instead_of} → **{one.word}**:{one.answer} ({one.log_probability:.0f})" for one in suggestions]
+        some = "<br>".join(texts[: options.most]) or "none"
+        more = f"<br>and {len(texts) - options.most} more" if len(texts) > options.most else ""
         print(f"| {prompt}{answer(model, prompt)} | {some}{more} | {by_chance(model, prompt)} |", flush=True)
 
 
@@ -59,8 +58,8 @@ def by_chance(model, prompt: str) -> str:
         ((best, probability, log_probability),) = proposals._answers(model, [changed])
         log_probability += math.log(probability)
         if best != own:
-            said = f"{texts[place].strip()} → {model.answer_text(word).strip()}:{model.answer_text(best)}"
-            return f"{said} ({log_probability:.0f})"
+            text = f"{texts[place].strip()} → {model.answer_text(word).strip()}:{model.answer_text(best)}"
+            return f"{text} ({log_probability:.0f})"
 
 
 if __name__ == "__main__":

@@ -57,13 +57,13 @@ def speed(documents: int) -> None:
         for k, table in tables.items():
             bare = seconds(lambda: forward(model, shard))  # noqa: B023
             start = time.perf_counter()
-            found, _ = scan_shard(model, shard, Settings(k), table.values[:, :, -1])
-            tables[k] = merge(table, found)
+            scanned, _ = scan_shard(model, shard, Settings(k), table.values[:, :, -1])
+            tables[k] = merge(table, scanned)
             ratios[k].append(bare / (time.perf_counter() - start))
     print(f"{len(parts)} shards of {index.SHARD} sentences\n")
     print("| k | scan speed / forward: first shard | median of the rest | last |\n| --- | --- | --- | --- |")
-    for k, found in ratios.items():
-        print(f"| {k} | {found[0]:.2f} | {statistics.median(found[1:]):.2f} | {found[-1]:.2f} |")
+    for k, speeds in ratios.items():
+        print(f"| {k} | {speeds[0]:.2f} | {statistics.median(speeds[1:]):.2f} | {speeds[-1]:.2f} |")
 
 
 def later(documents: int, path: str) -> None:
@@ -86,9 +86,9 @@ def later(documents: int, path: str) -> None:
             start = time.perf_counter()
             merge(table, scan_shard(model, shard, Settings(k), threshold, sums=sums)[0])
             ratios[sums].append(bare / (time.perf_counter() - start))
-    summing, rest = (statistics.median(found) for found in ratios.values())
-    whole = 1 / (0.1 / summing + 0.9 / rest)
-    print(f"k = {k}, {len(parts)} shards: scan / forward {rest:.3f}, with sums {summing:.3f}, in all {whole:.3f}")
+    summing, others = (statistics.median(speeds) for speeds in ratios.values())
+    whole = 1 / (0.1 / summing + 0.9 / others)
+    print(f"k = {k}, {len(parts)} shards: scan / forward {others:.3f}, with sums {summing:.3f}, in all {whole:.3f}")
 
 
 def memory() -> None:
@@ -174,21 +174,21 @@ def million(documents: int) -> None:
                 file.writelines(" ".join(words[i] for i in row).capitalize() + ".\n" for row in drawn)
         print(f"{documents} lines, {lines.stat().st_size / 1e6:.0f} MB\n")
         print("| sentences | tokens | seconds | resident, MB |\n| --- | --- | --- | --- |")
-        told = [0]
+        printed = [0]
 
         def progress(state) -> None:
-            if state.sentences >= told[0]:
+            if state.sentences >= printed[0]:
                 now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
                 print(f"| {state.sentences} | {state.tokens} | {state.seconds:.0f} | {now:.0f} |", flush=True)
-                told[0] += documents // 10
+                printed[0] += documents // 10
 
         took = seconds(lambda: build_index(model, read_corpus(str(lines)), store, on_progress=progress))
         print(f"\nin all {took:.0f} s, peak {peak()} MB, database {store.path.stat().st_size / 1e6:.0f} MB")
         neurons = [Neuron(layer, "ffn", index) for layer in (0, 1) for index in range(0, 250, 10)]
         cards = [1000 * seconds(lambda: describe(store, neuron)) for neuron in neurons]  # noqa: B023
         print(f"card: first {cards[0]:.0f} ms, then median {statistics.median(cards[1:]):.0f} ms")
-        found = [1000 * seconds(lambda: store.search(text)) for text in words[:3000:300]]  # noqa: B023
-        print(f"search: median {statistics.median(found):.0f} ms")
+        times = [1000 * seconds(lambda: store.search(text)) for text in words[:3000:300]]  # noqa: B023
+        print(f"search: median {statistics.median(times):.0f} ms")
 
 
 def peak() -> int:
@@ -215,17 +215,17 @@ def reading(documents: int) -> None:
         times = [seconds(lambda: store.search(text)) for text in words]  # noqa: B023
         print(f"search: {1000 * statistics.median(times):.0f} ms")
         pairs = [(n, e) for n in neurons for p in "+-" for e in store.examples(n, p, 4)][::6]
-        found: dict[str, list[float]] = {"batched": [], "one by one": [], "a whole pass each": []}
+        times: dict[str, list[float]] = {"batched": [], "one by one": [], "a whole pass each": []}
         for _ in range(3):
             store.database["attributions"].delete_where()
-            found["batched"].append(seconds(lambda: annotate(model, store, neurons, k=4)) / (8 * len(neurons)))
+            times["batched"].append(seconds(lambda: annotate(model, store, neurons, k=4)) / (8 * len(neurons)))
             for name, one in {
                 "one by one": lambda n, e: attribute_neurons(model, [e.sentence.text], [n], [e.token]),
                 "a whole pass each": lambda n, e: attribute(model, e.sentence.text, sites=()),
             }.items():
-                found[name].append(seconds(lambda: [one(n, e) for n, e in pairs]) / len(pairs))  # noqa: B023
-        for name, taken in found.items():
-            ratio = statistics.median(a / b for a, b in zip(taken, found["batched"], strict=True))
+                times[name].append(seconds(lambda: [one(n, e) for n, e in pairs]) / len(pairs))  # noqa: B023
+        for name, taken in times.items():
+            ratio = statistics.median(a / b for a, b in zip(taken, times["batched"], strict=True))
             print(f"annotation, {name}: {1000 * statistics.median(taken):.0f} ms an example ({ratio:.2f} of batched)")
 
 

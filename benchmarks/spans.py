@@ -76,7 +76,7 @@ class Item:
     parts: tuple[str, ...]
     evidence: tuple[int, ...]
     question: str
-    said: tuple[str, ...]
+    answer_parts: tuple[str, ...]
     """What we write, and what has to be the model's own words, in turn; explained is the last."""
     contrast: str
     """Another phrase, which the context or a list of ours has."""
@@ -106,9 +106,9 @@ def needle(size: int, generator: random.Random) -> Item:
     role, (name, other) = generator.choice(_ROLES), _names(generator, 2)
     words, parts = round(size * _WORDS_A_TOKEN), []
     for line in generator.sample(_PROSE, len(_PROSE)):
-        kept = line.split()[:words]
-        parts += [f"{' '.join(kept).rstrip('.,;:')}."] if kept else []
-        words -= len(kept)
+        words_of_line = line.split()[:words]
+        parts += [f"{' '.join(words_of_line).rstrip('.,;:')}."] if words_of_line else []
+        words -= len(words_of_line)
     at = generator.randrange(len(parts) + 1)
     parts.insert(at, _called(role, name))
     return Item(tuple(parts), (at,), _question(role), ("", f" {name}"), f" {other}")
@@ -125,9 +125,9 @@ def two_hop(size: int, generator: random.Random) -> Item:
     parts = generator.sample([*are, *live], 2 * size)
     question = f"\nQuestion: Where does {owners[at]}'s {relations[at]} live?\nAnswer:"
     lead = f" {owners[at]}'s {relations[at]} is called"
-    said = (lead, f" {others[at]}", f". {others[at]} lives in", f" {cities[at]}")
+    answer_parts = (lead, f" {others[at]}", f". {others[at]} lives in", f" {cities[at]}")
     evidence = (parts.index(are[at]), parts.index(live[at]))
-    return Item(tuple(parts), evidence, question, said, f" {cities[at - 1]}")
+    return Item(tuple(parts), evidence, question, answer_parts, f" {cities[at - 1]}")
 
 
 def documents(size: int, generator: random.Random) -> Item:
@@ -216,7 +216,7 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnsweredItem:
     """An item as a model reads it."""
 
     item: Item
@@ -233,12 +233,12 @@ class Asked:
         return self.spans[-1]
 
 
-def asked(model: Model, item: Item) -> Asked:
+def answered(model: Model, item: Item) -> AnsweredItem:
     """One forward pass, the answer written."""
     prompt = model.ids(item.prompt)
     ids, text = list(prompt), item.prompt
     own: list[tuple[int, int]] = []
-    for number, part in enumerate(item.said):
+    for number, part in enumerate(item.answer_parts):
         new = model.continuation(part, text) if part else []
         begin = len(ids) - len(prompt)
         own += [(begin, begin + len(new))] if number % 2 else []
@@ -250,24 +250,24 @@ def asked(model: Model, item: Item) -> Asked:
     probabilities = logits.softmax(-1)[range(len(written)), written].tolist()
     answer = Answer(tuple(prompt), tuple(written), model.pieces(written), tuple(probabilities), ended=False)
     right = all(_predicted(logits[place], written[place]) for span in own for place in range(*span))
-    return Asked(item, answer, tuple(own), stream.sinks(0), right)
+    return AnsweredItem(item, answer, tuple(own), stream.sinks(0), right)
 
 
 def _predicted(logits: Tensor, token: int) -> bool:
     return int(logits.argmax()) == token
 
 
-def usable(model: Model, items: Iterator[Item], count: int) -> tuple[list[Asked], int]:
+def usable(model: Model, items: Iterator[Item], count: int) -> tuple[list[AnsweredItem], int]:
     """The first `count` that the model answers rightly, and how many were tried (at most `TRIES` times as many)."""
-    found: list[Asked] = []
+    chosen: list[AnsweredItem] = []
     for tried, item in enumerate(islice(items, TRIES * count), start=1):
-        found += [one for one in [asked(model, item)] if one.right]
-        if len(found) == count:
-            return found, tried
-    return found, TRIES * count
+        chosen += [one for one in [answered(model, item)] if one.right]
+        if len(chosen) == count:
+            return chosen, tried
+    return chosen, TRIES * count
 
 
-def able(model: Model, one: Asked, methods: Mapping[str, Method]) -> tuple[dict[str, Method], dict[str, str]]:
+def able(model: Model, one: AnsweredItem, methods: Mapping[str, Method]) -> tuple[dict[str, Method], dict[str, str]]:
     """Methods that can run on prompts as long as this one, and why others are left out."""
     ids = one.answer.prompt_ids
     unable = {}
@@ -287,7 +287,7 @@ def length(lines: Sequence[dict[str, Any]]) -> str:
 # --- measured -------------------------------------------------------------------------------------------
 
 
-def sample(model: Model, one: Asked, methods: Mapping[str, Method], seed: int = 0) -> dict[str, Any]:
+def sample(model: Model, one: AnsweredItem, methods: Mapping[str, Method], seed: int = 0) -> dict[str, Any]:
     """Each method's numbers on an item; only tokens of the context count, sinks left out. JSON-ready."""
     item = one.item
     parts = [tokens_between(model, item.prompt, *place) for place in item.places]
@@ -299,8 +299,8 @@ def sample(model: Model, one: Asked, methods: Mapping[str, Method], seed: int = 
     for name, method in methods.items():
         for reading, scores in readings(model, one, method).items():
             counted = scores[context].tolist()
-            found = numbers(counted, parts, item.evidence, drawn)
-            rows[f"{name}{reading}"] = {**found, "own": _own(scores, one), "scores": counted}
+            own_numbers = numbers(counted, parts, item.evidence, drawn)
+            rows[f"{name}{reading}"] = {**own_numbers, "own": _own(scores, one), "scores": counted}
     return {
         "prompt": item.prompt,
         "answer": one.answer.text,
@@ -312,7 +312,7 @@ def sample(model: Model, one: Asked, methods: Mapping[str, Method], seed: int = 
     }
 
 
-def readings(model: Model, one: Asked, method: Method) -> dict[str, Tensor]:
+def readings(model: Model, one: AnsweredItem, method: Method) -> dict[str, Tensor]:
     """(T,) the tokens' scores: plain, and by relevance also against the contrast, and for the step of two hops."""
     explain = partial(attribute, model, one.answer, span=one.span, method=method, sites=(), number="logit")
     plain = explain()
@@ -338,19 +338,19 @@ def numbers(
     scores: Sequence[float], parts: Sequence[Sequence[int]], evidence: Sequence[int], drawn: Drawn
 ) -> dict[str, float]:
     """The `columns`."""
-    found = _by_token(scores, [parts[number] for number in evidence])
+    results = _by_token(scores, [parts[number] for number in evidence])
     by_chance = [_by_token(scores, spans) for spans in drawn]
-    for name in list(found):
-        found[f"{name}_random"] = fmean(one[name] for one in by_chance)
+    for name in list(results):
+        results[f"{name}_random"] = fmean(one[name] for one in by_chance)
     sums = [sum(scores[token] for token in part) for part in parts]
     return {
-        **found,
+        **results,
         "part": localization_metrics(sums, evidence)["pointing"],
         "part_random": len(evidence) / len(parts),
     }
 
 
-def _own(scores: Tensor, one: Asked) -> float:
+def _own(scores: Tensor, one: AnsweredItem) -> float:
     """The answer's words' share of positive relevance."""
     positive = scores.clamp(min=0)
     positive[list(one.sinks)] = 0
@@ -360,8 +360,8 @@ def _own(scores: Tensor, one: Asked) -> float:
 
 def _by_token(scores: Sequence[float], spans: Sequence[Sequence[int]]) -> dict[str, float]:
     tokens = sorted({token for span in spans for token in span})
-    found, first = localization_metrics(scores, tokens), localization_metrics(scores, spans[0])
-    return {"pointing": found["pointing"], "mass": found["mass"], "recall": found["accuracy"], "first": first["mass"]}
+    every, first = localization_metrics(scores, tokens), localization_metrics(scores, spans[0])
+    return {"pointing": every["pointing"], "mass": every["mass"], "recall": every["accuracy"], "first": first["mass"]}
 
 
 @dataclass(frozen=True)

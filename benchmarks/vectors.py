@@ -39,15 +39,15 @@ else:
         best = np.argpartition(-scores, 20)[:20]
         return best[np.argsort(-scores[best])]
 queries = np.random.default_rng(0).standard_normal((count, width)).astype(np.float32)
-found = [search(queries[0])]
+results = [search(queries[0])]
 load = time.process_time() - begun
 taken = []
 for query in queries[1:]:
     start = time.process_time()
-    found.append(search(query))
+    results.append(search(query))
     taken.append(time.process_time() - start)
 held = [resident(field) - before[field] for field in ("RssAnon", "RssFile")]
-same = sum(int(i) for part in found for i in part)
+same = sum(int(i) for part in results for i in part)
 print(f"{load:.3f} {statistics.median(taken):.4f} {held[0]:.0f} {held[1]:.0f} {same}")
 """
 
@@ -80,9 +80,9 @@ def main() -> None:
                     check=True,
                 )
                 rows.append([float(part) for part in done.stdout.split()])
-            load, query, own, mapped, found = (statistics.median(column) for column in zip(*rows, strict=True))
-            expected = found if expected is None else expected
-            print(f"| {kind} | {load:.3f} | {query:.4f} | {own:.0f} | {mapped:.0f} | {found == expected} |", flush=True)
+            load, query, own, mapped, hits = (statistics.median(column) for column in zip(*rows, strict=True))
+            expected = hits if expected is None else expected
+            print(f"| {kind} | {load:.3f} | {query:.4f} | {own:.0f} | {mapped:.0f} | {hits == expected} |", flush=True)
 
 
 if __name__ == "__main__":

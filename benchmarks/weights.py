@@ -51,15 +51,15 @@ def seconds() -> dict[str, float]:
     torch.manual_seed(0)
     model = Model(LlamaForCausalLM(CONFIG).bfloat16(), Numbers(), "made")
     calibrate(model)
-    found = {}
+    medians = {}
     for name, case in CASES.items():
         times = []
         for _ in range(10):
             start = time.process_time()
             case(model)
             times.append(time.process_time() - start)
-        found[name] = statistics.median(times[1:])
-    return found
+        medians[name] = statistics.median(times[1:])
+    return medians
 
 
 if __name__ == "__main__":

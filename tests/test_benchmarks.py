@@ -38,7 +38,7 @@ def test_the_evidence_is_where_it_says_and_nowhere_else(task):
             texts = [item.prompt[start:end] for start, end in item.places]
             assert texts == list(item.parts)
             evidence = [texts[number] for number in item.evidence]
-            *_, answer = item.said
+            *_, answer = item.answer_parts
             assert answer.strip() in evidence[-1]
             assert item.contrast != answer
             others = [text for number, text in enumerate(texts) if number not in item.evidence]
@@ -49,7 +49,7 @@ def test_the_evidence_is_where_it_says_and_nowhere_else(task):
 
 def test_two_hops_are_by_way_of_the_models_own_step():
     for item in some("two-hop", 4, 20):
-        lead, step, second, city = item.said
+        lead, step, second, city = item.answer_parts
         first, last = (item.parts[number] for number in item.evidence)
         assert first == f"{lead.strip()}{step}."
         assert last == f"{second.removeprefix('. ')}{city}."
@@ -120,10 +120,10 @@ def test_the_control_is_as_long_as_the_evidence_and_random_scores_do_no_better()
 
 def test_scores_are_those_of_attribute_and_only_the_context_counts(model):
     (item,) = some("two-hop", 2, 1)
-    one = spans.asked(model, item)
+    one = spans.answered(model, item)
     ids = one.answer
-    assert model.tokenizer.decode([*ids.prompt_ids, *ids.ids]) == item.prompt + "".join(item.said)
-    assert model.tokenizer.decode(ids.ids[slice(*one.span)]) == item.said[-1]
+    assert model.tokenizer.decode([*ids.prompt_ids, *ids.ids]) == item.prompt + "".join(item.answer_parts)
+    assert model.tokenizer.decode(ids.ids[slice(*one.span)]) == item.answer_parts[-1]
     found = spans.sample(model, one, methods_of(METHODS))
     assert [name for name in found["methods"] if "lrp" not in name] == ["gxi", "random"]
     pieces = model.pieces(ids.prompt_ids)
@@ -137,7 +137,7 @@ def test_scores_are_those_of_attribute_and_only_the_context_counts(model):
     for method in ("attnlrp", "gxi"):
         plain = attribute(model, ids, span=one.span, method=method, sites=(), number="logit").tokens
         assert found["methods"][method]["scores"] == pytest.approx(plain[context].tolist())
-    assert model.tokenizer.decode(ids.ids[slice(*one.spans[0])]) == item.said[1]
+    assert model.tokenizer.decode(ids.ids[slice(*one.spans[0])]) == item.answer_parts[1]
     assert "attnlrp, of the step" in found["methods"]
     begins = len(ids.prompt_ids)
     positive = attribute(model, ids, span=one.span, sites=(), number="logit").tokens.clamp(min=0)
@@ -150,9 +150,9 @@ def test_scores_are_those_of_attribute_and_only_the_context_counts(model):
 
 def test_what_counts_is_what_greedy_decoding_writes(model):
     (item,) = some("facts", 2, 1)
-    assert not spans.asked(model, item).right
+    assert not spans.answered(model, item).right
     said = model.generate(item.prompt, max_new_tokens=3)
-    one = spans.asked(model, spans.Item(item.parts, item.evidence, item.question, ("", said), item.contrast))
+    one = spans.answered(model, spans.Item(item.parts, item.evidence, item.question, ("", said), item.contrast))
     answer = model.answer(item.prompt, max_new_tokens=3)
     if one.answer.ids == answer.ids:  # a text may have other tokens than those that it was written in
         assert one.right
@@ -161,7 +161,7 @@ def test_what_counts_is_what_greedy_decoding_writes(model):
 
 
 def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
-    one = spans.asked(model, some("facts", 2, 1)[0])
+    one = spans.answered(model, some("facts", 2, 1)[0])
     wanted = methods_of("occlusion,attnlrp,alti")
     able, unable = spans.able(model, one, wanted)
     assert (list(able), list(unable)) == (["occlusion", "attnlrp"], ["alti"])
