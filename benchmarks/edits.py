@@ -132,7 +132,7 @@ def _measured(
         "generalisation": after["paraphrases"],
         "specificity": float(np.mean([a == b for a, b in zip(after["neighbours"], before["neighbours"], strict=True)])),
         "fluency": after["fluency"],
-        "off_target_kl": contexts.divergence(edits) if edits else 0.0,
+        "off_target_kl": contexts.off_target_kl(edits) if edits else 0.0,
         "neurons": float(len({edit.neuron for edit in edits})),
     }
 

@@ -12,7 +12,7 @@ from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
 from icebear.steering.apply import Statistic, steer
-from icebear.steering.flipping.phrases import as_json
+from icebear.steering.flipping.phrases import prompt_json
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def compare(
     return Comparison(
         both,
         steered,
-        as_json(prompt),
+        prompt_json(prompt),
         model.task.name,
         tuple(map(str, edits)),
         name,

@@ -21,10 +21,10 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.steering.apply import Statistic, steer
-from icebear.steering.flipping.phrases import predicted
+from icebear.steering.flipping.phrases import phrase_logits
 from icebear.steering.flipping.record import FlipRecord, from_provenance
 
-NEUTRAL = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
+HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
 """Texts that no recipe is about, our own."""
 
 KEY = "side_effects"
@@ -55,10 +55,10 @@ class TokenChange:
 class SideEffects:
     """What a recipe does, and what else it changes; nats and counts."""
 
-    kl: float
+    off_target_kl: float
     """Mean KL divergence of the edited from the plain probabilities of the next token at held-out contexts, where the
     edits act."""
-    places: int
+    contexts: int
     where: str
     """Where that is, in words."""
     old: TokenChange | None
@@ -71,7 +71,7 @@ class SideEffects:
     """The share of three-token sequences in 40 tokens after the prompt that were there before, with the edits, and
     without:"""
     repetition_plain: float | None
-    of_its_range: dict[str, float | None]
+    range_share: dict[str, float | None]
     """Of each FFN neuron that is set: the value as a multiple of what it was seen to be, see `Calibration.share`."""
     budget: float | None = None
     """Nats that the recipe was meant to cost at most."""
@@ -79,13 +79,13 @@ class SideEffects:
     @property
     def warnings(self) -> list[str]:
         over = []
-        if self.budget is not None and self.kl > self.budget:
-            over.append(f"it costs {self.kl:.3f} nats, more than the budget of {self.budget}")
-        for neuron, share in self.of_its_range.items():
+        if self.budget is not None and self.off_target_kl > self.budget:
+            over.append(f"the off-target KL is {self.off_target_kl:.3f} nats, over the budget of {self.budget}")
+        for neuron, share in self.range_share.items():
             if share is None:
-                over.append(f"{neuron} is set to a sign that it was not seen to take")
+                over.append(f"{neuron} is set to a sign outside its activation range")
             elif share > 1.001:  # values are rounded
-                over.append(f"{neuron} is set to {share:.1f} x the furthest that it was seen to go")
+                over.append(f"{neuron} is set to {share:.1f} x the end of its activation range")
         repeats = (self.repetition or 0) > (self.repetition_plain or 0) + 0.2
         return over + ["the continuation repeats itself"] * repeats
 
@@ -103,23 +103,23 @@ class SideEffects:
 def side_effects(
     model: Model,
     recipe: Recipe,
-    neutral: Sequence[str] = NEUTRAL,
-    held_out: Sequence[str] = (),
+    texts: Sequence[str] = HELD_OUT_TEXTS,
+    perplexity_texts: Sequence[str] = (),
     statistic: Statistic | None = None,
     budget: float | None = None,
 ) -> SideEffects:
     """Measure what edits change besides the answer.
 
-    neutral: texts that the edits should not change.
-    held_out: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
+    texts: texts whose beginnings are the held-out contexts.
+    perplexity_texts: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
     statistic: as of `steer`, an index's.
     budget: nats that the KL may cost; `SideEffects.warnings` says when it costs more.
     """
     recipe.check(model)
     edits = [edit.in_raw_units(statistic) for edit in recipe]
-    contexts = HeldOutContexts(model, neutral)
+    contexts = HeldOutContexts(model, texts)
     everywhere = [replace(edit, where="all") for edit in edits]
-    held = token_rows(model, held_out or neutral)
+    held = token_rows(model, perplexity_texts or texts)
     flip = FlipRecord.of(recipe)
     if flip:
         flip.check(model)
@@ -127,15 +127,17 @@ def side_effects(
     phrase = flip.phrase if flip and flip.top_k is None else ()
     old = new = repetition = repetition_plain = None
     if prompt:
-        before, after = (predicted(model, chosen, prompt, phrase or (0,)).softmax(-1).cpu() for chosen in ([], edits))
+        before, after = (
+            phrase_logits(model, chosen, prompt, phrase or (0,)).softmax(-1).cpu() for chosen in ([], edits)
+        )
         old = _change(model, (int(before[0].argmax()),), before, after)
         new = _change(model, phrase, before, after) if phrase else None
         repetition_plain, repetition = (_repetition(model, chosen, prompt) for chosen in ([], edits))
     ranged = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
     return SideEffects(
-        contexts.divergence(edits),
-        len(contexts.places),
-        _where(edits, len(contexts.places)),
+        contexts.off_target_kl(edits),
+        len(contexts.contexts),
+        _where(edits, len(contexts.contexts)),
         old,
         new,
         _perplexity(model, [], held),
@@ -151,7 +153,7 @@ def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of texts. Raises `InputError` where there is nothing to predict in one, or none."""
     rows = [model.token_ids(text) for text in texts]
     if not rows or any(len(ids) < 2 for ids in rows):
-        raise InputError("A neutral text is shorter than two tokens, or there is none; give whole sentences.")
+        raise InputError("A text is shorter than two tokens, or there is none; give whole sentences.")
     return rows
 
 
@@ -201,7 +203,7 @@ def _log_probabilities(
 class HeldOutContexts:
     """Held-out contexts of a model, and what it predicts there without edits."""
 
-    def __init__(self, model: Model, texts: Sequence[str] = NEUTRAL) -> None:
+    def __init__(self, model: Model, texts: Sequence[str] = HELD_OUT_TEXTS) -> None:
         """The contexts are `PLACES` beginnings of texts, the shortest first, cut at seeded inner tokens (and so not at
         full stops); fewer where texts are few and short."""
         generator, by_text = random.Random(0), []
@@ -209,17 +211,17 @@ class HeldOutContexts:
             by_text.append([row[:end] for end in range(min(2, len(row) - 1), len(row))])
             generator.shuffle(by_text[-1])
         taken = [place for places in zip_longest(*by_text) for place in places if place]
-        self.model, self.places = model, sorted(taken[:PLACES], key=len)
+        self.model, self.contexts = model, sorted(taken[:PLACES], key=len)
         self._plain: dict[tuple[int, bool], Tensor] = {}
 
-    def divergence(self, edits: Sequence[Edit]) -> float:
+    def off_target_kl(self, edits: Sequence[Edit]) -> float:
         """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
         tokens, at `CONTINUED` tokens that the plain model writes after it. Edits that name a position of their own
         prompt, or wait for a token, act at the last one."""
         anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
         writes, ends = _acting(edits)
         divergences = []
-        pairs = zip(map(len, self.places), self._continued if writes else self.places, strict=True)
+        pairs = zip(map(len, self.contexts), self._continued if writes else self.contexts, strict=True)
         for length, group in groupby(pairs, key=lambda pair: pair[0]):
             rows = [row for _, row in group]
             positions = list(range(length - 1, len(rows[0])))
@@ -234,11 +236,11 @@ class HeldOutContexts:
     @cached_property
     def _continued(self) -> list[list[int]]:
         """The contexts with the most probable tokens after them."""
-        room = self.model.context_length - len(self.places[-1])
+        room = self.model.context_length - len(self.contexts[-1])
         if room < 1:
-            return self.places
-        written = self.model.continuations(self.places, min(CONTINUED, room))
-        return [place + own for place, own in zip(self.places, written, strict=True)]
+            return self.contexts
+        written = self.model.continuations(self.contexts, min(CONTINUED, room))
+        return [place + own for place, own in zip(self.contexts, written, strict=True)]
 
 
 def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:

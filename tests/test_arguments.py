@@ -338,14 +338,17 @@ DOORS = {
         ("ice bear", 3, [3] * 20, None),
     ),
     "find_concept.method": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method=x), NO_NAME),
-    "find_concept.most": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, most=x), NO_COUNT),
+    "find_concept.max_neurons": (
+        lambda at, x: icebear.find_concept(at.model, at.examples, at.others, max_neurons=x),
+        NO_COUNT,
+    ),
     "find_concept.sites": (
         lambda at, x: icebear.find_concept(at.model, at.examples, at.others, sites=x),
         ("x", 3, [], [3], "head"),
     ),
     "find_concept.seed": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, seed=x), NO_SEED),
     "find_concept.words": (
-        lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method="w2", words=x),
+        lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method="w_out", words=x),
         ((), 3, [3]),
     ),
     "apply_patch": (lambda at, x: icebear.apply_patch(at.model.net, x), (3, None, "none.safetensors")),

@@ -22,15 +22,15 @@ from icebear.concepts.concept import topics as latent_topics
 from icebear.concepts.concept.choosing import universal
 from icebear.concepts.concept.reading import read
 from icebear.concepts.concept.topics import CONCEPTS, split_of, topics
-from icebear.concepts.concept.vectors import pushed, streams
+from icebear.concepts.concept.vectors import stream_means, vector_added
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
 from icebear.steering.concept import finding
-from icebear.steering.concept.likeness import Likeness, likeness, nearest
+from icebear.steering.concept.similarity import ConceptSimilarity, concept_similarity, nearest
 from icebear.steering.evaluations import concepts as evaluation
-from icebear.steering.side_effects import NEUTRAL, HeldOutContexts, strength_at
+from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, strength_at
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SONGS = [TOPICS["song"][start::3] for start in range(3)]
@@ -82,11 +82,11 @@ def test_a_planted_concept_is_found_exactly(found):
     assert found.provenance["auroc"] == 1
 
 
-@pytest.mark.parametrize("by", ["cna", "relevance", "w2"])
+@pytest.mark.parametrize("by", ["cna", "relevance", "w_out"])
 def test_other_ways_take_the_same_road(model, by):
     found = find_concept(model, texts(80, True), texts(80, False), by, by, sites=("ffn",), words=TOPICS["song"][:3])
     assert found.provenance["found_by"] == by
-    assert 1 <= len(found) <= finding.MOST
+    assert 1 <= len(found) <= finding.MAX_NEURONS
     assert {row["neurons"] for row in found.provenance["path"]} >= {1}
 
 
@@ -105,7 +105,7 @@ def test_nothing_is_chosen_on_the_texts_that_test(model, found):
     ]
     assert other.provenance["path"] == found.provenance["path"]
     assert other.provenance["auroc"] == 0
-    assert found.provenance["tested on"] == [20, 20]
+    assert found.provenance["tested_on"] == [20, 20]
 
 
 def test_shuffled_texts_give_no_concept(model):
@@ -159,7 +159,7 @@ def test_unknown_ways_and_missing_words_are_told(model):
         ({"method": "magic"}, "'magic'"),
         ({"method": "relevance"}, "words"),
         ({"method": "search"}, "store"),
-        ({"most": 0}, "not 0"),
+        ({"max_neurons": 0}, "not 0"),
     ):
         with pytest.raises(InputError, match=said):
             find_concept(model, texts(20, True), texts(20, False), **options)
@@ -180,7 +180,7 @@ def test_a_value_is_what_a_slow_twin_gives(model, found):
     assert measured.value == pytest.approx(twin, rel=1e-5)
     assert measured.value == pytest.approx(np.mean(measured.values[1:]))
     assert measured.values[0] == 0
-    assert measured.apart == (0,)
+    assert measured.excluded == (0,)
     assert "".join(measured.tokens).strip() == text
     songs = [word.strip() in TOPICS["song"] for word in measured.tokens]
     told = [value for value, song in zip(measured.values, songs, strict=True) if song]
@@ -227,11 +227,11 @@ def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, found):
 
 def test_a_price_is_met(smol, few_contexts):
     concept = Concept.of(smol, "north", {(Neuron(29, "ffn", 860), "+"): 1.0, (Neuron(24, "ffn", 299), "+"): 0.5})
-    places = HeldOutContexts(smol, NEUTRAL[:3])
+    contexts = HeldOutContexts(smol, HELD_OUT_TEXTS[:3])
     for kl in (0.02, 0.25):
-        recipe = concept.recipe(smol, kl=kl, neutral=places)
-        assert places.divergence(list(recipe)) == pytest.approx(kl, rel=0.05)
-        assert recipe.provenance["kl"] == pytest.approx(kl, rel=0.05)
+        recipe = concept.recipe(smol, kl=kl, held_out=contexts)
+        assert contexts.off_target_kl(list(recipe)) == pytest.approx(kl, rel=0.05)
+        assert recipe.provenance["off_target_kl"] == pytest.approx(kl, rel=0.05)
 
 
 @given(st.floats(1e-4, 2), st.floats(0.01, 30), st.floats(1.2, 3))
@@ -302,10 +302,10 @@ def test_another_models_concept_is_told(found):
 
 def test_likeness(model, found):
     other = Concept.of(model, "half", {(PLANTED[0], "+"): 1.0})
-    assert likeness((model, found), (model, found), texts(9, True)) == Likeness(
+    assert concept_similarity((model, found), (model, found), texts(9, True)) == ConceptSimilarity(
         pytest.approx(1), pytest.approx(1), pytest.approx(1)
     )
-    between = likeness((model, found), (model, other), texts(9, True))
+    between = concept_similarity((model, found), (model, other), texts(9, True))
     assert between.neurons == pytest.approx(1 / 3)
     assert 0 < between.directions < 1
     assert nearest(found, [other, Concept.of(model, "none", {(Neuron(0, "ffn", 50), "+"): 1.0})]) == [("half", 1 / 3)]
@@ -451,11 +451,11 @@ def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     monkeypatch.setattr(latent_topics, "ENOUGH", small)
     monkeypatch.setattr(latent_topics, "FEWEST", 4)
     monkeypatch.setattr(evaluation, "KLS", (0.1,))
-    monkeypatch.setattr(evaluation, "WAYS", ("means", "w2"))
+    monkeypatch.setattr(evaluation, "WAYS", ("means", "w_out"))
     monkeypatch.setattr(evaluation, "STEERED_SIZES", (5,))
-    monkeypatch.setattr(evaluation, "METHODS", ("means 5", "w2 5", "residual stream", "random neurons"))
+    monkeypatch.setattr(evaluation, "METHODS", ("means 5", "w_out 5", "residual stream", "random neurons"))
     monkeypatch.setattr(evaluation, "LAYER_STEP", 40)
-    monkeypatch.setattr(evaluation, "NEUTRAL", [text[:30] for text in NEUTRAL[:2]])
+    monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:30] for text in HELD_OUT_TEXTS[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:2])
     monkeypatch.setattr(evaluation, "NEW_TOKENS", 5)
     out = str(tmp_path / "out")
@@ -465,22 +465,22 @@ def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     assert {table["table"] for table in part["tables"]} == {"detection", "0.1 nats"}
     (line,) = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     cells = line["steered"]["0.1"]
-    assert {"means 5", "w2 5", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(
+    assert {"means 5", "w_out 5", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(
         cells
     )
     assert all(
         cell["off_target_kl"] == pytest.approx(0.1, rel=0.05) for cell in cells.values() if "off_target_kl" in cell
     )
-    assert cells["w2 5"]["words"] > cells["random neurons"]["words"]
+    assert cells["w_out 5"]["words"] > cells["random neurons"]["words"]
     assert (tmp_path / "out" / "frontier.png").stat().st_size > 10_000
 
 
 def test_a_vector_is_added_behind_a_layer_and_gone_afterwards(model):
     prompt, vector = texts(1, False)[0], torch.randn(32)
     plain = model.next_logits(prompt)
-    with pushed(model, 0, 0 * vector)():
+    with vector_added(model, 0, 0 * vector)():
         assert torch.equal(model.next_logits(prompt), plain)
-    with pushed(model, 0, vector)():
+    with vector_added(model, 0, vector)():
         stream = model.final_stream(model.encode([prompt]))
     twin = model.net.transformer.ln_f(model.net.transformer.h[0](_embedded(model, prompt)) + vector)
     torch.testing.assert_close(stream, twin)
@@ -494,7 +494,7 @@ def _embedded(model, prompt):
 
 def test_streams_are_means_behind_each_layer(model):
     rows = texts(3, True)
-    found = streams(model, rows)
+    found = stream_means(model, rows)
     for row, text in zip(found, rows, strict=True):
         twin = model.net.transformer.h[0](_embedded(model, text))[0, 1:].mean(0)
         np.testing.assert_allclose(row[0], twin.detach().numpy(), rtol=1e-4, atol=1e-5)

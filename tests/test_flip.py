@@ -21,7 +21,7 @@ from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.evaluations.flips import FlipPair, Flips, first_tokens, flips
 from icebear.steering.flipping.last_token import LastToken
-from icebear.steering.flipping.phrases import predicted, probability
+from icebear.steering.flipping.phrases import phrase_logits, phrase_probability
 from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.flipping.search import (
     CHOOSERS,
@@ -35,7 +35,7 @@ from icebear.steering.flipping.search import (
     margins,
 )
 from icebear.steering.side_effects import (
-    NEUTRAL,
+    HELD_OUT_TEXTS,
     HeldOutContexts,
     SideEffects,
     repeated_trigrams,
@@ -72,7 +72,7 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
         for edit in recipe:  # inside what the neurons were seen to be
             seen, place = calibrate(smol), (edit.neuron.layer, edit.neuron.index)
             assert seen.low[place] - 1e-4 <= edit.value <= seen.high[place] + 1e-4
-    shares = [row.of_its_range for row in FlipRecord.of(further).neurons]
+    shares = [row.range_share for row in FlipRecord.of(further).neurons]
     assert max(shares) > 1
 
 
@@ -245,7 +245,7 @@ def test_flips_of_other_families():
 
 def test_the_side_effects(smol, desert):
     held = ["The town lies at the mouth of a river."]
-    cost = side_effects(smol, desert, NEUTRAL[:1], held, budget=0.001)
+    cost = side_effects(smol, desert, HELD_OUT_TEXTS[:1], held, budget=0.001)
     assert cost.perplexity_everywhere > cost.perplexity > 1
     assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
     assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
@@ -254,12 +254,12 @@ def test_the_side_effects(smol, desert):
     assert plain[-1].probability == pytest.approx(cost.new.before, rel=1e-4)
     with steer(smol, desert):
         assert smol.probability(ICE_BEAR, " desert") == pytest.approx(cost.new.after, rel=1e-4)
-    assert "more than the budget of 0.001" in cost.warnings[0]
+    assert "over the budget of 0.001" in cost.warnings[0]
     empty = Recipe.for_model(smol, "nothing", [])
-    nothing = side_effects(smol, empty, NEUTRAL[:1], held)
-    assert (nothing.kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
+    nothing = side_effects(smol, empty, HELD_OUT_TEXTS[:1], held)
+    assert (nothing.off_target_kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
     assert (nothing.old, nothing.new, nothing.warnings) == (None, None, [])
-    assert nothing.perplexity == cost.perplexity != side_effects(smol, empty, NEUTRAL[:1]).perplexity
+    assert nothing.perplexity == cost.perplexity != side_effects(smol, empty, HELD_OUT_TEXTS[:1]).perplexity
     with pytest.raises(InputError, match="shorter"):
         side_effects(smol, desert, ["a"])
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
@@ -267,14 +267,14 @@ def test_the_side_effects(smol, desert):
 
 def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
     """Against a loop over some: at the last tokens of texts cut inside, and not zero there."""
-    places = HeldOutContexts(smol).places
+    places = HeldOutContexts(smol).contexts
     assert (len(places), len(set(map(tuple, places)))) == (48, 48)
-    texts = [smol.token_ids(text) for text in NEUTRAL]
+    texts = [smol.token_ids(text) for text in HELD_OUT_TEXTS]
     assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
-    some = HeldOutContexts(smol, NEUTRAL[:1])
-    kl = some.divergence(list(desert))
+    some = HeldOutContexts(smol, HELD_OUT_TEXTS[:1])
+    kl = some.off_target_kl(list(desert))
     found = []
-    for ids in some.places:
+    for ids in some.contexts:
         plain = smol.next_logits(ids).log_softmax(-1)
         with steer(smol, desert):
             edited = smol.next_logits(ids).log_softmax(-1)
@@ -285,10 +285,10 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
 
 def test_what_is_generated_is_priced_behind_the_places(letters):
     """Against teacher forcing one text at a time; an edit that names a position of its own prompt acts at the last."""
-    neutral = HeldOutContexts(letters, ["Good night.", "A bus."])
+    contexts = HeldOutContexts(letters, ["Good night.", "A bus."])
     edits = [Edit(Neuron(1, "ffn", 3), "set", 4.0, where="generated")]
     total = []
-    for ids in neutral.places:
+    for ids in contexts.contexts:
         whole = list(ids)
         for _ in range(16):
             whole.append(int(letters.next_logits(whole).argmax()))
@@ -297,9 +297,10 @@ def test_what_is_generated_is_priced_behind_the_places(letters):
             with steer(letters, [f"L1.ffn.3=4@position:{len(ids)}-{end}"]):
                 edited = letters.next_logits(whole[:end]).log_softmax(-1)
             total.append((plain.exp() * (plain - edited)).sum().item())
-    assert neutral.divergence(edits) == pytest.approx(sum(total) / len(total), rel=1e-3)
+    assert contexts.off_target_kl(edits) == pytest.approx(sum(total) / len(total), rel=1e-3)
     last, at = (
-        neutral.divergence([Edit(Neuron(1, "ffn", 3), "set", 4.0, where=where)]) for where in ("last", "position:40")
+        contexts.off_target_kl([Edit(Neuron(1, "ffn", 3), "set", 4.0, where=where)])
+        for where in ("last", "position:40")
     )
     assert last == at > 0
 
@@ -353,8 +354,8 @@ def test_a_phrase_comes(letters, source):
     assert list(FlipRecord.of(recipe).phrase) == phrase
     assert first_tokens(letters, recipe)["holds"]
     cost = side_effects(letters, recipe)
-    assert cost.kl > 0
-    assert cost.new.after == pytest.approx(probability(letters, recipe, prompt, phrase))
+    assert cost.off_target_kl > 0
+    assert cost.new.after == pytest.approx(phrase_probability(letters, recipe, prompt, phrase))
     assert cost.new.rank_after == 1 < cost.new.rank_before
 
 
@@ -384,7 +385,7 @@ def test_margins_of_a_phrase_are_those_of_the_steered_model(letters, generator):
             (generator.randrange(3), generator.randrange(20), generator.randrange(3)): generator.uniform(-9, 9)
             for _ in range(count)
         }
-        found = predicted(letters, _edits(edits), "the ice bear", phrase)
+        found = phrase_logits(letters, _edits(edits), "the ice bear", phrase)
         own = found[range(3), list(phrase)].clone()
         found[range(3), list(phrase)] = -torch.inf
         by_token = own - found.amax(-1)
@@ -487,18 +488,18 @@ def test_the_commands(tmp_path, monkeypatch):
     done = RUN.invoke(main, words)
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["provenance"]["side_effects"]["kl"] > 0.01
+    assert found["provenance"]["side_effects"]["off_target_kl"] > 0.01
     assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
     assert SideEffects.of(Recipe.load("d.json")).warnings
-    assert "more than the budget of 0.0001" in found["warnings"][0]
+    assert "over the budget of 0.0001" in found["warnings"][0]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert found["edits"][0] in shown.stdout
-    assert "more than the budget of 0.0001" in shown.stdout
+    assert "over the budget of 0.0001" in shown.stdout
     assert "Perplexity of held-out sentences" in shown.stdout
     checked = RUN.invoke(main, ["recipe", "check", "d.json"])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
-    away = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--top-k", "2", "--neutral", "n.txt", "--save", "a.json"])
+    away = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--top-k", "2", "--held-out", "n.txt", "--save", "a.json"])
     assert "not Arctic" in away.stdout, away.stderr
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
@@ -519,7 +520,7 @@ def test_the_commands(tmp_path, monkeypatch):
     (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
-    big = {**found["provenance"]["side_effects"], "kl": 10**400}
+    big = {**found["provenance"]["side_effects"], "off_target_kl": 10**400}
     effects = ({"side_effects": one} for one in (3, {"where": 3}, big))
     for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *effects):
         (tmp_path / "b.json").write_text(json.dumps({**found, "provenance": broken}))
@@ -529,9 +530,9 @@ def test_the_commands(tmp_path, monkeypatch):
     assert RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--top-k", "3"]).exit_code == 2
     for text, message in (("", "text"), ("a", "shorter")):
         (tmp_path / "n.txt").write_text(text)
-        wrong = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--neutral", "n.txt"])
+        wrong = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--held-out", "n.txt"])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
-    unread = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--neutral", "none"])
+    unread = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--held-out", "none"])
     assert (unread.exit_code, "cannot be read" in unread.stderr) == (1, True)
     for command in (["recipe", "combine", "d.json"], ["flip", ICE_BEAR, "--to", " Arctic"]):
         nowhere = RUN.invoke(main, [*command, "--save", "no/x.json"])

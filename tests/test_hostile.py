@@ -120,9 +120,9 @@ steer --model tiny "a" --recipe {long}
 steer --model tiny "a" --recipe /dev/null
 steer --model tiny --messages roles.json --edit "L1.ffn.3=1"
 flip --model tiny "a" --to "b" --max-neurons 0
-flip --model tiny "a" --to "b" --max-neurons 1 --neutral none.txt
-flip --model tiny "a" --to "b" --max-neurons 1 --neutral empty
-flip --model tiny "a" --to "b" --max-neurons 1 --neutral latin.txt
+flip --model tiny "a" --to "b" --max-neurons 1 --held-out none.txt
+flip --model tiny "a" --to "b" --max-neurons 1 --held-out empty
+flip --model tiny "a" --to "b" --max-neurons 1 --held-out latin.txt
 flip --model tiny "a" --to "b" --paraphrases bytes.jsonl
 flip --model tiny "a" --to "b" --budget nan
 flip --model tiny "a" --to "b" --budget -1

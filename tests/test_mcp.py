@@ -242,7 +242,7 @@ def test_what_edits_do(session, model):
 def test_concepts(session, generator):
     words = [["ice", "snow", "cold"], ["sand", "sun", "hot"]]
     texts = [[" ".join(generator.choices(some, k=6)) for _ in range(20)] for some in words]
-    found = told(session, "concept_find", name="cold", with_texts=texts[0], without_texts=texts[1], most=3)
+    found = told(session, "concept_find", name="cold", with_texts=texts[0], without_texts=texts[1], max_neurons=3)
     assert found["auroc"] > 0.5
     measured = told(session, "concept_measure", concept=found["handle"], text="ice snow cold")
     assert measured["value"] > told(session, "concept_measure", concept=found["handle"], text="hot sand sun")["value"]

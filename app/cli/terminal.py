@@ -18,7 +18,7 @@ from icebear.actmax.labels import score_text
 from icebear.actmax.page import RELMAX, counted, nearest_title
 from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.render import color, hexadecimal, ink, shares, visible
-from icebear.steering.flipping.phrases import in_a_line
+from icebear.steering.flipping.phrases import prompt_line
 from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.side_effects import SideEffects
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
     from icebear.steering.comparison import Comparison
-    from icebear.steering.concept.concept import Concept, Measured, Through
-    from icebear.steering.concept.likeness import Likeness
+    from icebear.steering.concept.concept import Concept, Measured, PassThrough
+    from icebear.steering.concept.similarity import ConceptSimilarity
 
 LONG = 240
 """The most characters of a text in a table."""
@@ -48,7 +48,7 @@ RANKED_BY = {
     "means": "difference of means",
     "cna": "difference of means at the last token",
     "relevance": "relevance for the words",
-    "w2": "W2 rows on the words",
+    "w_out": "W_out rows on the words",
     "search": "search for the words",
 }
 
@@ -394,7 +394,7 @@ def comparison_table(comparison: Comparison) -> Table:
     """Plain and steered text side by side, with the most probable first tokens."""
     sides = (comparison.plain, comparison.steered)
     end = "\n" if not isinstance(comparison.prompt, str) else "" if comparison.task == "causal" else " → "
-    begin = in_a_line(comparison.prompt) + end
+    begin = prompt_line(comparison.prompt) + end
     table = Table(box=box.ROUNDED, expand=True)
     for name in ("plain", "steered"):
         table.add_column(name, ratio=1, overflow="fold")
@@ -430,7 +430,7 @@ def _edits_table(recipe: Recipe, records: Sequence[FlipRecord]) -> Table:
     for edit in recipe:
         rows.append([str(edit)])
         if row := neurons.get(edit.neuron):
-            share = "outside" if row.of_its_range is None else f"{row.of_its_range:.2f} x"
+            share = "outside" if row.range_share is None else f"{row.range_share:.2f} x"
             words = (", ".join(map(visible, side)) for side in (row.promotes, row.suppresses))
             rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
             rows[-1] += ["\n".join(row.examples) for _ in examples]
@@ -453,7 +453,7 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
     if effects.repetition is not None:
         lines.append(f"Repetition after it: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}")
     warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
-    price = Text(f"Price: {effects.kl:.4f} nats of KL {effects.where}")
+    price = Text(f"Off-target KL: {effects.off_target_kl:.4f} nats {effects.where}")
     return [price, *([table] if rows else []), *map(Text, lines), *warnings]
 
 
@@ -479,8 +479,10 @@ def found_by(concept: Concept) -> list[str]:
     record = concept.provenance
     if "auroc" not in record:
         return [f"made by {record.get('found_by', 'hand')}"]
-    positive, negative = record["tested on"]
-    tried = ", ".join(dict.fromkeys(f"{row['neurons']} by {row['way']} {row['auroc']:.2f}" for row in record["path"]))
+    positive, negative = record["tested_on"]
+    tried = ", ".join(
+        dict.fromkeys(f"{row['neurons']} by {row['detector']} {row['auroc']:.2f}" for row in record["path"])
+    )
     lines = [
         f"AUROC {record['auroc']:.3f} ± {record['error']:.3f} on {positive} texts with it and {negative} without that "
         f"nothing was chosen on (chance 0.5)",
@@ -503,20 +505,20 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
     return grid("concept", ">neurons", ">AUROC", "found by", "model", rows=rows)
 
 
-def likeness_table(likeness: Likeness, texts: int) -> Table:
+def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
     """How similar two concepts are, by three measures."""
     values = {
-        ("neurons", "share of (neuron, sign) that both have"): likeness.neurons,
-        ("directions", "cosine of what they write"): likeness.directions,
-        ("measures", f"correlation of their values of {texts} texts"): likeness.measures,
+        ("neurons", "share of (neuron, sign) that both have"): similarity.neurons,
+        ("directions", "cosine of what they write"): similarity.directions,
+        ("measures", f"correlation of their values of {texts} texts"): similarity.measures,
     }
     shown = {name: "two models" if value is None else f"{value:.2f}" for name, value in values.items()}
     return grid("by", ">alike", "what that is", rows=((by, value, about) for (by, about), value in shown.items()))
 
 
-def measured_report(rows: Sequence[Measured], passing: Through | None = None) -> Group:
+def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None) -> Group:
     """What a concept measures in one text, token by token, or in several."""
-    maps = [heatmap(row.tokens, list(row.values), row.apart) for row in rows]
+    maps = [heatmap(row.tokens, list(row.values), row.excluded) for row in rows]
     first = rows[0]
     if len(rows) > 1:
         values = ((f"{row.value:+.2f}", text) for row, text in zip(rows, maps, strict=True))
@@ -532,7 +534,7 @@ def measured_report(rows: Sequence[Measured], passing: Through | None = None) ->
 def steered_line(concept: Concept, recipe: Recipe, plain: float, steered: float) -> Text:
     """How strongly a concept was steered, and its values in both texts."""
     record = recipe.provenance
-    price = f", {record['kl']:.3f} nats at held-out contexts" if "kl" in record else ""
+    price = f", {record['off_target_kl']:.3f} nats at held-out contexts" if "off_target_kl" in record else ""
     return Text(
         f"{concept.name}{' suppressed' * record['suppress']} at strength {record['strength']:.3g}{price}; measured by "
         f"the plain model in what was written: {plain:+.2f} plain, {steered:+.2f} steered.",

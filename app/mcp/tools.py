@@ -307,7 +307,7 @@ class Tools:
             raw = [edit.in_raw_units(statistic) for edit in parsed]
         control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
-        return self._steered(comparison, control, self.session.held_out.divergence(raw))
+        return self._steered(comparison, control, self.session.held_out.off_target_kl(raw))
 
     def _steered(self, comparison: Comparison, control: RandomControl, kl: float) -> Answer:
         """Both texts, the most probable first tokens of each, the control, and the side effects."""
@@ -320,7 +320,7 @@ class Tools:
         }
 
     def _side_effects(self, kl: float) -> Answer:
-        places = len(self.session.held_out.places)
+        places = len(self.session.held_out.contexts)
         text = f"{kl:.3f} nats of KL divergence at the next token of {places} held-out contexts (0: nothing changes)"
         return {"side_effects": text, "off_target_kl": kl}
 
@@ -353,7 +353,7 @@ class Tools:
         lists = {"edits": [{"edit": line} for line in lines]}
         return {
             "edits": lines,
-            **self._steered(comparison, control, effects.kl),
+            **self._steered(comparison, control, effects.off_target_kl),
             "warnings": effects.warnings,
             "handle": self.session.keep("recipe", recipe, lists, json=recipe.to_json),
         }
@@ -362,12 +362,14 @@ class Tools:
 
     @tool
     def concept_find(
-        self, ctx: Context, name: Name, with_texts: Texts, without_texts: Texts, most: Count = 20
+        self, ctx: Context, name: Name, with_texts: Texts, without_texts: Texts, max_neurons: Count = 20
     ) -> Answer:
         """Find the fewest neurons that separate texts with a concept from otherwise similar texts without it. The score
         is measured on a held-out quarter of the texts; chance is 0.5."""
         model = self.session.model
-        concept = find_concept(model, with_texts, without_texts, name, most=most, on_progress=reporting(ctx))
+        concept = find_concept(
+            model, with_texts, without_texts, name, max_neurons=max_neurons, on_progress=reporting(ctx)
+        )
         rows = [part.to_dict() for part in concept.parts]
         score = {part: concept.provenance[part] for part in ("auroc", "error")}
         handle = self.session.keep("concept", concept, {"neurons": rows}, json=concept.to_json)
@@ -379,7 +381,7 @@ class Tools:
         index, or a .json file in the server's folder."""
         measured = self._concept(concept).measure(self.session.model, text)
         rows = [
-            {"position": place, "token": token, "value": value, "counted": place not in measured.apart}
+            {"position": place, "token": token, "value": value, "counted": place not in measured.excluded}
             for place, (token, value) in enumerate(zip(measured.tokens, measured.values, strict=True))
         ]
         return {"value": measured.value, "tokens": _largest(rows, ROWS, "value")}
@@ -400,7 +402,7 @@ class Tools:
         model, read, used, report = self.session.model, _read(prompt, chat), self._concept(concept), reporting(ctx)
         if not any(part.weight for part in used.parts):
             raise InputError(f"The concept {used.name!r} has no neurons to steer.")
-        recipe = used.recipe(model, kl=kl, suppress=suppress, neutral=self.session.held_out)
+        recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=self.session.held_out)
         edits = list(recipe)
         others = random_edits(model, edits, DRAWS)
 
@@ -421,7 +423,7 @@ class Tools:
             "measured_steered": steered,
             "control": RandomControl(what, instead, number, plain, steered, tuple(drawn)).to_dict(),
             "as_requested": steered < plain if suppress else steered > plain,
-            **self._side_effects(recipe.provenance["kl"]),
+            **self._side_effects(recipe.provenance["off_target_kl"]),
         }
 
     def _concept(self, name: str) -> Concept:

@@ -46,7 +46,7 @@ def _choose() -> None:
         if columns[2].button("Find", type="primary", key="find_concept"):
             with ui.progress("Reading") as step:
                 concept = find_concept(
-                    ui.model(), positive.splitlines(), negative.splitlines(), name, most=most, on_progress=step
+                    ui.model(), positive.splitlines(), negative.splitlines(), name, max_neurons=most, on_progress=step
                 )
             st.session_state["concept"] = concept.to_dict()
         uploaded = st.file_uploader("Or a saved concept", "json", key="concept_file")
@@ -80,7 +80,7 @@ def _measure(concept: Concept) -> None:
     text = ui.typed(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
     if text.strip():
         result = concept.measure(ui.model(), text)
-        st.html(ui.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.apart)))
+        st.html(ui.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
         st.caption(ui.plain(f"{result.value:+.2f}. {DEVIATIONS}"))
 
 

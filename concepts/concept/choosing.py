@@ -24,7 +24,7 @@ UNIVERSAL, EVERYWHERE = 0.001, 0.8
 class Choice:
     """Columns and weights (of standardized activations) that detect a concept, and their AUROC on the test texts."""
 
-    way: str
+    detector: str
     columns: np.ndarray
     weights: np.ndarray
     auroc: float
@@ -51,11 +51,11 @@ def choose(
     weights: np.ndarray,
     learn: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
-    most: int,
+    max_neurons: int,
     seed: int,
 ) -> tuple[Choice, list[Choice]]:
-    """Return the fewest neurons, at most `most`, within `TOLERANCE` of the best AUROC on test texts, and all choices:
-    the first of the ranking with their weights, and L1-penalized logistic models over the first `CANDIDATES`.
+    """Return the smallest choice within `TOLERANCE` of the best AUROC on the test texts, and all choices tried:
+    the first neurons of the ranking with their weights, and L1-penalized logistic models over the first `CANDIDATES`.
 
     ranked: columns, the best first. learn, test: standardized activations (S, N), and which texts have the concept.
     """
@@ -63,8 +63,8 @@ def choose(
     from sklearn.linear_model import LogisticRegression
 
     tried = []
-    for size in sorted({*SIZES, most}):
-        if size <= min(most, len(ranked)):
+    for size in sorted({*SIZES, max_neurons}):
+        if size <= min(max_neurons, len(ranked)):
             tried.append(("means", ranked[:size], weights[ranked[:size]]))
     candidates = ranked[:CANDIDATES]
     for penalty in PENALTIES:
@@ -73,9 +73,11 @@ def choose(
         )
         coefficients = model.fit(learn[0][:, candidates], learn[1]).coef_[0]
         chosen = np.flatnonzero(coefficients)
-        if 0 < len(chosen) <= most:
+        if 0 < len(chosen) <= max_neurons:
             tried.append(("logistic", candidates[chosen], coefficients[chosen]))
-    choices = [Choice(way, columns, own, auroc(test[0][:, columns] @ own, test[1])) for way, columns, own in tried]
+    choices = [
+        Choice(detector, columns, own, auroc(test[0][:, columns] @ own, test[1])) for detector, columns, own in tried
+    ]
     bar = max(choice.auroc for choice in choices) - TOLERANCE
     near = [choice for choice in choices if choice.auroc >= bar]
     return min(near, key=lambda choice: (len(choice.columns), -choice.auroc)), choices

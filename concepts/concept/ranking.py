@@ -53,7 +53,7 @@ class Material:
     store: Store | None
 
     @property
-    def apart(self) -> np.ndarray:
+    def mean_differences(self) -> np.ndarray:
         """(N,) differences of the means over sentences, in standard deviations of the texts without the concept."""
         return separation(self.x[self.rank], self.positive[self.rank])
 
@@ -66,13 +66,13 @@ class Material:
 def word_ids(model: Model, words: Sequence[str]) -> list[int]:
     """Return the first token of each word, with a space before it. Raises `InputError` without words."""
     if not words:
-        raise InputError("To find a concept by relevance or w2, give the concept's words.")
+        raise InputError("To find a concept by relevance or w_out, give the concept's words.")
     return list(dict.fromkeys(model.tokens_of(f" {word.strip()}")[0] for word in words))
 
 
 def means(data: Material) -> Ranking:
     """Rank by the difference of the means over sentences, in standard deviations of the texts without the concept."""
-    return data.ordered(np.abs(data.apart)), data.apart
+    return data.ordered(np.abs(data.mean_differences)), data.mean_differences
 
 
 def cna(data: Material) -> Ranking:
@@ -80,7 +80,7 @@ def cna(data: Material) -> Ranking:
     2605.12290; CNA uses FFN neurons only, this function the sites of the data)."""
     last = data.seen.last[data.rank]
     scores = np.abs(separation(last, data.positive[data.rank]))
-    return data.ordered(scores)[: max(1, round(CNA * len(scores)))], data.apart
+    return data.ordered(scores)[: max(1, round(CNA * len(scores)))], data.mean_differences
 
 
 def relevance(data: Material) -> Ranking:
@@ -103,7 +103,7 @@ def relevance(data: Material) -> Ranking:
             by_site = neurons.row(row)[0]
             for (site, layer), columns in places.items():
                 scores[columns] += by_site[site][layer, 1:length].sum(0).double().numpy()
-    return data.ordered(scores), data.apart
+    return data.ordered(scores), data.mean_differences
 
 
 class CenteredLogits(Target):
@@ -119,7 +119,7 @@ class CenteredLogits(Target):
 
 
 @torch.no_grad()
-def w2(data: Material) -> Ranking:
+def w_out(data: Material) -> Ranking:
     """Rank by what W_out rows add to the logits of the concept's words, less the mean logit; the sign that adds."""
     model, ids = data.model, word_ids(data.model, data.words)
     size = vocabulary(model).out_features
@@ -143,7 +143,7 @@ def search(data: Material) -> Ranking:
     columns = [column[neuron] for neuron in hits if neuron in column]
     if not columns:
         raise InputError(f"{data.store.path} finds no neuron for {' '.join(data.words)!r}; give other words.")
-    return np.array(columns), data.apart
+    return np.array(columns), data.mean_differences
 
 
-RANKINGS: dict[str, Callable[[Material], Ranking]] = {by.__name__: by for by in (means, cna, relevance, w2, search)}
+RANKINGS: dict[str, Callable[[Material], Ranking]] = {by.__name__: by for by in (means, cna, relevance, w_out, search)}

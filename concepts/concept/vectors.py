@@ -15,7 +15,7 @@ from icebear.concepts.models.model import Model
 
 
 @torch.no_grad()
-def streams(model: Model, texts: Sequence[str]) -> np.ndarray:
+def stream_means(model: Model, texts: Sequence[str]) -> np.ndarray:
     """(S, L, D) means of the residual stream after each layer, over the tokens that count."""
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
     means: dict[int, np.ndarray] = {}
@@ -36,7 +36,7 @@ def streams(model: Model, texts: Sequence[str]) -> np.ndarray:
     return np.stack([means[number] for number in range(len(rows))])
 
 
-def pushed(model: Model, layer: int, vector: Tensor) -> Callable[[], AbstractContextManager[None]]:
+def vector_added(model: Model, layer: int, vector: Tensor) -> Callable[[], AbstractContextManager[None]]:
     """Make a context in which `vector` (D,) is added to the residual stream after a layer, at every token."""
 
     def push(module: Any, args: Any, output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`Concept`: neurons with weights; measured in a text, turned up and down, saved."""
+"""`Concept`: neurons with weights, which are measured in a text, steered, and saved."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """A concept in a text, in standard deviations over the sentences that it was compared with when it was found."""
+    """A concept measured in a text, in standard deviations over the texts without the concept."""
 
     concept: str
     tokens: tuple[str, ...]
     values: tuple[float, ...]
-    """One a token; 0 for those that do not count (the first, and special ones)."""
+    """One for each token; 0 for tokens that do not count (the first one, and special tokens)."""
     value: float
-    """Of the text: the mean over the tokens that count."""
-    apart: tuple[int, ...]
+    """The value of the text: the mean over the tokens that count."""
+    excluded: tuple[int, ...]
     """The positions of the tokens that do not count."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"concept": self.concept, "value": self.value, "tokens": list(self.tokens), "values": list(self.values)}
 
     def to_html(self) -> str:
-        """A self-contained page."""
+        """Return a self-contained page."""
         return page(f"icebear concept {self.concept}", self._repr_html_())
 
     def _repr_html_(self) -> Markup:
@@ -61,7 +61,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Through:
+class PassThrough:
     """How much of the logit of the most probable next token passes through a concept."""
 
     target: str
@@ -80,13 +80,13 @@ class ConceptNeuron:
 
     neuron: Neuron
     polarity: str
-    """``+`` or ``-``: to which side it goes where the concept is."""
+    """``+`` or ``-``: the sign of its activation, relative to the mean, where the concept is present."""
     weight: float
     mean: float
-    """Over sentences of the corpus, of the neuron's mean in each; and its standard deviation:"""
+    """The mean over the texts without the concept of the neuron's mean activation in each; `std` is its deviation."""
     std: float
     max_activation: float
-    """The largest activation of that polarity that was seen."""
+    """The largest activation of this polarity in all texts; for ``-`` the smallest activation."""
 
     def __post_init__(self) -> None:
         one_of(self.polarity, "polarity", POLARITIES)
@@ -104,8 +104,11 @@ class ConceptNeuron:
 
 @dataclass(frozen=True)
 class Concept(Saved, Tabled):
-    """What its parts do together. A text's value is the mean of its tokens' values, in standard deviations over the
-    sentences that it was compared with when it was found; 0 is their mean."""
+    """A latent concept: a weighted set of neurons, which can be measured in a text and steered.
+
+    The value of a token is the weighted sum of the neurons' standardized activations; the value of a text is the mean
+    over its tokens. Zero is the mean, and one the standard deviation, of the texts without the concept.
+    """
 
     name: str
     parts: tuple[ConceptNeuron, ...]
@@ -122,16 +125,16 @@ class Concept(Saved, Tabled):
 
     @property
     def about(self) -> str:
-        """How many neurons, and how well they tell texts that they were not chosen on, in a line."""
+        """Describe in one line how many neurons it has, and their AUROC on held-out texts."""
         count = f"{len(self)} neuron{'s' * (len(self) != 1)} of {self.model_name}"
         score = self.provenance.get("auroc")
         if score is None:
             return f"{count}; not measured on other texts"
-        held = " and ".join(map(str, self.provenance.get("tested on", [])))
+        held = " and ".join(map(str, self.provenance.get("tested_on", [])))
         return f"{count}; AUROC {score:.2f} on {held} other texts with it and without (chance 0.5)"
 
     def __mul__(self, weight: float) -> Concept:
-        """The same neurons, each weighing so much more."""
+        """Multiply the weight of each neuron."""
         weight = real(weight, "The weight of a concept", POSITIVE)
         return replace(self, parts=tuple(replace(part, weight=part.weight * weight) for part in self.parts))
 
@@ -141,7 +144,7 @@ class Concept(Saved, Tabled):
         """Raise `InputError` if this concept was found in another model."""
         if self.model_fingerprint != model.fingerprint:
             raise InputError(
-                f"The concept {self.name!r} is one of {self.model_name} ({self.model_fingerprint}), not of "
+                f"The concept {self.name!r} is of {self.model_name} ({self.model_fingerprint}), not of "
                 f"{model.name} ({model.fingerprint}); find it there from the same examples."
             )
         for part in self.parts:
@@ -151,8 +154,25 @@ class Concept(Saved, Tabled):
 
     @classmethod
     def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
-        """Make a concept by hand, of (neuron or its id, polarity) -> weight. Means and deviations are over icebear's
-        calibration texts."""
+        """Make a concept by hand.
+
+        Parameters
+        ----------
+        weights
+            (neuron or its id, polarity) -> weight above 0.
+        **provenance
+            Additional provenance, JSON-ready.
+
+        Returns
+        -------
+        Concept
+            The means and standard deviations of its neurons are over icebear's calibration texts.
+
+        Raises
+        ------
+        InputError
+            For a neuron that the model does not have, a neuron given twice, or a weight that is not positive.
+        """
         if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
             raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
         neurons = [model.check(neuron) for neuron, _ in weights]
@@ -170,8 +190,11 @@ class Concept(Saved, Tabled):
 
     @classmethod
     def of_group(cls, graph: Graph, group: Group | str) -> Concept:
-        """The neurons of a circuit's group (or the group of a name), weighted by the absolute value of their scores.
-        A neuron's polarity is the sign of its activation minus that in the counterfactual prompt."""
+        """Make a concept of the neurons of a circuit's group (or of the group with this name).
+
+        The weights are the absolute scores. The polarity of a neuron is the sign of its activation minus its activation
+        in the counterfactual prompt. Raises `InputError` for a group with whole attention heads.
+        """
         group = graph.group(group)
         weights: dict[tuple[Neuron, str], float] = {}
         for node in group.nodes:
@@ -187,11 +210,12 @@ class Concept(Saved, Tabled):
     # --- used ---------------------------------------------------------------------------------------------
 
     def measure(self, model: Model, text: PromptLike) -> Measured:
-        """How much of the concept is in each token of a text, and in all of it."""
+        """Measure the concept in a text and in each of its tokens. Raises `InputError` for a text without a token that
+        counts, and for another model."""
         return self.measures(model, [text])[0]
 
     def measures(self, model: Model, texts: Sequence[PromptLike]) -> list[Measured]:
-        """`measure` of many texts. Raises `InputError` for a text in which no token counts."""
+        """Return `measure` of many texts, which are read in batches."""
         self.check(model)
         rows = [model.ids(text) for text in several(texts)]
         counted = [counts(model, ids) for ids in rows]
@@ -205,13 +229,19 @@ class Concept(Saved, Tabled):
         see_each(model, rows, [part.neuron for part in self.parts], see)
         found = []
         for ids, places, own in zip(rows, counted, values, strict=True):
-            apart = tuple(sorted(set(range(len(ids))) - set(places)))
+            excluded = tuple(sorted(set(range(len(ids))) - set(places)))
             mean = float(own[places].mean())
-            found.append(Measured(self.name, model.pieces(ids), tuple(own.tolist()), mean, apart))
+            found.append(Measured(self.name, model.pieces(ids), tuple(own.tolist()), mean, excluded))
         return found
 
-    def through(self, model: Model, prompt: PromptLike) -> Through:
-        """How much of what the model predicts after a prompt passes through its neurons."""
+    def through(self, model: Model, prompt: PromptLike) -> PassThrough:
+        """Measure how much of the logit of the most probable next token passes through the concept's neurons.
+
+        Returns
+        -------
+        PassThrough
+            The share by CP-LRP, and the share that is lost when the neurons take their means.
+        """
         self.check(model)
         neurons = [part.neuron for part in self.parts]
         by_place = columns_of(neurons).items()
@@ -224,7 +254,7 @@ class Concept(Saved, Tabled):
         where = f"position:1-{len(model.ids(prompt))}"
         with steer(model, [Edit(part.neuron, "set", part.mean, where=where) for part in self.parts]):
             left = model.next_logits(prompt)[token].item()
-        return Through(model.answer_text(token), logit, passing / logit, (logit - left) / logit)
+        return PassThrough(model.answer_text(token), logit, passing / logit, (logit - left) / logit)
 
     def recipe(
         self,
@@ -234,32 +264,42 @@ class Concept(Saved, Tabled):
         where: str = "all",
         decay: float = 1.0,
         suppress: bool = False,
-        neutral: HeldOutContexts | None = None,
+        held_out: HeldOutContexts | None = None,
     ) -> Recipe:
-        """Edits that amplify the concept, or suppress it.
+        """Return edits that amplify the concept, or suppress it.
 
-        strength: what is added to the activation of the neuron with the largest weight, as a multiple of the furthest
-            that it was seen to go to its side; to others in proportion to their weights.
-        kl: instead, nats that the edits are to cost at held-out contexts (see `icebear.steering.side_effects`); the
+        Parameters
+        ----------
+        strength
+            The neuron with the largest weight is moved by this multiple of its max activation, the others in proportion
+            to their weights.
+        kl
+            Instead of `strength`: the off-target KL in nats (see `icebear.steering.side_effects`), for which the
             strength is searched.
-        where, decay: as of `Edit`.
-        neutral: other held-out contexts than icebear's own.
-        Raises `InputError` where that price cannot be reached.
+        where, decay
+            As of `Edit`.
+        held_out
+            The contexts at which the off-target KL is measured; default icebear's.
+
+        Raises
+        ------
+        InputError
+            If the off-target KL cannot be reached, or if both or neither of `strength` and `kl` are given.
         """
         self.check(model)
         if (strength is None) is (kl is None):
-            raise InputError("Say either a strength or a price (kl).")
+            raise InputError("Give either a strength or an off-target KL (kl).")
         if kl is not None:
-            real(kl, "The price (kl)", POSITIVE)
+            real(kl, "The off-target KL (kl)", POSITIVE)
         else:
             real(strength, "The strength of a concept", 0)
         cost: dict[str, float] = {}
         if not self.parts:
             strength = 0.0
         elif kl is not None:
-            contexts = neutral or HeldOutContexts(model)
-            strength, cost["kl"] = strength_at(
-                kl, lambda strength: contexts.divergence(self._edits(strength, where, decay, suppress))
+            contexts = held_out or HeldOutContexts(model)
+            strength, cost["off_target_kl"] = strength_at(
+                kl, lambda strength: contexts.off_target_kl(self._edits(strength, where, decay, suppress))
             )
         edits = self._edits(strength, where, decay, suppress) if strength else []
         neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
@@ -277,7 +317,7 @@ class Concept(Saved, Tabled):
     # --- shown ------------------------------------------------------------------------------
 
     def to_frame(self) -> pandas.DataFrame:
-        """Its neurons as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
+        """Return a pandas table with one row for each neuron; `to_arrow` returns an Arrow table."""
         import pandas
 
         return pandas.DataFrame([part.to_dict() for part in self.parts])

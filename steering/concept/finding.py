@@ -1,4 +1,4 @@
-"""`find_concept`: the few neurons that tell texts with a concept from texts without it."""
+"""`find_concept`: find the few neurons that separate texts with a concept from texts without it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from icebear.db.store import Store
 
 FEWEST = 16
-"""The least number of texts of each kind; with fewer there are none left to test on."""
+"""The minimum number of texts of each kind; with fewer, too few are left to test on."""
 PARTS = (0.5, 0.75)
 """Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
-MOST = 20
+MAX_NEURONS = 20
 SITES = ("ffn", "attn")
 
 
@@ -33,26 +33,51 @@ def find_concept(
     others: Sequence[str],
     name: str = "concept",
     method: str = "means",
-    most: int = MOST,
+    max_neurons: int = MAX_NEURONS,
     sites: Sequence[str] = SITES,
     words: Sequence[str] = (),
     store: Store | None = None,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Concept:
-    """The fewest neurons, at most `most`, that tell `examples` from `others` nearly as well as any tried number does.
+    """Find the fewest neurons that separate `examples` from `others` nearly as well as the best set that is tried.
 
-    method: by what neurons are ranked, a name of `icebear.concepts.concept.ranking.RANKINGS`: ``means`` (difference of
-        their means over a sentence), ``cna`` (at the last token), ``relevance`` (for `words`), ``w2`` (what they write
-        to the logits of `words`), ``search`` (`store`'s neurons of `words`). How many, and their weights, are then
-        chosen on texts that they were not ranked on; `provenance` has the path, and the AUROC on texts that nothing was
-        chosen on.
-    words: the concept's, for the three methods that need them.
-    on_progress: of (done, total) texts read.
-    Raises `InputError` for too few texts, texts of both kinds, and an unknown method.
+    Half of the texts of each kind rank neurons, a quarter chooses how many and their weights, a quarter tests the
+    result.
+
+    Parameters
+    ----------
+    examples, others
+        Texts with and without the concept, at least 16 of each.
+    method
+        The ranking, a name in `icebear.concepts.concept.ranking.RANKINGS`: ``means`` (difference of mean activations
+        over a sentence), ``cna`` (at the last token), ``relevance`` (for `words` as the next token), ``w_out`` (what
+        W_out rows add to the logits of `words`) or ``search`` (the neurons that `store` finds for `words`).
+    max_neurons
+        The maximum number of neurons.
+    sites
+        The sites whose neurons are ranked.
+    words
+        The words of the concept, for the last three methods.
+    on_progress
+        Called with (done, total) texts.
+
+    Returns
+    -------
+    Concept
+        Its `provenance` has the AUROC on the test texts with its standard error, and all sets that were tried.
+
+    Raises
+    ------
+    InputError
+        For too few texts, a text of both kinds, an unknown method, or a method without its words.
+
+    References
+    ----------
+    CNA: arXiv 2605.12290. Standard error of the AUROC: Hanley & McNeil 1982.
     """
-    one_of(method, "way to find a concept", RANKINGS)
-    most, seed, sites = whole(most, "The number of neurons"), seed_of(seed), several(sites)
+    one_of(method, "method to find a concept", RANKINGS)
+    max_neurons, seed, sites = whole(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
     if not sites:
         raise InputError(f"A concept is made of neurons of some sites; name some of {', '.join(model.sites)}.")
     words = tuple(map(text_of, several(words)))
@@ -66,18 +91,18 @@ def find_concept(
     material = Material(model, texts, positive, rank, seen, x, everywhere | (spread == 0), words, store)
     ranked, weights = RANKINGS[method](material)
     learn, choosing, last = ((x[rows], positive[rows]) for rows in (rank, *tests))
-    chosen, tried = choose(ranked, weights, learn, choosing, most, seed)
+    chosen, tried = choose(ranked, weights, learn, choosing, max_neurons, seed)
     scale = float(chosen.values(x[without]).std()) or 1.0
     parts = parts_of(seen, chosen.columns, chosen.weights / scale, centre, spread)
     score = auroc(chosen.values(last[0]), last[1])
     tested_on = [int(last[1].sum()), int((~last[1]).sum())]
     provenance = {
         "found_by": method,
-        "way": chosen.way,
+        "detector": chosen.detector,
         "auroc": score,
         "error": auroc_error(score, *tested_on),
-        "tested on": tested_on,
-        "path": [{"way": one.way, "neurons": len(one.columns), "auroc": one.auroc} for one in tried],
+        "tested_on": tested_on,
+        "path": [{"detector": one.detector, "neurons": len(one.columns), "auroc": one.auroc} for one in tried],
         "universal": [str(seen.neurons[column]) for column in np.flatnonzero(everywhere)],
         "examples": int(positive.sum()),
         "others": int((~positive).sum()),
@@ -92,8 +117,7 @@ def find_concept(
 def parts_of(
     seen: Read, columns: np.ndarray, weights: np.ndarray, centre: np.ndarray, spread: np.ndarray
 ) -> tuple[ConceptNeuron, ...]:
-    """Return the neurons of these columns with a weight each, the largest first; means and deviations are of all of
-    `seen`."""
+    """Return the neurons of these columns with their weights, the largest first; centre and spread (N,)."""
     parts = []
     for column, weight in zip(columns.tolist(), weights.tolist(), strict=True):
         polarity, end = ("+", seen.high) if weight > 0 else ("-", seen.low)
@@ -103,15 +127,15 @@ def parts_of(
 
 
 def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the texts of both kinds, each once, which have the concept, and the part of each, drawn at random: 0 to
-    rank, 1 to choose, 2 to test on. Raises `InputError`."""
+    """Return the different texts of both kinds, which of them have the concept, and the random part of each: 0 to rank,
+    1 to choose, 2 to test on. Raises `InputError`."""
     given = [[text_of(text).strip() for text in several(texts)] for texts in (examples, others)]
     kinds = [list(dict.fromkeys(filter(None, texts))) for texts in given]
     both = set(kinds[0]) & set(kinds[1])
     if both:
         raise InputError(
-            f"{len(both)} of the texts are given as with and as without the concept, such as {min(both)[:40]!r}; take "
-            "them out of one."
+            f"{len(both)} texts are given both with and without the concept, such as {min(both)[:40]!r}; remove them "
+            "from one of the two."
         )
     if min(map(len, kinds)) < FEWEST:
         raise InputError(

@@ -20,7 +20,7 @@ from icebear.concepts.concept.choosing import separation, universal
 from icebear.concepts.concept.ranking import RANKINGS, Material, word_ids
 from icebear.concepts.concept.reading import Read, columns_of, neurons_of, read
 from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
-from icebear.concepts.concept.vectors import pushed, streams
+from icebear.concepts.concept.vectors import stream_means, vector_added
 from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation import report
 from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, Option, Part, Seed, Table
@@ -33,7 +33,7 @@ from icebear.hashing import stable_hash
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import parts_of
-from icebear.steering.side_effects import NEUTRAL, HeldOutContexts, repeated_trigrams, strength_at
+from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
 
 KLS = (0.02, 0.1, 0.25, 0.5)
 """Off-target KL in nats, at which methods are compared; each is met within `TOLERANCE`."""
@@ -41,7 +41,7 @@ TOLERANCE = 0.05
 SIZES = (1, 5, 20, 100)
 """Numbers of neurons of the detectors."""
 STEERED_SIZES = (5, 20)
-WAYS = ("means", "cna", "w2", "relevance")
+WAYS = ("means", "cna", "w_out", "relevance")
 VECTOR, PROMPT, PLAIN = "residual stream", "prompt", "plain"
 CONTROLS = ("random neurons", "wrong sign", "noise")
 METHODS = (*(f"{way} {size}" for way in WAYS for size in STEERED_SIZES), VECTOR, *CONTROLS)
@@ -139,12 +139,12 @@ class Ground:
 
     @classmethod
     def of(cls, model: Model, topics: TopicSentences) -> Ground:
-        neurons, contexts = neurons_of(model, ("ffn",)), HeldOutContexts(model, NEUTRAL).places
+        neurons, contexts = neurons_of(model, ("ffn",)), HeldOutContexts(model, HELD_OUT_TEXTS).contexts
         return cls(
             model,
             topics,
             {part: read(model, topics.others[part], neurons) for part in PARTS},
-            {part: streams(model, topics.others[part]) for part in PARTS},
+            {part: stream_means(model, topics.others[part]) for part in PARTS},
             contexts,
             predicted(model, contexts, nullcontext),
         )
@@ -191,7 +191,7 @@ class ConceptData:
             without = "report" if part == "silent" else part
             means = np.concatenate([seen.means, others[without].means])
             x[part] = (means - centre) / np.where(spread > 0, spread, 1)
-            stream[part] = np.concatenate([streams(model, texts[part]), ground.streams[without]])
+            stream[part] = np.concatenate([stream_means(model, texts[part]), ground.streams[without]])
             positive[part] = np.arange(len(means)) < len(seen.means)
         both = Read(
             find.neurons,
@@ -326,7 +326,7 @@ def vector_layer(ground: Ground, data: ConceptData) -> int:
 
 
 def _along(model: Model, layer: int, vector: Tensor) -> Direction:
-    return lambda s: pushed(model, layer, s * vector)
+    return lambda s: vector_added(model, layer, s * vector)
 
 
 def steered(ground: Ground, data: ConceptData, classifier: Any, seed: int) -> dict[str, dict[str, dict[str, float]]]:

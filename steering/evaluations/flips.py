@@ -18,7 +18,7 @@ from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.flipping.phrases import comes, in_a_line, probability, wanted_ids
+from icebear.steering.flipping.phrases import flip_holds, phrase_probability, prompt_line, wanted_ids
 from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.flipping.search import CHOOSERS, flip
 from icebear.steering.side_effects import HeldOutContexts
@@ -93,7 +93,7 @@ def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: i
     but the first are controls.
     """
     try:
-        before = probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
+        before = phrase_probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
     except IcebearError as error:
         return {**vars(pair), "why": str(error), "runs": [], "counts": False}
     already = flips(model, pair, [])
@@ -116,14 +116,14 @@ def _run(
         recipe = flip(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, choose=choose)
     except IcebearError as error:
         return {"flipped": False, "why": str(error)}
-    kl = contexts.divergence(list(recipe))
+    kl = contexts.off_target_kl(list(recipe))
     recipe = Recipe.from_json(recipe.noting(kl=kl).to_json())  # the recipe of a saved file is judged
     record = FlipRecord.of(recipe)
     assert record is not None
     return {
         "flipped": flips(model, pair, list(recipe)),
         "neurons": len(recipe),
-        "after": probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt)),
+        "after": phrase_probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt)),
         "off_target_kl": kl,
         "rows": next((rows for rows, margin in record.rounds if margin > 0), record.rounds[-1][0]),
         "recipe": recipe.to_dict(),
@@ -131,7 +131,7 @@ def _run(
 
 
 def flips(model: Model, pair: FlipPair, edits: Sequence[Edit]) -> bool:
-    return comes(model, edits, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
+    return flip_holds(model, edits, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
 
 
 def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     record.check(model)
     with steer(model, recipe):
         first = model.predict(record.prompt, record.top_k or 1)
-    holds = comes(model, recipe, record.prompt, record.phrase, record.top_k)
+    holds = flip_holds(model, recipe, record.prompt, record.phrase, record.top_k)
     return {"prompt": record.prompt, "holds": holds, "first": [vars(row) for row in first]}
 
 
@@ -161,7 +161,7 @@ def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
     """Return the flips of each pair with the first chooser, medians over all flips, and counts of pairs."""
     flipped = [
         {
-            "prompt": in_a_line(line["prompt"]),
+            "prompt": prompt_line(line["prompt"]),
             "to": line["to"],
             "limit": run["limit"],
             "flipped": run["flipped"],

@@ -24,14 +24,14 @@ def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int
     return ids
 
 
-def predicted(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> Tensor:
+def phrase_logits(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> Tensor:
     """(S, V) logits of the next token behind a prompt, and behind each token of the phrase but the last, with edits."""
     read = model.ids(prompt)
     with steer(model, edits, prompt_tokens=len(read)):
         return model.following(read, phrase)
 
 
-def comes(
+def flip_holds(
     model: Model,
     edits: Recipe | Sequence[Edit],
     prompt: PromptLike,
@@ -40,18 +40,20 @@ def comes(
 ) -> bool:
     """Whether what greedy decoding writes with edits begins with a phrase; with `out_of` k, whether one of its tokens,
     each behind those before it, is not among the first k."""
-    first = predicted(model, edits, prompt, phrase).topk(out_of or 1).indices.tolist()
+    first = phrase_logits(model, edits, prompt, phrase).topk(out_of or 1).indices.tolist()
     inside = [token in ids for token, ids in zip(phrase, first, strict=True)]
     return not all(inside) if out_of else all(inside)
 
 
-def probability(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> float:
+def phrase_probability(
+    model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]
+) -> float:
     """Of a phrase: the product over its tokens."""
-    logs = predicted(model, edits, prompt, phrase).log_softmax(-1)
+    logs = phrase_logits(model, edits, prompt, phrase).log_softmax(-1)
     return logs[range(len(phrase)), list(phrase)].sum().exp().item()
 
 
-def in_a_line(prompt: PromptLike) -> str:
+def prompt_line(prompt: PromptLike) -> str:
     """A prompt in a line: of a chat what the user said last."""
     parts = Prompt.of(prompt)
     if parts.messages:
@@ -59,7 +61,7 @@ def in_a_line(prompt: PromptLike) -> str:
     return parts.text if parts.text is not None else "token ids"
 
 
-def as_json(prompt: PromptLike) -> Any:
+def prompt_json(prompt: PromptLike) -> Any:
     """A prompt as JSON has it; `Prompt.of` reads it back."""
     parts = Prompt.of(prompt)
     if parts.messages:

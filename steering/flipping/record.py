@@ -24,7 +24,7 @@ class EditedNeuron:
     activation: float
     relevance: float
     """Of the margin by which the flip holds, without edits."""
-    of_its_range: float | None
+    range_share: float | None
     """The value it is set to, as a multiple of its activation range (`Calibration.share`)."""
     promotes: tuple[str, ...]
     suppresses: tuple[str, ...]

@@ -29,7 +29,7 @@ from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place
-from icebear.steering.flipping.phrases import as_json, comes, in_a_line, wanted_ids
+from icebear.steering.flipping.phrases import flip_holds, prompt_json, prompt_line, wanted_ids
 from icebear.steering.flipping.record import EditedNeuron, FlipRecord
 from icebear.values import one_of, several, whole
 
@@ -215,15 +215,15 @@ def flip(
     state = replace(state, prefer=prefer, max_neurons=max_neurons, on_progress=on_progress)
     state, result = _flipped(state, source is not None)
     edits = _edits(result.edits)
-    if not comes(model, edits, prompt, state.phrase, state.out_of):
+    if not flip_holds(model, edits, prompt, state.phrase, state.out_of):
         raise InputError(f"The flip of {state.text!r} did not hold when it was checked; please report this prompt.")
     record = FlipRecord(
-        prompt=as_json(prompt),
+        prompt=prompt_json(prompt),
         text=state.text,
         phrase=state.phrase,
         top_k=state.out_of,
-        source=None if source is None else as_json(source),
-        paraphrases=tuple(map(as_json, paraphrases)),
+        source=None if source is None else prompt_json(source),
+        paraphrases=tuple(map(prompt_json, paraphrases)),
         chosen_by=choose,
         unbounded=unbounded,
         left_source=state.goal is None and (source is not None or state.out_of is not None),
@@ -231,7 +231,7 @@ def flip(
         rounds=result.rounds,
         neurons=_neurons(state, edits, store),
     )
-    name = f"{in_a_line(prompt)} -> {'not ' * bool(state.out_of)}{state.text.strip()}"
+    name = f"{prompt_line(prompt)} -> {'not ' * bool(state.out_of)}{state.text.strip()}"
     with steer(model, edits):
         after = model.predict(prompt, max(5, state.out_of or 0), [row.id for row in record.before])
     provenance = {**record.provenance(), "after": [vars(row) for row in after]}

@@ -30,9 +30,9 @@ class Find:
     name: str = argument()
     with_: str = option("File of texts with the concept, one per line.", type=FILE, required=True)
     without: str = option("File of texts without it, otherwise as similar as possible.", type=FILE, required=True)
-    rank_by: str = option("means, cna, relevance, w2 or search (docs/concepts.md).", "means")
-    words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w2 and search.")
-    most: int = option("Maximum number of neurons.", 20, type=AT_LEAST_1)
+    rank_by: str = option("means, cna, relevance, w_out or search (docs/concepts.md).", "means")
+    words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w_out and search.")
+    max_neurons: int = option("Maximum number of neurons.", 20, type=AT_LEAST_1)
     site: str = option(default="ffn,attn")
     save: str | None
     store: str
@@ -62,7 +62,7 @@ def find(options: Find) -> None:
                 *texts,
                 name=options.name,
                 method=options.rank_by,
-                most=options.most,
+                max_neurons=options.max_neurons,
                 sites=[site.strip() for site in options.site.split(",")],
                 words=[word.strip() for word in (options.words or "").split(",") if word.strip()],
                 store=store,
@@ -114,7 +114,7 @@ def show_(options: Show) -> None:
       icebear concept show examples/music.json
     """
     from icebear.app.cli.terminal import concept_report
-    from icebear.steering.concept.likeness import nearest
+    from icebear.steering.concept.similarity import nearest
 
     this = _read(options.name, options.store)
     labels: dict[Any, str | None] = {}
@@ -240,16 +240,16 @@ def compare(options: Compare) -> None:
     Example:
       icebear concept compare music.json other.json --on examples/music.txt
     """
-    from icebear.app.cli.terminal import likeness_table
-    from icebear.steering.concept.likeness import likeness
+    from icebear.app.cli.terminal import similarity_table
+    from icebear.steering.concept.similarity import concept_similarity
 
     concepts = [_read(name, options.store) for name in options.names]
     texts = lines(options.on)
     models = {name: icebear.load_model(name) for name in {one.model_name for one in concepts}}
     one, other = ((models[concept.model_name], concept) for concept in concepts)
-    result = likeness(one, other, texts)
+    result = concept_similarity(one, other, texts)
     document = {"concepts": [one.name for one in concepts], "texts": len(texts), **vars(result)}
-    show(options.json, document, likeness_table(result, len(texts)))
+    show(options.json, document, similarity_table(result, len(texts)))
 
 
 def _read(name: str, store_path: str) -> icebear.Concept:

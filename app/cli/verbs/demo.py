@@ -91,7 +91,7 @@ def _run(console: Console) -> dict[str, Any]:
     console.rule("5. Is it causal?")
     console.print(f"A small set of edits that makes {CONTRAST!r} the next token, as after {SOURCE!r}:")
     recipe = icebear.flip(model, PROMPT, CONTRAST, source=SOURCE)
-    recipe = recipe.noting(**side_effects(model, recipe, held_out=held_out()).provenance())
+    recipe = recipe.noting(**side_effects(model, recipe, perplexity_texts=held_out()).provenance())
     console.print(terminal.recipe_report(recipe))
     result = compare(model, PROMPT, recipe, 24)
     console.print(terminal.comparison_table(result))

@@ -27,7 +27,7 @@ class Options:
     top_k: int | None = option(
         "With --suppress: move the answer out of the top k.", type=AT_LEAST_1, show_default="5", advanced=True
     )
-    neutral: str | None = option("File of held-out contexts for side effects, one per line.", type=FILE, advanced=True)
+    held_out: str | None = option("File of texts for the held-out contexts, one per line.", type=FILE, advanced=True)
     budget: float | None = option("Warn if the off-target KL exceeds this many nats.", advanced=True)
     paraphrases: str | None = option("File of paraphrases that must flip too, one per line.", type=FILE, advanced=True)
     unbounded: bool = option("Allow edits outside the activation range.", advanced=True)
@@ -44,17 +44,17 @@ def flip(options: Options) -> None:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"
     """
     from icebear.app.cli.terminal import labels_table, recipe_report
-    from icebear.steering.side_effects import NEUTRAL, side_effects, token_rows
+    from icebear.steering.side_effects import HELD_OUT_TEXTS, side_effects, token_rows
 
     prompt, suppress = options.prompt.read(), options.suppress_phrase or options.suppress
     if (options.to is None) is not bool(suppress) or (options.suppress and options.suppress_phrase):
         raise click.UsageError("Give either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
     if options.top_k and not suppress:
         raise click.UsageError("--top-k needs --suppress.")
-    texts = lines(options.neutral) if options.neutral else NEUTRAL
+    texts = lines(options.held_out) if options.held_out else HELD_OUT_TEXTS
     model = options.model.load()
     token_rows(model, texts)
-    held_out = _held_out()
+    sentences = _perplexity_texts()
     with store_if_any(options.store, model) as store, bar("flip", options.max_neurons) as advance:
         recipe = icebear.flip(
             model,
@@ -71,7 +71,7 @@ def flip(options: Options) -> None:
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
     with bar("side effects"):
-        effects = side_effects(model, recipe, texts, held_out, budget=options.budget)
+        effects = side_effects(model, recipe, texts, sentences, budget=options.budget)
     recipe = recipe.noting(**effects.provenance())
     if not recipe:
         click.echo("This is already the answer; no edits are needed.", err=True)
@@ -84,7 +84,7 @@ def flip(options: Options) -> None:
         click.echo(f"Wrote {options.save}", err=True)
 
 
-def _held_out() -> list[str]:
+def _perplexity_texts() -> list[str]:
     """Return sentences for the perplexity, or none, with a note, if they cannot be downloaded or split."""
     from icebear.concepts.corpus import held_out
 
