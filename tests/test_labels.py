@@ -29,7 +29,7 @@ from icebear.actmax.labels.evidence import Evidence
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of
-from icebear.actmax.labels.scores import choose_label, clearest, judged
+from icebear.actmax.labels.scores import choose_label, most_significant, score_parts
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -111,7 +111,7 @@ def test_planted_neurons_get_the_right_label(indexed):
         assert topic.significant
         assert topic.score > 0.9
         assert set(re.findall(r"\w+", topic.text)) & set(WORDS[2:]) <= set(TOPICS["song"]) | {"about", "with"}
-        assert clearest(store.labels.all_meanings())[0].neuron in (WORD, POSITION)
+        assert most_significant(store.labels.all_meanings())[0].neuron in (WORD, POSITION)
         card = describe(store, WORD, model)
         assert [e.token_text for e in card.held_out["+"]["hits"]] == [" zebra"] * 4
         assert all(part_of(e.sentence.title) == "test" for e in card.held_out["+"]["hits"])
@@ -181,7 +181,7 @@ def test_chance_is_seldom_called_clear(indexed):
                 clear["shifted"] += significant(chosen, nulls(known, side.neuron))
             own = choose_label(side.candidates(), side.fired)
             for other in other_labels(known["labels"], side, own)[:1]:
-                clear["other"] += significant(judged(other, own.by, side.fired), nulls(known, side.neuron))
+                clear["other"] += significant(score_parts(other, own.by, side.fired), nulls(known, side.neuron))
         assert max(clear.values()) <= 8
 
 
@@ -301,7 +301,7 @@ def test_average_precision_is_scikit_learns(generator):
 def test_accepted_is_benjamini_and_hochberg(p):
     ranked = sorted(p)
     limit = max((x for rank, x in enumerate(ranked, 1) if x <= 0.05 * rank / len(p)), default=-1)
-    assert scores.accepted(p) == [x <= limit for x in p]
+    assert scores.benjamini_hochberg(p) == [x <= limit for x in p]
 
 
 def made(lines: list[list[str]]) -> Sample:
@@ -339,7 +339,7 @@ def test_detection_is_the_auroc(lines):
     lines = [[" x", *line, " x"] for line in lines] * 8
     x = made(lines)
     values = np.array([float(place % 7 + (piece == " ice")) for place, piece in enumerate(x.pieces)])
-    fired = scores.fires(x, values)
+    fired = scores.top_activations(x, values)
     label = Label.of("tokens", "here", [" ice"])
     if fired.active:
         found = scores.label_auroc(label, fired)

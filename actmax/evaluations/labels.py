@@ -15,7 +15,7 @@ from icebear.actmax.labels.auto import measure_activations, prepare_samples
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample
-from icebear.actmax.labels.scores import Chosen, Fires, best_of, choose_label, judged, the_better
+from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.evaluation.protocol import Evaluation, Lines, Option, Part, Seed, Table
 from icebear.concepts.models.model import Model
@@ -116,7 +116,7 @@ def _measured(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     methods[SHIFT] = _of_labels(shifted.candidates(), shifted.fired, by_chance) if shifted.active else NO_LABEL
     methods[OTHER] = NO_LABEL
     if other is not None:
-        judgement = judged(other, chosen.by, fired)
+        judgement = score_parts(other, chosen.by, fired)
         methods[OTHER] = {**scores.label_auroc(other, fired["test"]), **_of_chosen(judgement, by_chance)}
     passes = any(test[by] >= scores.THRESHOLDS[by] for by in test)
     methods[TABLE] = test | _numbers(passes, test["token"], train["token"], validation["token"])
@@ -129,12 +129,12 @@ def _measured(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_labels(labels: Sequence[Label], fired: dict[str, Fires], by_chance: Nulls) -> dict[str, float]:
+def _of_labels(labels: Sequence[Label], fired: dict[str, TopActivations], by_chance: Nulls) -> dict[str, float]:
     best = best_of(labels, fired["validation"])
     if not best:
         return NO_LABEL
-    each = {by: judged(label, by, fired).test for by, (label, _) in best.items()}
-    return {**NO_LABEL, **each, **_of_chosen(the_better(best, fired), by_chance)}
+    each = {by: score_parts(label, by, fired).test for by, (label, _) in best.items()}
+    return {**NO_LABEL, **each, **_of_chosen(better_of(best, fired), by_chance)}
 
 
 def _of_chosen(chosen: Chosen, by_chance: Nulls) -> dict[str, float]:
@@ -159,7 +159,7 @@ def notes(lines: Lines) -> list[str]:
     )
     frame = pandas.DataFrame({name: [row[name] for row in rows] for name in ("class", "kind")})
     frame["significant"] = of_label.significant
-    together = (np.array(scores.accepted([row["p"] for row in rows])) & (of_label.significant > 0)).mean()
+    together = (np.array(scores.benjamini_hochberg([row["p"] for row in rows])) & (of_label.significant > 0)).mean()
     higher = {part: of_label[part] - of_label.test for part in ("train", "validation")}
     on = {part: f"{gain.mean():.3f} ± {gain.sem():.3f}" for part, gain in higher.items()}
     return [

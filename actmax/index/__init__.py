@@ -1,1 +1,1 @@
-"""The index: scan, statistics, vectors, annotation."""
+"""The index of maximally activating examples: scan, statistics, vectors, annotation."""

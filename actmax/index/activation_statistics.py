@@ -1,4 +1,4 @@
-"""The statistics of a neuron's activations, one class each: a new one is a class and its line in `STATISTICS`."""
+"""Statistics of the activations of neurons. To add one, add a class and its line in `STATISTICS`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 FIXED_POINT = 2.0**16
-"""Units per 1 of activation in sums, which are integers: the sum of floating-point numbers depends on their order."""
+"""Integer units per activation of 1 in sums; a sum of floating-point numbers would depend on the order."""
 
 HISTOGRAM_EDGES = torch.tensor(
     [-(2.0**e) for e in range(7, -6, -1)] + [0.0] + [2.0**e for e in range(-5, 8)], dtype=torch.float32
@@ -26,11 +26,11 @@ class LayerActivations:
     values: Tensor
     """(B, T, N) float32."""
     counted: Tensor
-    """(B * T,) float32: 1 at tokens that count, else 0; a product with it is the sum over these."""
+    """(B * T,) float32: 1 at counted tokens, else 0; a product with it is the sum over counted tokens."""
     largest: Tensor
-    """(2, B, N): the largest activation of each sentence, and the negated smallest."""
+    """(2, B, N) the largest activation of each sentence, and the negated smallest."""
     drawn: Tensor
-    """(B,) a seeded token of each sentence."""
+    """(B,) the position of a random token of each sentence."""
 
     @property
     def flat(self) -> Tensor:
@@ -39,45 +39,45 @@ class LayerActivations:
 
     @cached_property
     def scratch(self) -> Tensor:
-        """(B * T, N) to compute in."""
+        """(B * T, N) a buffer."""
         return torch.empty_like(self.flat)
 
 
 class Statistic:
-    """Something that is known of each of N neurons, as a tensor (..., N): a sum, unless a class says otherwise."""
+    """A statistic of N neurons, whose state is a tensor (..., N): a sum, unless a class overrides `merge`."""
 
     all_shards = False
-    """Whether it is taken of every shard, or only of those that `icebear.actmax.index.scan.sums_up` names."""
+    """Whether every shard counts, or only the shards that `icebear.actmax.index.scan.sums_up` selects."""
 
     def empty(self, neurons: int) -> Tensor:
-        """Of no activations."""
+        """Return the state before any activation."""
         raise NotImplementedError
 
     def add(self, state: Tensor, seen: LayerActivations) -> None:
-        """Take in a batch; state is the part of one layer, to be changed in place."""
+        """Add a batch in place; state is the part of one layer."""
         raise NotImplementedError
 
     def exact(self, state: Tensor) -> Tensor:
-        """The same in a form whose merge does not depend on the order."""
+        """Return the state in a form whose merge does not depend on the order."""
         return state
 
     def merge(self, a: Tensor, b: Tensor) -> Tensor:
-        """Of two shards together; associative and commutative, bit for bit."""
+        """Return the state of both shards; associative and commutative, bit for bit."""
         return a + b
 
     def columns(self, state: Tensor, tokens: int) -> dict[str, list[Any]]:
-        """Columns of the store's table of neurons. tokens: how many were taken in, of each neuron."""
+        """Return columns of the table of neurons. tokens: the number of counted tokens of each neuron."""
         raise NotImplementedError
 
 
 class Moments(Statistic):
-    """(2, N) the sums of activations and of their squares."""
+    """The mean and the standard deviation. State (2, N): sums of activations and of their squares."""
 
     def empty(self, neurons: int) -> Tensor:
         return torch.zeros(2, neurons, dtype=torch.float64)
 
     def add(self, state: Tensor, seen: LayerActivations) -> None:
-        # Apple's GPUs have no float64.
+        # Apple GPUs have no float64.
         state[0] += (seen.counted @ seen.flat).cpu().double()
         state[1] += (seen.counted @ torch.mul(seen.flat, seen.flat, out=seen.scratch)).cpu().double()
 
@@ -90,7 +90,7 @@ class Moments(Statistic):
 
 
 class Extremes(Statistic):
-    """(2, N) the largest activation, and the negated smallest."""
+    """The minimum and the maximum. State (2, N): the largest activation, and the negated smallest."""
 
     all_shards = True
 
@@ -108,7 +108,7 @@ class Extremes(Statistic):
 
 
 class Positive(Statistic):
-    """(N,) how many activations are above zero."""
+    """The share of activations above zero. State (N,): their count."""
 
     def empty(self, neurons: int) -> Tensor:
         return torch.zeros(neurons, dtype=torch.int64)
@@ -121,7 +121,7 @@ class Positive(Statistic):
 
 
 class Histogram(Statistic):
-    """(28, N) how many activations are in each bin of `HISTOGRAM_EDGES`, at one seeded token of each sentence."""
+    """The histogram over `HISTOGRAM_EDGES` at one random token of each sentence. State (28, N): counts."""
 
     def empty(self, neurons: int) -> Tensor:
         return torch.zeros(len(HISTOGRAM_EDGES) + 1, neurons, dtype=torch.int32)
@@ -141,4 +141,4 @@ STATISTICS: dict[str, Statistic] = {
     "positive": Positive(),
     "histogram": Histogram(),
 }
-"""Name -> how it is taken, merged and stored."""
+"""Name -> statistic."""

@@ -1,4 +1,4 @@
-"""`annotate`: why a neuron fired in its examples, token by token, stored once."""
+"""`annotate`: the relevance of each token for the activation in the examples of a neuron."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from icebear.records import Example, Neuron
 from icebear.values import several, shown, whole
 
 BATCH = 8
-"""Rows: more of them are padded more than they save."""
+"""The number of examples of a pass; more of them would add padding and be slower."""
 LAYERS = 5
 
 
@@ -26,14 +26,42 @@ def annotate(
     method: AttnLRP = ATTNLRP,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Attribute the k furthest examples of both signs of each neuron; those with an attribution are passed over.
+    """Attribute the maximally activating examples of neurons to their tokens, and save the relevance in the store.
 
-    Commits after each batch. on_progress(done, total) counts examples. Returns how many were attributed. Raises
-    `StoreError` for an index by relevance, whose examples are no extremes of the activation.
+    Examples that have an attribution are skipped. Each batch is committed.
+
+    Parameters
+    ----------
+    model : Model
+    store : Store
+        A finished index of this model.
+    neurons : Neuron or str, or several of them
+    k : int
+        The number of examples of each neuron and polarity.
+    method : AttnLRP
+        The relevance rules.
+    on_progress : callable
+        Called with the number of finished examples and their total.
+
+    Returns
+    -------
+    int
+        The number of examples that were attributed.
+
+    Raises
+    ------
+    StoreError
+        If the index is of another model or dtype, or by relevance.
+    InputError
+        If the method cannot explain a neuron, or the model does not have a neuron.
+
+    References
+    ----------
+    Achtibat et al. 2024, AttnLRP (arXiv 2402.05602).
     """
     k = whole(k, "The number of examples")
     if not isinstance(method, AttnLRP):
-        raise InputError(f"{shown(method)} does not explain a neuron; use AttnLRP(...) or CP_LRP.")
+        raise InputError(f"{shown(method)} cannot explain a neuron; use AttnLRP(...) or CP_LRP.")
     named = [model.check(neuron) for neuron in several(neurons)]
     store.check_activations(model.fingerprint, model.name, model.dtype_name)
     limit = store.facts.get("max_tokens")
@@ -44,7 +72,7 @@ def annotate(
         for example in store.examples(neuron, polarity, k, name_of(method))
         if example.relevance is None
     ]
-    # Neurons of about the same depth, and extremes at about the same place, share a batch.
+    # Examples of about the same depth and position share a batch.
     wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))
     for start in range(0, len(wanted), BATCH):
         on_progress(start, len(wanted))

@@ -27,20 +27,20 @@ from icebear.records import Sentence
 from icebear.values import several
 
 SHARD = 256
-"""Sentences in a shard. Batches are formed inside one, so this is part of what an index is made of."""
+"""The number of sentences of a shard. Batches are formed inside a shard, so an index depends on it."""
 
 COMMIT_SECONDS = 20.0
-"""A kill loses at most this much work, and the shard it falls in."""
+"""A kill loses at most this much work, and the current shard."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a scan stands."""
+    """The progress of a scan."""
 
     sentences: int
     tokens: int
     seconds: float
-    """Of this run; with `tokens` the speed."""
+    """The time since this run began."""
 
 
 def build_index(
@@ -55,14 +55,51 @@ def build_index(
     engine: Engine = in_process,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Counter[str]:
-    """Scan `corpus` into `store`: for each neuron the k most extreme sentences of both signs, and statistics.
+    """Index the maximally activating sentences of every neuron, with statistics of its activations.
 
-    Interrupted, or finished with a smaller limit of the same corpus, it goes on where it was; the finished tables are
-    the same to the bit, whatever the interruptions, the limits before, the order of shards and the engine. Returns the
-    corpus's counts. Raises `StoreError` when the store was made otherwise, or with a larger limit.
-    by, max_tokens, seed: see `icebear.actmax.index.scan.Settings`. engine: see `icebear.actmax.index.engines`.
+    An interrupted scan, or one with a smaller limit of the same corpus, is resumed. The finished tables do not depend
+    on interruptions, earlier limits, the order of shards or the engine, bit for bit.
+
+    Parameters
+    ----------
+    model : Model
+    corpus : Corpus
+        The sentences, see `read_corpus`.
+    store : Store
+        The store that is filled; opened with create=True, it is made.
+    k : int
+        The number of examples of each neuron and polarity.
+    sites : sequence of str
+        The sites whose neurons are indexed, such as ``ffn`` and ``attn``.
+    by : str
+        ``activation`` (ActMax) or ``relevance`` (RelMax): the number by which sentences are ranked. The relevance is
+        that of the neuron at a token for the model's top predictions at this and later tokens.
+    max_tokens : int
+        Each sentence is truncated after this many tokens.
+    seed : int
+        The seed of the random tokens of histograms, and of the shards that sums are taken of.
+    engine : Engine
+        Where shards are scanned, see `icebear.actmax.index.engines`.
+    on_progress : callable
+        Called with a `Progress` after each shard.
+
+    Returns
+    -------
+    Counter
+        The counts of the corpus, such as documents, sentences and skipped lines.
+
+    Raises
+    ------
+    StoreError
+        If the store was made with another model, corpus or setting, or with a larger limit.
+    InputError
+        If the model does not have a site, or the corpus has too few tokens.
+
+    References
+    ----------
+    Achtibat et al. 2023, RelMax in Concept Relevance Propagation (arXiv 2206.03208).
     """
-    need("index")  # not when all is scanned
+    need("index")  # at the start, not after the scan
     settings = Settings(k, tuple(dict.fromkeys(several(sites))), by, max_tokens, seed)
     index_size(model, settings.sites)  # raises for what the model does not have, before anything is written
     facts = {
@@ -104,9 +141,9 @@ def _scan(
     engine: Engine,
     on_progress: Callable[[Progress], None],
 ) -> tuple[ScanSummary, Counter[str]]:
-    """Commits what is missing of the shards; returns the table of all of them, and the corpus's counts.
+    """Scan and commit the missing shards. Return the summary of all shards, and the counts of the corpus.
 
-    The last shard, if it is shorter, is not in the summary that is committed: with a larger limit it is another one.
+    A last shard that is shorter is not in the committed summary, because a larger limit would extend it.
     """
     short = empty_summary(index_size(model, settings.sites), settings.k)
     packed = store.scan.progress()
@@ -144,7 +181,7 @@ def _scan(
 
 
 def _pack(table: ScanSummary) -> dict[str, bytes]:
-    """Each part by itself: SQLite holds at most a gigabyte in one place."""
+    """Return each tensor by itself, because SQLite holds at most a gigabyte in one value."""
     if not table.token_count:
         return {}
     parts = {**vars(table), **table.statistics}
@@ -163,7 +200,7 @@ def _unpack(packed: dict[str, bytes]) -> ScanSummary:
 
 
 def _columns(table: ScanSummary, model: Model, sites: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """The columns of the store's table of neurons."""
+    """Return the columns of the table of neurons."""
     places = [(layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site))]
     layers, names, indices = zip(*places, strict=True)
     columns: dict[str, Sequence[Any]] = {"id": range(len(places)), "layer": layers, "site": names, "idx": indices}
@@ -173,7 +210,7 @@ def _columns(table: ScanSummary, model: Model, sites: Sequence[str]) -> dict[str
 
 
 def _examples(table: ScanSummary) -> Iterator[tuple]:
-    """The rows of the store's table of examples."""
+    """Yield the rows of the table of examples."""
     parts = [part.transpose(0, 1).split(4096) for part in (table.values, table.sentences, table.tokens)]
     first = 0
     for values, sentences, tokens in zip(*parts, strict=True):  # (n, 2, k) each

@@ -1,4 +1,4 @@
-"""What kind of neuron it is, read off its examples and statistics (after Voita et al. 2023, arXiv 2309.04827)."""
+"""The class of a neuron, from its examples and statistics (after Voita et al. 2023, arXiv 2309.04827)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import numpy as np
 from icebear.db.store import Store
 
 SHARE = 0.9
-"""Of a polarity's examples that must agree for a class."""
+"""The share of the examples of a polarity that must agree for a class."""
 DEAD = 1e-3
-"""A dead neuron's activation never exceeds this."""
+"""The activation of a dead neuron never exceeds this."""
 
 
 def class_name(kind: str) -> str:
-    """For people."""
+    """Return the name of a class for display."""
     return "none detected" if kind == "other" else kind
 
 
 def classify(keys: np.ndarray, tokens: np.ndarray, positions: np.ndarray, largest: np.ndarray) -> list[str]:
-    """``dead``, ``token detector``, ``positional`` or ``other``, for each neuron at ``+`` and ``-``.
+    """Return ``dead``, ``token detector``, ``positional`` or ``other`` for each neuron at ``+`` and ``-``.
 
-    keys, tokens, positions (E,): of each example 2 * neuron + (polarity is -), its extreme token, and where that is.
-    largest (N,): the largest activation of each neuron, in magnitude.
+    keys, tokens, positions: 2 * neuron + (polarity is -) of each example (E,), its top token, and the token's position.
+    largest: the largest magnitude of the activation of each neuron (N,).
 
-    Dead when no activation exceeds `DEAD`; a token detector when `SHARE` of at least two examples have the same token
-    at the extreme; positional when they have the same position.
+    A neuron is dead if no activation exceeds `DEAD`, a token detector if `SHARE` of at least two examples have the same
+    top token, and positional if they have it at the same position.
     """
     count = 2 * len(largest)
     enough = np.bincount(keys, minlength=count) >= 2
@@ -35,7 +35,7 @@ def classify(keys: np.ndarray, tokens: np.ndarray, positions: np.ndarray, larges
 
 
 def _largest_share(keys: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """(count,) the share of each key's most frequent value."""
+    """Return the share of the most frequent value of each key (count,)."""
     import pandas
 
     frequencies = pandas.Series(values).groupby(keys).value_counts(normalize=True)
@@ -43,7 +43,7 @@ def _largest_share(keys: np.ndarray, values: np.ndarray, count: int) -> np.ndarr
 
 
 def ensure_classes(store: Store) -> None:
-    """Classify all neurons of a finished index, once. Tokens count as the same whatever their case and spaces."""
+    """Classify all neurons of a finished index, once. Case and spaces of tokens are ignored."""
     if store.count("classes"):
         return
     keys, sentences, positions = store.example_tables.keys()

@@ -1,4 +1,4 @@
-"""Where shards are scanned: here, or on a Ray cluster. An engine yields finished shards, in any order."""
+"""Engines scan shards in this process or on a Ray cluster, and yield finished shards in any order."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from icebear.records import Sentence
 
 Shards = Iterable[tuple[int, list[Sentence]]]
 Scanned = Iterator[tuple[int, list[Sentence], ScanSummary, Tensor]]
-"""Shard number, its sentences, their table and vectors."""
+"""The number of a shard, its sentences, their summary and their vectors."""
 Engine = Callable[[Model, Settings, Shards, Callable[[], Tensor]], Scanned]
-"""The last argument gives the values (2, N) below which no example is wanted any more."""
+"""The last argument returns the values (2, N) that an example must reach."""
 
 
 RETRIES = 3
-"""Of a shard whose Ray worker died, and of the worker."""
+"""The number of retries of a shard whose Ray worker died, and of the worker."""
 
 
 def in_process(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
-    """One shard after the other, in this process."""
+    """Scan one shard after the other in this process."""
     for number, shard in shards:
         yield number, shard, *scan_shard(model, shard, settings, threshold(), sums=sums_up(number, settings.seed))
 
 
 def on_ray(workers: int = 2, address: str | None = None) -> Engine:
-    """Shards on `workers` Ray workers, each with its copy of the model; a dead worker's shard is run again.
+    """Return an engine that scans shards on Ray workers, each with its own copy of the model.
 
-    Raises `InputError` when that did not help `RETRIES` times.
-    address: of a running cluster; None starts one on this machine for the time of the scan. A Ray that this process has
-    started before is used instead, and left running. A worker uses OMP_NUM_THREADS threads, by default this machine's
-    cores divided by the workers: numbers are the same to the bit as long as the threads are.
+    The shard of a dead worker is scanned again; after `RETRIES` failures the engine raises `InputError`.
+
+    address: the address of a running cluster; None starts a cluster on this machine for the duration of the scan. If
+    this process has already started Ray, that cluster is used and left running. Each worker uses OMP_NUM_THREADS
+    threads, by default the number of cores divided by the number of workers. The same number of threads gives the same
+    numbers, bit for bit.
     """
     if workers < 1:
         raise InputError(f"A Ray scan needs at least 1 worker, not {workers}.")
@@ -59,7 +61,7 @@ def on_ray(workers: int = 2, address: str | None = None) -> Engine:
                 max_restarts=RETRIES,
                 max_task_retries=RETRIES,
             )(_Worker)
-            shared = ray.put(model)  # kept for workers that are started again
+            shared = ray.put(model)  # for workers that restart
             actors = [worker.remote([shared], settings, threads) for _ in range(workers)]
             try:
                 yield from _scattered(ray, actors, shards, threshold)
@@ -71,7 +73,7 @@ def on_ray(workers: int = 2, address: str | None = None) -> Engine:
 
 
 def _scattered(ray: Any, actors: list[Any], shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
-    """A shard to each idle worker, whatever the order in which they finish."""
+    """Give a shard to each idle worker, and yield shards as they finish."""
     idle = list(actors)
     running: dict[Any, tuple[int, list[Sentence], Any]] = {}
 
@@ -91,7 +93,7 @@ def _scattered(ray: Any, actors: list[Any], shards: Shards, threshold: Callable[
 
 
 class _Worker:
-    """One process of the cluster."""
+    """A process of the cluster."""
 
     def __init__(self, model: list[Any], settings: Settings, threads: int):
         import ray
@@ -106,7 +108,7 @@ class _Worker:
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
-    """The module ray; what is started here is stopped, and a death that no retry helped is put into words."""
+    """Yield the module ray; stop a cluster that is started here, and explain the death of a worker."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -124,8 +126,8 @@ def _connected(address: str | None) -> Iterator[Any]:
     except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
         reason = (str(error).splitlines() or [""])[-1].strip()[:160]
         raise InputError(
-            f"A Ray worker died and could not be brought back ({reason}); if it lacked memory, ask for fewer "
-            "--workers, else scan with --engine local."
+            f"A Ray worker died and could not be brought back ({reason}); try fewer --workers if "
+            "memory was short, or --engine local."
         ) from None
     finally:
         if ours:

@@ -1,4 +1,4 @@
-"""The vectors of an index, for search: what neurons write, what they read, and what drives them."""
+"""The vector indexes of a store: W_out rows, W_in rows, mean vectors of examples, and the unembedding."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from icebear.db.store import Store
 from icebear.errors import StoreError
 
 BLOCK = 4096
-"""Rows made at a time."""
+"""The number of rows of a block."""
 
 
 def ensure_vectors(model: Model, store: Store) -> None:
-    """Make those files of vectors beside the store that are not there; ids are neuron, example or token ids."""
+    """Make the missing vector indexes of a store."""
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
         "w_out": lambda: _rows(model, store, written),
         "w_in": lambda: _rows(model, store, w1),
@@ -48,7 +48,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
 
 
 def gated(model: Model) -> bool:
-    """Whether the FFN multiplies what W1 (then called its gate) reads by what another map reads."""
+    """Return whether the FFN is gated: whether its activation is a product of two linear maps of the input."""
     if model.family.experts:
         return True
     layer, last = model.layer_modules[0], model.site_module("ffn", 0)
@@ -69,7 +69,7 @@ def _usable(store: Store, name: str, count: int) -> bool:
 
 
 def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None]) -> Iterator[np.ndarray]:
-    """Rows by neuron id; zeros where a site has no such matrix, or a layer no such site."""
+    """Yield rows by neuron id; zeros for a site without this matrix, or a layer without the site."""
     for site in store.facts.all()["sites"]:
         for layer in range(model.layers):
             rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
@@ -79,7 +79,7 @@ def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor
 
 
 def _example_vectors(store: Store) -> Iterator[np.ndarray]:
-    """The mean vector of the sentences that drive a neuron, by 2 * neuron id + (polarity is -), off the corpus mean."""
+    """Yield the mean vectors of examples less the corpus mean, by 2 * neuron id + (polarity is -)."""
     ids, rows = store.sentences.vectors()  # (S,), (S, D)
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))

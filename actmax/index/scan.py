@@ -1,4 +1,4 @@
-"""One shard of sentences through the model, into a `ScanSummary` (actmax/index/summary.py)."""
+"""Scan a shard of sentences into a `ScanSummary` (actmax/index/summary.py)."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from icebear.values import one_of, seed_of, whole
 BATCH = 32
 BY = ("activation", "relevance")
 RELEVANCE_BATCH = 8
-"""Smaller, because the logits of every token are kept for the backward pass."""
+"""Smaller, because the backward pass needs the logits of every token."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an index is made of, beside model and corpus."""
+    """The settings of an index, besides model and corpus."""
 
     k: int = 32
-    """Examples a neuron and polarity."""
+    """The number of examples of each neuron and polarity."""
     sites: tuple[str, ...] = ("ffn",)
     by: str = "activation"
-    """What makes a sentence extreme: ``activation`` (ActMax), or ``relevance`` (RelMax): the relevance of the neuron
-    at a token for the model's own top predictions there and further on, all in one backward pass."""
+    """Sentences are ranked by ``activation`` (ActMax) or ``relevance`` (RelMax): the relevance of the neuron at a token
+    for the model's top predictions at this and later tokens, in one backward pass."""
     max_tokens: int = 256
-    """Of a sentence; the rest of it is not read."""
+    """Each sentence is truncated after this many tokens."""
     seed: int = 0
-    """Of what is drawn by chance."""
+    """The seed of random tokens and shards."""
 
     def __post_init__(self) -> None:
         whole(self.k, "The number of examples of a neuron")
-        whole(self.max_tokens, "The number of tokens that are read of a sentence", 2)
+        whole(self.max_tokens, "The maximum number of tokens of a sentence", 2)
         seed_of(self.seed)
         for site in self.sites:
             one_of(site, "site", SITES)
@@ -56,7 +56,7 @@ class Settings:
 
 
 def index_size(model: Model, sites: Sequence[str]) -> int:
-    """Neurons are numbered by site, then layer, then index."""
+    """Return the number of neurons of some sites. Their ids go by site, then layer, then index."""
     return sum(model.layers * model.width(site) for site in sites)
 
 
@@ -68,12 +68,14 @@ def scan_shard(
     batch_size: int | None = None,
     sums: bool = True,
 ) -> tuple[ScanSummary, Tensor]:
-    """The table of some sentences, each counted once a neuron, at its extreme token; and their vectors.
+    """Return the summary of some sentences, and their vectors (S, D).
 
-    The first token (a sink, or the tokenizer's own) and padding do not count; a sentence without further tokens is
-    passed over. threshold: (2, N) values below which no example is wanted (those of a table it will be merged with).
-    sums: take means and the like of these sentences, see `sums_up`.
-    The vectors (S, D) float16 are the final residual stream behind its norm, averaged over the tokens that count.
+    A sentence counts once for each neuron, at its top token. The first token (a sink or a special token), special
+    tokens at the end and padding do not count; a sentence without other tokens is skipped. Vectors are the final
+    residual stream after its norm, averaged over the counted tokens, in float16.
+
+    threshold: values (2, N) that an example must reach, from the summary that this one is merged with.
+    sums: whether means, standard deviations and histograms include these sentences, see `sums_up`.
     """
     rows = [(place, model.token_ids(sentence.text, settings.max_tokens)) for place, sentence in enumerate(sentences)]
     special = model.special_ids()
@@ -93,7 +95,7 @@ def scan_shard(
 
 
 class _Reader:
-    """Collects what the hooks see of the batches of one shard."""
+    """Collects the activations of the batches of one shard."""
 
     def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None, sums: bool):
         self.model, self.settings, self.summing = model, settings, sums
@@ -110,7 +112,7 @@ class _Reader:
         self.token_count = self.done = 0
 
     def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
-        """Take in a batch of (sentence id, token ids); returns the sentences' vectors (B, D)."""
+        """Read a batch of (sentence id, token ids). Return the vectors of the sentences (B, D)."""
         read = self.model.read([ids for _, ids in rows])
         batch = _counted(self.model, read)
         span = slice(self.done, self.done + len(rows))
@@ -146,7 +148,7 @@ class _Reader:
         return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
 
     def _pass(self, batch: Batch) -> Tensor:
-        """A forward pass (and for relevance a backward pass) past the hooks; the final residual stream (B, T, D)."""
+        """Run a forward pass (and for relevance a backward pass). Return the final residual stream (B, T, D)."""
         if self.settings.by == "activation":
             with torch.no_grad():
                 return self.model.final_stream(batch)
@@ -160,7 +162,7 @@ class _Reader:
                 statistic.add(self.statistics[name][..., columns], seen)
 
     def _enter(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
-        """Note which sentences may be among the top k by x (B, T, N), whose extremes are best (2, B, N)."""
+        """Record the sentences that reach the threshold. best (2, B, N): the extremes of x (B, T, N)."""
         for polarity, sign in enumerate((1, -1)):
             entering = (best[polarity] >= self.threshold[polarity, columns]) & (best[polarity] > 0)
             row, neuron = entering.nonzero(as_tuple=True)
@@ -168,7 +170,7 @@ class _Reader:
             self.tokens[polarity, span, columns][row, neuron] = _place(x, batch, row, neuron, sign)
 
     def summary(self, k: int) -> ScanSummary:
-        """The shard's table; sums become fixed point here, so that merging tables is exact."""
+        """Return the summary of the shard, with sums in fixed point so that merging is exact."""
         top = [
             top_k(self.values[polarity].T, self.ids.expand(self.values.shape[2], -1), self.tokens[polarity].T, k)
             for polarity in range(2)
@@ -187,12 +189,12 @@ class _Reader:
 
 
 class _Predictions:
-    """Explains, for RelMax, the model's own top predictions at every token together."""
+    """The objective of RelMax: the sum of the top logits at every token."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.stream = torch.empty(0)
-        """(B, T, D) behind the last layer and its norm; of an encoder-decoder the encoder's."""
+        """(B, T, D) after the last layer and its norm; of an encoder-decoder model, that of the encoder."""
 
     def reading(self, model: Model) -> nullcontext[None]:
         return nullcontext()
@@ -203,12 +205,12 @@ class _Predictions:
         predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
         if predicted.dim() == 1:
             return predicted
-        # Padding predicts too, but nothing that counts is before it.
+        # Padding has logits too, but no counted token precedes it.
         return (predicted * (self.batch.decoder or self.batch).mask).sum(-1)
 
 
 def counted_length(ids: Sequence[int], special: set[int]) -> int:
-    """The length without special tokens at the end ([SEP], </s>), which do not count."""
+    """Return the length without special tokens at the end, such as [SEP] or </s>."""
     length = len(ids)
     while length and ids[length - 1] in special:
         length -= 1
@@ -216,7 +218,7 @@ def counted_length(ids: Sequence[int], special: set[int]) -> int:
 
 
 def _counted(model: Model, batch: Batch) -> Batch:
-    """The batch without special tokens at the end."""
+    """Return the batch without special tokens at the end."""
     special = model.special_ids()
     lengths = tuple(counted_length(ids[:n], special) for ids, n in zip(batch.ids.tolist(), batch.lengths, strict=True))
     mask = (
@@ -227,10 +229,10 @@ def _counted(model: Model, batch: Batch) -> Batch:
 
 
 def _largest(x: Tensor, batch: Batch) -> Tensor:
-    """(2, B, N) the largest x and -x over the tokens that count; the batch is in order of length."""
+    """Return the largest x and -x over the counted tokens (2, B, N). The batch is sorted by length."""
     best = torch.full((2, len(x), x.shape[2]), -torch.inf, device=x.device)
     start = 1
-    for first, length in enumerate(batch.lengths):  # no token that does not count is looked at: a mask costs a copy
+    for first, length in enumerate(batch.lengths):  # slices, because a mask would cost a copy
         if length > start:
             part, into = x[first:, start:length], best[:, first:]
             torch.maximum(into, torch.stack((part.amax(1), -part.amin(1))), out=into)
@@ -239,7 +241,7 @@ def _largest(x: Tensor, batch: Batch) -> Tensor:
 
 
 def _place(x: Tensor, batch: Batch, row: Tensor, neuron: Tensor, sign: int) -> Tensor:
-    """The position of the largest sign * x[row, :, neuron], the first of equal ones; (M,) int16."""
+    """Return the first position of the largest sign * x[row, :, neuron] (M,), as int16."""
     places = torch.empty(len(row), dtype=torch.int16)
     lengths = torch.tensor(batch.lengths)[row]
     for start in range(0, len(row), 1 << 20):
@@ -247,7 +249,7 @@ def _place(x: Tensor, batch: Batch, row: Tensor, neuron: Tensor, sign: int) -> T
         courses = sign * x[row[part], :, neuron[part]].cpu()  # (M, T)
         position = torch.arange(x.shape[1])
         courses = courses.masked_fill((position >= lengths[part, None]) | (position == 0), -torch.inf)
-        places[part] = courses.argmax(1).to(torch.int16)  # the first of equal ones
+        places[part] = courses.argmax(1).to(torch.int16)  # the first of ties
     return places
 
 
@@ -256,12 +258,15 @@ def _hash(seed: int, purpose: str, identity: int) -> int:
 
 
 def sums_up(number: int, seed: int) -> bool:
-    """Whether a shard is one of those that means, standard deviations, histograms and shares above zero are taken of:
-    the first, and one of each ten after it. They are known well enough by then, and cost as much as all the rest."""
+    """Return whether means, standard deviations, histograms and shares above zero include a shard.
+
+    They include the first shard and one of every ten after it: that is precise enough, and all shards would double the
+    time of a scan.
+    """
     return number == 0 or (number - 1) % 10 == _hash(seed, "sums", (number - 1) // 10) % 10
 
 
 def shards(sentences: Iterator[Sentence], size: int) -> Iterator[list[Sentence]]:
-    """Consecutive lists of `size` sentences, the last one shorter."""
+    """Yield consecutive lists of `size` sentences; the last one may be shorter."""
     while shard := list(itertools.islice(sentences, size)):
         yield shard

@@ -1,4 +1,4 @@
-"""Streaming summaries of activations: pure tensors, merged in any order with the same result, to the bit."""
+"""Streaming summaries of activations, whose merge does not depend on the order, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from icebear.actmax.index.activation_statistics import STATISTICS
 
 EMPTY = torch.iinfo(torch.int64).max
-"""The sentence id of an empty place, whose value is minus infinity."""
+"""The sentence id of an empty entry, whose value is minus infinity."""
 
 
 @dataclass(frozen=True)
@@ -18,20 +18,20 @@ class ScanSummary:
     """A summary of N neurons over some shards. Polarity 0 is ``+`` (maxima), 1 is ``-`` (minima, stored negated)."""
 
     values: Tensor
-    """(2, N, k) float32, largest first; minus infinity where there are fewer sentences."""
+    """(2, N, k) float32, largest first; minus infinity for empty entries."""
     sentences: Tensor
-    """(2, N, k) int64 ids; equal values are in order of id."""
+    """(2, N, k) int64 ids; ties are in order of id."""
     tokens: Tensor
-    """(2, N, k) int16: the position of the extreme token (the first of equal ones)."""
+    """(2, N, k) int16: the position of the top token, the first of ties."""
     statistics: dict[str, Tensor]
-    """The states of `STATISTICS`, each (..., N)."""
+    """Name -> the state (..., N) of each of `STATISTICS`."""
     token_count: int
     counted: int
-    """Tokens of the shards that sums are taken of (`icebear.actmax.index.scan.sums_up`)."""
+    """The number of tokens in shards that sums include (`icebear.actmax.index.scan.sums_up`)."""
 
 
 def empty_summary(neurons: int, k: int) -> ScanSummary:
-    """The table of nothing: merging with it changes nothing."""
+    """Return the summary of no sentences."""
     return ScanSummary(
         values=torch.full((2, neurons, k), -torch.inf),
         sentences=torch.full((2, neurons, k), EMPTY),
@@ -43,7 +43,7 @@ def empty_summary(neurons: int, k: int) -> ScanSummary:
 
 
 def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
-    """The table of both parts of a corpus; associative and commutative, bit for bit."""
+    """Return the summary of both parts of a corpus; associative and commutative, bit for bit."""
     pairs = ((a.values, b.values), (a.sentences, b.sentences), (a.tokens, b.tokens))
     return ScanSummary(
         *top_k(*(torch.cat(pair, -1) for pair in pairs), a.values.shape[2]),
@@ -54,7 +54,7 @@ def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
 
 
 def top_k(values: Tensor, sentences: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest of the last dimension, largest first, equal values in order of sentence id.
+    """Return the k largest of the last dimension, largest first; ties are in order of sentence id.
 
     values (..., M) float32, sentences (..., M) int64, tokens (..., M) int16; returns (..., k) of each.
     """
@@ -66,7 +66,7 @@ def top_k(values: Tensor, sentences: Tensor, tokens: Tensor, k: int) -> tuple[Te
         tokens = torch.cat((tokens, tokens.new_zeros(grow)), -1)
     best = values.topk(min(k + 1, values.shape[-1]), dim=-1)
     order = best.indices[..., :k]
-    # topk promises nothing about equal values: sort the whole row where two of the first k + 1 are equal.
+    # topk does not define the order of ties: sort the whole row where two of the first k + 1 are equal.
     tied = ((best.values[..., 1:] == best.values[..., :-1]) & (best.values[..., 1:] > -torch.inf)).any(-1)
     if tied.any():
         order[tied] = _by_value_then_id(values[tied], sentences[tied])[..., :k]

@@ -1,1 +1,1 @@
-"""What a neuron means, in words, with a score measured on documents that the words were not made from."""
+"""Automatic labels of neurons: made on train documents, chosen on validation documents, scored on test documents."""

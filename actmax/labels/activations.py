@@ -1,4 +1,4 @@
-"""What neurons do at each token of a sample: one forward pass for all of them."""
+"""The activations of neurons at each token of a sample, in one forward pass for all neurons."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ def read_activations(
     neurons: Sequence[Neuron],
     on_progress: Callable[[int], None] = lambda sentences: None,
 ) -> np.ndarray:
-    """(P, N) activations of P neurons at the sample's tokens, or how much attention P heads give to each token (the
-    mean over all later tokens of its sentence). No layer above them is passed."""
+    """Return the activations (P, N) of P neurons at the tokens of a sample.
+
+    For heads, return the attention that each token gets, averaged over the later tokens of its sentence. Layers above
+    the neurons are not computed.
+    """
     for neuron in neurons:
         model.check(neuron)
     activations = np.zeros((len(neurons), len(sample)), dtype=np.float32)

@@ -1,5 +1,4 @@
-"""`label_neurons`: a label made on a third of the documents (train), chosen on another (validation), and scored on the
-last (test)."""
+"""`label_neurons`: labels are made on train documents, chosen on validation documents and scored on test documents."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from icebear.actmax.labels.clusters import add_topics
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, random_neurons, significant
 from icebear.actmax.labels.sample import Sample, draw_samples
-from icebear.actmax.labels.scores import Fires, choose_label, judged
+from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER
@@ -24,7 +23,7 @@ from icebear.errors import InputError
 from icebear.records import Meaning, Neuron
 
 GROUP = 4096
-"""Neurons whose activations are held at once, some 140 kB each."""
+"""The number of neurons whose activations are in memory at once (about 140 kB each)."""
 
 
 def label_neurons(
@@ -34,10 +33,10 @@ def label_neurons(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Label both polarities of neurons, with scores, and keep that in the store; those that have one are passed over.
+    """Label both polarities of neurons and save the labels with their scores in the store.
 
-    Commits after each group of `GROUP` neurons; on_progress(done, total) counts sentences read and labels.
-    Raises `StoreError` for an index by relevance, or one of too few documents.
+    Neurons with labels are skipped. Each group of `GROUP` neurons is committed; on_progress(done, total) counts
+    sentences and labels. Raises `StoreError` for an index by relevance, or with too few documents.
     """
     store.check_activations(model.fingerprint, model.name, model.dtype_name)
     have = store.labels.meanings(neurons)
@@ -76,7 +75,7 @@ def measure_activations(
     seed: int,
     advance: Callable[[int], None] = lambda sentences: None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """part -> (P, N) of neurons, or of heads; and what chance gives, measured in the same passes the first time."""
+    """Return the activations (P, N) in each part, and the nulls, which the first call measures in the same passes."""
     heads = neurons[0].site == "head"
     name = control_name(seed, heads)
     known = store.controls.get(name)
@@ -90,12 +89,12 @@ def measure_activations(
 
 
 def control_name(seed: int, heads: bool = False) -> str:
-    """Where a store keeps what chance gives; of the kinds of labels that there are."""
+    """Return the name of the nulls in the store, which depend on the kinds of labels."""
     return f"labels {seed}{' heads' if heads else ''}: {', '.join(kinds.KINDS)}"
 
 
 def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
-    """part -> sample, with what is known of its sentences without neurons."""
+    """Return the sample of each part, with its topics."""
     parts = draw_samples(model, store, seed)
     add_topics(store, parts.values())
     return parts
@@ -109,8 +108,11 @@ def score_label(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Meaning]:
-    """How well words of one's own tell where a neuron fires, at both polarities: its tokens, words earlier in the
-    sentence, or anywhere in it, what does best on the validation part. Raises `InputError` for a text of no words."""
+    """Score a label that a person wrote, at both polarities.
+
+    Its words are tried as tokens, as words earlier in the sentence and as words anywhere in it; the best on the
+    validation part is scored. Raises `InputError` for a text without words.
+    """
     own = re.findall(r"\w+", text.lower())
     if not own:
         raise InputError("A label without words cannot be scored; write some.")
@@ -126,11 +128,11 @@ def score_label(
     return [score_candidates(side, lambda: labels, known) for side in sides(store, parts, [neuron], values)]
 
 
-# --- what is kept ---------------------------------------------------------------------------------------
+# --- scores of a label ---------------------------------------------------------------------------------------
 
 
 def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], known: dict[str, Any]) -> Meaning:
-    """The best label with all that is measured of it on the test part. known: what chance gives."""
+    """Return the best label with its scores on the test part. known: the nulls."""
     if not side.active:
         return Meaning(side.neuron, side.polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
     chosen = choose_label(candidates(), side.fired)
@@ -143,7 +145,7 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
         "similar_sentences": scores.similar_sentences_auroc(label, own, by),
         "token_mean": scores.token_mean_baseline([side.fired["train"], side.fired["validation"]], own)["token"],
         "auroc": scores.label_auroc(label, own),
-        "other_neuron": judged(others[0], by, side.fired).test if others else None,
+        "other_neuron": score_parts(others[0], by, side.fired).test if others else None,
         "thresholds": {
             name: 0.5 + float(np.quantile(null, 0.95)) * (scores.THRESHOLDS[by] - 0.5)
             for name, null in by_chance.items()
@@ -160,9 +162,8 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
 SHOWN = 4
 
 
-def test_examples(label: Label, fired: Fires) -> dict[str, list[dict[str, Any]]]:
-    """Tokens of the test part: where the neuron fires furthest and the label is true, where it is not, and
-    where the label is true and the neuron does least."""
+def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[str, Any]]]:
+    """Return hits, misses and false alarms among the tokens of the test part."""
     sample = fired.sample
     true = kinds.true(label, sample)
     driven = np.zeros(len(sample), dtype=bool)
@@ -175,8 +176,8 @@ def test_examples(label: Label, fired: Fires) -> dict[str, list[dict[str, Any]]]
     return {name: list(_extremes(fired, where, sign)) for name, (where, sign) in groups.items()}
 
 
-def _extremes(fired: Fires, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
-    """Of different sentences."""
+def _extremes(fired: TopActivations, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
+    """Yield the tokens with the most extreme activations, at most one of each sentence."""
     sample, seen = fired.sample, set[int]()
     places = np.flatnonzero(where)
     for place in places[np.argsort(sign * fired.values[places], kind="stable")]:

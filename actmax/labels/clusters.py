@@ -14,16 +14,17 @@ from icebear.db.store import Store
 
 COUNT = 48
 LEARNT = 20_000
-"""Sentences at most that they are learnt from."""
+"""The largest number of sentences to cluster."""
 WORDS = 4
 FREQUENT = 0.05
-"""A word in more sentences than this names no topic."""
+"""The share of sentences above which a word cannot name a topic."""
 
 
 def add_topics(store: Store, samples: Iterable[Sample]) -> None:
-    """Set how much each sentence of some samples is of each topic, and how alike the sentences are.
+    """Set the similarity of the sentences of samples to each topic, and to each other.
 
-    The store's topics are made once, of the sentences of the train part: k-means of their vectors."""
+    The topics of a store are made once: k-means clusters of the vectors of train sentences.
+    """
     if store.controls.get("topics") is None:
         store.controls.set({"topics": _made(store)})
     topics = store.controls.get("topics")
@@ -35,7 +36,7 @@ def add_topics(store: Store, samples: Iterable[Sample]) -> None:
 
 
 def _made(store: Store) -> dict[str, Any]:
-    """The words of each topic, and its unit vector (K, D)."""
+    """Return the words and the unit vector (K, D) of each topic."""
     import faiss
 
     sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "train"][:LEARNT]
@@ -62,7 +63,7 @@ def _made(store: Store) -> dict[str, Any]:
 
 
 def _unit(store: Store, sentences: list[int]) -> np.ndarray:
-    """(S, D) their vectors off the corpus's mean, of length 1; zero for one without tokens that count."""
+    """Return the vectors (S, D) of sentences less the corpus mean, at length 1; zeros for a sentence without vector."""
     known = dict(zip(*store.sentences.vectors(sentences), strict=True))
     centre = store.vectors.centre()
     rows = np.array([known[i].astype(np.float32) - centre if i in known else 0 * centre for i in sentences])

@@ -1,4 +1,4 @@
-"""What a label is made from: a neuron's extremes in the documents to train on, and what it writes."""
+"""The evidence for labels: where a neuron is most active in train documents, and the tokens that it promotes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import numpy as np
 from icebear.actmax.labels.sample import Sample, key, words
 
 TOKENS = 0.01
-"""The share of tokens that counts as driving a neuron far, and"""
+"""The share of tokens that are positives."""
 SENTENCES = 0.05
-"""of sentences."""
+"""The share of sentences that are positives."""
 FEWEST = 8
-"""Tokens at least that drive a neuron to a side, for a label of it."""
+"""The smallest number of tokens with an activation above zero for a label."""
 
 TokenPlace = tuple[tuple[str, ...], int]
-"""A sentence's tokens, and one of them."""
+"""The tokens of a sentence, and a position among them."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of a neuron at one polarity."""
+    """The evidence for labels of a neuron at one polarity."""
 
     sample: Sample
-    """Of the train part."""
+    """The train sample."""
     values: np.ndarray
-    """(N,) there: activations, of polarity ``-`` negated."""
+    """(N,) activations in the sample; negated for polarity ``-``."""
     examples: tuple[TokenPlace, ...] = ()
-    """The index's examples that are of that part."""
+    """Maximally activating examples from train documents."""
     marked: tuple[str, ...] = ()
-    """Words that relevance found to drive it there, most often first."""
+    """Words with the largest relevance for the activation, most frequent first."""
     writes: tuple[str, ...] = ()
     """Tokens that it promotes."""
 
@@ -47,7 +47,7 @@ class Evidence:
 
 
 def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
-    """The places of the largest share of the values that count, of those above zero; largest first."""
+    """Return the positions of the largest share of the counted values above zero, largest first."""
     wanted = max(FEWEST, math.ceil(share * counted.sum()))
     masked = np.where(counted & (values > 0), values, -np.inf)
     order = np.argsort(-masked, kind="stable")[:wanted]
@@ -71,11 +71,11 @@ def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -
 
 
 def keys_at(places: Iterable[TokenPlace], step: int, count: int = 1) -> list[tuple[str, ...]]:
-    """So many tokens from the one `step` behind each place on, in lower case."""
+    """Return `count` tokens in lower case, starting `step` tokens after each place."""
     rows = ((pieces, place + step) for pieces, place in places)
     return [tuple(map(key, pieces[at : at + count])) for pieces, at in rows if 0 <= at <= len(pieces) - count]
 
 
 def words_until(places: Iterable[TokenPlace]) -> list[str]:
-    """The words at each place or before it in the sentence, each once."""
+    """Return the distinct words of each sentence up to the place."""
     return [w for pieces, place in places for w in {word for word, end in words(pieces) if end <= place}]

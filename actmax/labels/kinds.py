@@ -1,4 +1,4 @@
-"""Labels: functions of tokens that people can read. A new kind is a class (`LabelKind`) and its line in `KINDS`."""
+"""Labels are readable functions of tokens. To add a kind, add a class (`LabelKind`) and its line in `KINDS`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from icebear.actmax.labels.evidence import SENTENCES, Evidence, distinctive, key
 from icebear.actmax.labels.sample import Sample, key
 
 PLACES = {"here": "{}", "before": "after {}", "after": "before {}", "earlier": "{} earlier in the sentence"}
-"""Where a label looks, seen from a token -> the label in words. ``before``: the token before it; ``earlier``: in its
-sentence, or here."""
+"""Where a label looks, relative to a token -> the label in words. ``before`` is the token before; ``earlier`` is any
+token of the sentence up to this one."""
 STEPS = {"here": 0, "before": -1, "after": 1}
 
 
@@ -29,11 +29,11 @@ class Label:
     where: str
     """A key of `PLACES`, or ``sentence``."""
     items: tuple[tuple[str, ...], ...]
-    """Any of these makes it true: words, tokens, or sequences of tokens."""
+    """Words, tokens or sequences of tokens; any of them makes the label true."""
 
     @classmethod
     def of(cls, kind: str, where: str, texts: Iterable[str]) -> Label:
-        """Each item a text by itself."""
+        """Make a label whose items are single texts."""
         return cls(kind, where, tuple((text,) for text in texts))
 
     @property
@@ -42,29 +42,29 @@ class Label:
 
 
 class LabelKind(ABC):
-    """How labels of a kind are made of evidence, and where one is true."""
+    """A kind of label: makes candidates from evidence, and says where a label is true."""
 
     name: str
     depends_on_neuron = True
-    """Whether other neurons have other candidates."""
+    """Whether the candidates differ between neurons."""
 
     @abstractmethod
     def candidates(self, evidence: Evidence) -> list[Label]:
-        """Labels that the evidence speaks for; in the order in which equally good ones are preferred."""
+        """Return candidate labels; of equally good ones the first is preferred."""
 
     @abstractmethod
     def true(self, label: Label, sample: Sample) -> np.ndarray:
-        """(N,) bool: at which tokens the label is true."""
+        """Return at which tokens the label is true (N,)."""
 
     def degree(self, label: Label, sample: Sample) -> np.ndarray:
-        """(S,) how much it is true of each sentence."""
+        """Return the degree (S,) to which the label is true of each sentence."""
         return sample.means(self.true(label, sample))
 
     def text(self, label: Label) -> str:
         return PLACES[label.where].format(", ".join(map(repr, label.texts)))
 
     def _sizes(self, where: str, items: list[tuple[str, ...]], sizes: tuple[int, ...]) -> list[Label]:
-        """The labels of so many of the items, from the first on."""
+        """Return a label for each number of items, starting with the first item."""
         return [Label(self.name, where, tuple(items[:size])) for size in sizes if size <= len(items)]
 
 
@@ -78,7 +78,7 @@ class Tokens(LabelKind):
         for where, step in STEPS.items():
             best = distinctive(keys_at(evidence.places, step), sample.sequences[1], len(sample), 8)
             labels += self._sizes(where, best, (1, 2, 3, 5, 8))
-        if evidence.writes:  # neurons of the last layers fire before what they write
+        if evidence.writes:  # neurons of the last layers are active before the tokens that they promote
             labels += [Label.of(self.name, where, map(key, evidence.writes)) for where in ("here", "after")]
         return labels
 
@@ -110,13 +110,13 @@ class Ngrams(LabelKind):
 
 
 class Categories(LabelKind):
-    """The token here, before or after is of a category: numbers, capitals, punctuation, endings, scripts, code."""
+    """The token here, before or after belongs to a category, such as numbers, punctuation, endings or scripts."""
 
     name = "category"
     depends_on_neuron = False
     expressions = tomllib.loads(Path(__file__).with_name("categories.toml").read_text())
     endings = "ing ed ly s er est ion al ic ism ist ous able ive ian ment".split()
-    """Of the word that ends with the token."""
+    """Endings of the word that ends with the token."""
 
     def candidates(self, evidence: Evidence) -> list[Label]:
         names = (*self.expressions, *(f"-{ending}" for ending in self.endings))
@@ -138,7 +138,7 @@ class Categories(LabelKind):
 
 
 class Words(LabelKind):
-    """One of a few words stands earlier in the sentence, or (of a label by sentence) anywhere in it."""
+    """One of a few words occurs earlier in the sentence, or (for labels by sentence) anywhere in it."""
 
     name = "words"
 
@@ -176,7 +176,7 @@ POSITIONS: dict[str, Callable[[Sample], np.ndarray]] = {
 
 
 class PositionLabels(LabelKind):
-    """The place of the token in the sentence."""
+    """The position of the token in the sentence."""
 
     name = "position"
     depends_on_neuron = False
@@ -192,18 +192,18 @@ class PositionLabels(LabelKind):
 
 
 class TopicLabels(LabelKind):
-    """The sentence is of a topic."""
+    """The sentence belongs to a topic."""
 
     name = "topic"
     depends_on_neuron = False
     alike = 0.3
-    """The cosine with a topic from which on a sentence is of it."""
+    """The smallest cosine between a sentence and its topic."""
 
     def candidates(self, evidence: Evidence) -> list[Label]:
         return [Label.of(self.name, "sentence", words) for words in evidence.sample.topics]
 
     def degree(self, label: Label, sample: Sample) -> np.ndarray:
-        """(S,) how much a sentence is of the topic."""
+        """Return the cosine (S,) between each sentence and the topic."""
         return sample.topics[tuple(label.texts)]
 
     def true(self, label: Label, sample: Sample) -> np.ndarray:
@@ -223,15 +223,15 @@ def of(label: Label) -> LabelKind:
 
 
 def candidates(evidence: Evidence) -> list[Label]:
-    """Of all kinds."""
+    """Return the candidates of all kinds."""
     return [label for kind in KINDS.values() for label in kind.candidates(evidence)]
 
 
 def true(label: Label, sample: Sample) -> np.ndarray:
-    """(N,) bool: at which tokens the label is true."""
+    """Return at which tokens the label is true (N,)."""
     return of(label).true(label, sample)
 
 
 def degree(label: Label, sample: Sample) -> np.ndarray:
-    """(S,) how much it is true of each sentence."""
+    """Return the degree (S,) to which the label is true of each sentence."""
     return of(label).degree(label, sample)

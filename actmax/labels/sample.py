@@ -1,4 +1,4 @@
-"""Sentences to make labels on, to choose and to test them: seeded samples of three parts of an index's documents."""
+"""Seeded samples of train, validation and test sentences from the documents of an index."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from icebear.records import Sentence
 
 PARTS = ("train", "validation", "test")
 SENTENCES = {"train": 300, "validation": 300, "test": 600}
-"""Of each part. A forward pass over them serves all neurons."""
+"""The number of sentences of each part. One forward pass over them serves all neurons."""
 SHORTEST = 4
-"""Tokens that count in a sentence of the sample."""
+"""A sentence of a sample has more counted tokens than this."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 
 
 def part_of(title: str) -> str:
-    """The part that a document belongs to, always."""
+    """Return the part of a document, which depends only on its title."""
     return PARTS[stable_hash(f"part {title}") % 3]
 
 
 @dataclass
 class Codes:
-    """Texts as small numbers: tokens in lower case with their space, and words. The parts of a sample share one."""
+    """Integer codes of tokens (in lower case, with their space) and of words. All parts share them."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
 
     @staticmethod
     def chosen(codes: dict[str, int], texts: Iterable[str]) -> np.ndarray:
-        """(C + 1,) bool: which codes are of these texts; the last, of -1, is of none."""
+        """Return which codes belong to these texts (C + 1,); the last entry, for code -1, is False."""
         mask = np.zeros(len(codes) + 1, dtype=bool)
         mask[[codes[text] for text in texts if text in codes]] = True
         return mask
 
 
 SampleRow = tuple[Sentence, list[int], int]
-"""A sentence, the ids of its tokens, and how many of them count, with the first, which does not."""
+"""A sentence, its token ids, and its length without special tokens at the end."""
 
 
 class Sample:
@@ -61,10 +61,10 @@ class Sample:
         self.ends = lengths.cumsum()
         self.starts = self.ends - lengths
         self.sentence = np.repeat(np.arange(len(ids)), lengths)
-        """Which one, of each token."""
+        """The index of the sentence of each token."""
         self.position = np.arange(len(self.sentence)) - self.starts[self.sentence]
         self.left = np.repeat(counted, lengths) - self.position
-        """Tokens that count from this one on."""
+        """The number of counted tokens from this one to the end."""
         self.counted = (self.position > 0) & (self.left > 0)
         self.pieces = [piece for sentence in self.sentences for piece in sentence.tokens]
         self.token = np.array([codes.tokens.setdefault(key(p), len(codes.tokens)) for p in self.pieces])
@@ -75,22 +75,21 @@ class Sample:
                 self.word[start + place] = codes.words.setdefault(word, len(codes.words))
 
         self.topics: dict[tuple[str, ...], np.ndarray] = {}
-        """A topic's words -> (S,) how much each sentence is of it."""
+        """The words of a topic -> its cosine with each sentence (S,)."""
         self.alike = np.zeros((0, 0))
-        """(S, S) how alike sentences are."""
+        """(S, S) the cosines between sentences."""
         self.seen: dict[Any, Any] = {}
-        """What labels that are candidates for every neuron say of it (`icebear.actmax.labels.scores.LabelTruth`)."""
+        """Label -> `icebear.actmax.labels.scores.LabelTruth`, for candidates of every neuron."""
 
     def __len__(self) -> int:
         return len(self.sentence)
 
     def place(self, token: int) -> tuple[tuple[str, ...], int]:
-        """The tokens of a token's sentence, and its position among them."""
+        """Return the tokens of the sentence of a token, and its position among them."""
         return self.sentences[self.sentence[token]].tokens, int(self.position[token])
 
     def beside(self, x: np.ndarray, steps: int) -> np.ndarray:
-        """Of each token what x (N,) says of the one `steps` behind it (before it, where negative); False where there
-        is none in its sentence."""
+        """Return x (N,) shifted by `steps` tokens within each sentence; False where the sentence has no such token."""
         shifted = np.zeros_like(x)
         places = np.arange(len(x)) + steps
         inside = (places >= self.starts[self.sentence]) & (places < self.ends[self.sentence])
@@ -98,7 +97,7 @@ class Sample:
         return shifted
 
     def earlier(self, x: np.ndarray) -> np.ndarray:
-        """(N,) bool: whether x (N,) holds at the token or before it in its sentence."""
+        """Return whether x (N,) is true at the token or before it in its sentence (N,)."""
         seen = x.cumsum()
         before = np.where(self.starts > 0, seen[self.starts - 1], 0)
         return seen > before[self.sentence]
@@ -112,12 +111,12 @@ class Sample:
 
     @cached_property
     def word_counts(self) -> Counter[str]:
-        """In how many sentences a word is."""
+        """The number of sentences that contain each word."""
         return Counter(word for row in self.sentence_words for word in row)
 
     @cached_property
     def sequences(self) -> dict[int, Counter[tuple[str, ...]]]:
-        """Length, 1 to 3 -> how often each sequence of so many tokens stands anywhere."""
+        """Length (1 to 3) -> the count of each sequence of tokens."""
         tokens = list(map(key, self.pieces))
         return {n: Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in (1, 2, 3)}
 
@@ -126,28 +125,28 @@ class Sample:
         return np.bincount(self.sentence[self.counted], minlength=len(self.ids))
 
     def means(self, x: np.ndarray) -> np.ndarray:
-        """(S,) the mean of x (N,) over the tokens of each sentence that count."""
+        """Return the mean (S,) of x (N,) over the counted tokens of each sentence."""
         chosen = self.counted
         return np.bincount(self.sentence[chosen], x[chosen], len(self.ids)) / self._weights
 
 
 def key(piece: str) -> str:
-    """What makes two tokens the same: case does not."""
+    """Return the token without case."""
     return piece.lower()
 
 
 @lru_cache(maxsize=4096)
 def words(pieces: tuple[str, ...]) -> list[tuple[str, int]]:
-    """The words of a text in lower case, each with the token that it ends with."""
+    """Return the words of a text in lower case, each with the index of its last token."""
     ends = np.cumsum([len(piece) for piece in pieces])
     text = "".join(pieces)
     return [(m[0].lower(), int(np.searchsorted(ends, m.end()))) for m in _WORD.finditer(text)]
 
 
 def draw_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
-    """part -> its sample: sentences drawn by their ids, which are hashes, whatever neuron is asked for.
+    """Return a sample for each part. Sentences are drawn by their ids, which are hashes, so all neurons share them.
 
-    Raises `StoreError` for an index of so few documents that a part has not a quarter of its sentences.
+    Raises `StoreError` if the index has less than a quarter of the sentences of a part.
     """
     limit, special = store.facts.get("max_tokens"), model.special_ids()
     rows: dict[str, list[SampleRow]] = {part: [] for part in SENTENCES}

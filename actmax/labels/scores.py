@@ -1,5 +1,4 @@
-"""How well a label tells where a neuron fires, and the other way round (after FADE, Puri et al. 2025); which
-label predicts best."""
+"""How well labels predict activations, and activations labels (after FADE, Puri et al. 2025), and the best label."""
 
 from __future__ import annotations
 
@@ -18,63 +17,63 @@ from icebear.records import Meaning
 
 UNITS = ("token", "sentence")
 THRESHOLDS = {"token": 0.85, "sentence": 0.70}
-"""Detection from which on a label may be called clear."""
+"""The AUROC that a significant label has at least, by unit."""
 SHORTER = 0.01
-"""What an item of a label has to add, of the way from chance to the bar."""
+"""The margin that each item of a label after the first must add."""
 SMOOTHING = 2.0
-"""Tokens of the mean that a table of tokens begins with."""
+"""The number of pseudo-counts at the overall mean in the table of token means."""
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The mean precision at each of the positive, the largest score first (ties in order of place)."""
+    """Return the mean precision at each positive item, by decreasing score; ties keep their order."""
     hits = positive[np.argsort(-scores, kind="stable")].astype(bool)
     ranks = np.flatnonzero(hits) + 1
     return float((np.arange(1, len(ranks) + 1) / ranks).mean()) if len(ranks) else math.nan
 
 
 @dataclass(frozen=True)
-class Fires:
-    """Where a neuron at a polarity is furthest in a sample: the top of its tokens, and of its sentences by mean."""
+class TopActivations:
+    """The tokens with the largest activations of a neuron at a polarity, and the sentences with the largest means."""
 
     sample: Sample
     values: np.ndarray
-    """(N,), of polarity ``-`` negated."""
+    """(N,) activations; negated for polarity ``-``."""
     tokens: np.ndarray
-    """(C,) bool, of the tokens that count."""
+    """(C,) bool: which of the counted tokens are on top."""
     means: np.ndarray
-    """(S,)"""
+    """(S,) mean activation of each sentence."""
     sentences: np.ndarray
-    """(S,) bool"""
+    """(S,) bool: which sentences are on top."""
 
     @property
     def active(self) -> bool:
-        """Whether enough tokens have a value above zero."""
+        """Whether enough tokens have an activation above zero."""
         return self.tokens.sum() >= FEWEST
 
 
-def fires(sample: Sample, values: np.ndarray) -> Fires:
+def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
     means = sample.means(values)
     tokens, sentences = np.zeros(len(sample), dtype=bool), np.zeros(len(means), dtype=bool)
     tokens[top(values, sample.counted, TOKENS)] = True
-    # A sentence's mean may be below zero wherever the neuron fires; what counts is which are furthest.
+    # The mean of a sentence may be below zero although the neuron is active in it, so only the order counts.
     sentences[np.argsort(-means, kind="stable")[: math.ceil(SENTENCES * len(means))]] = True
-    return Fires(sample, values, tokens[sample.counted], means, sentences)
+    return TopActivations(sample, values, tokens[sample.counted], means, sentences)
 
 
 @dataclass(frozen=True)
 class LabelTruth:
-    """What a label says of a sample."""
+    """The tokens of a sample where a label is true."""
 
     true: np.ndarray
-    """(C,) bool, of the tokens that count, and"""
-    often: int
-    """how many these are."""
+    """(C,) bool, for the counted tokens."""
+    count: int
+    """The number of true tokens."""
     ranks: np.ndarray
-    """(S,) of its degree in each sentence, among them; the mean of equal ones."""
+    """(S,) the rank of each sentence by the degree of the label; ties have their mean rank."""
 
 
-def seen(label: Label, sample: Sample) -> LabelTruth:
-    """Kept where all neurons have the same candidates."""
+def label_truth(label: Label, sample: Sample) -> LabelTruth:
+    """Return the truth of a label; it is cached if the label is a candidate of every neuron."""
     if label in sample.seen:
         return sample.seen[label]
     true = kinds.true(label, sample)[sample.counted]
@@ -85,26 +84,26 @@ def seen(label: Label, sample: Sample) -> LabelTruth:
     return truth
 
 
-def label_auroc(label: Label, fired: Fires) -> dict[str, float]:
-    """unit -> AUROC of the label for what drives the neuron furthest (by token of yes or no, by sentence by ranks)."""
-    truth = seen(label, fired.sample)
+def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
+    """Return, for each unit, the AUROC of the label for the top tokens or sentences."""
+    truth = label_truth(label, fired.sample)
     hits, positive, tokens = truth.true[fired.tokens].sum(), fired.tokens.sum(), len(fired.tokens)
     first, sentences = fired.sentences.sum(), len(fired.sentences)
     below = truth.ranks[fired.sentences].sum() - first * (first + 1) / 2
     return {
-        "token": float(0.5 + hits / positive / 2 - (truth.often - hits) / (tokens - positive) / 2),
+        "token": float(0.5 + hits / positive / 2 - (truth.count - hits) / (tokens - positive) / 2),
         "sentence": float(below / (first * (sentences - first))),
     }
 
 
 def margin(unit: str, score: float) -> float:
-    """Of the way from chance to the bar of its unit."""
+    """Return a score on the scale where chance is 0 and the threshold of its unit is 1."""
     return (score - 0.5) / (THRESHOLDS[unit] - 0.5)
 
 
-def responsiveness(label: Label, fired: Fires, unit: str) -> dict[str, float | None]:
-    """Of the texts where the label is true: AUROC of the activation for them, its average precision (FADE's purity),
-    and their share."""
+def responsiveness(label: Label, fired: TopActivations, unit: str) -> dict[str, float | None]:
+    """Return the AUROC of the activation for the label, its average precision (FADE's purity), and the share of units
+    where the label is true."""
     values, positive = _answers(label, fired, unit)
     able = 0 < positive.sum() < len(positive)
     return {
@@ -114,22 +113,25 @@ def responsiveness(label: Label, fired: Fires, unit: str) -> dict[str, float | N
     }
 
 
-def responds(label: Label, fired: Fires, unit: str) -> bool:
-    """Whether the activation is rather larger where the label is true."""
+def responds(label: Label, fired: TopActivations, unit: str) -> bool:
+    """Return whether the activation tends to be larger where the label is true."""
     values, positive = _answers(label, fired, unit)
     return bool(0 < positive.sum() < len(positive)) and auroc(values, positive) > 0.5
 
 
-def _answers(label: Label, fired: Fires, unit: str) -> tuple[np.ndarray, np.ndarray]:
-    """Activations of the tokens that count, or means of sentences, and where the label is true."""
-    sample, true = fired.sample, seen(label, fired.sample).true
+def _answers(label: Label, fired: TopActivations, unit: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the activations of the counted tokens, or the means of sentences, and where the label is true."""
+    sample, true = fired.sample, label_truth(label, fired.sample).true
     if unit == "token":
         return fired.values[sample.counted], true
     return fired.means, np.bincount(sample.sentence[sample.counted], true, len(fired.means)) > 0
 
 
-def token_mean_baseline(learnt: Sequence[Fires], fired: Fires) -> dict[str, float]:
-    """unit -> detection by the neuron's mean activation at each token, learnt on other samples: the bar to pass."""
+def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations) -> dict[str, float]:
+    """Return, for each unit, the AUROC of a table of the mean activation of each token (the upper baseline).
+
+    learnt: the samples that the table is made from.
+    """
     tokens = np.concatenate([one.sample.token[one.sample.counted] for one in learnt])
     values = np.concatenate([one.values[one.sample.counted] for one in learnt])
     sample, size = fired.sample, len(fired.sample.codes.tokens)
@@ -141,8 +143,11 @@ def token_mean_baseline(learnt: Sequence[Fires], fired: Fires) -> dict[str, floa
     }
 
 
-def similar_sentences_auroc(label: Label, fired: Fires, unit: str) -> float | None:
-    """Detection against the sentences most like those that drive the neuron, which do not; None without any."""
+def similar_sentences_auroc(label: Label, fired: TopActivations, unit: str) -> float | None:
+    """Return the AUROC of the label for activating sentences against the most similar non-activating ones.
+
+    None if there are no such sentences.
+    """
     sample = fired.sample
     driven = np.zeros(len(fired.means), dtype=bool)
     driven[sample.sentence[sample.counted][fired.tokens]] = True
@@ -161,12 +166,12 @@ def similar_sentences_auroc(label: Label, fired: Fires, unit: str) -> float | No
 
 
 NEAREST = 3
-"""Sentences taken for each that drives the neuron."""
+"""The number of similar sentences for each activating one."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A candidate, by what it is judged, and its score on each part."""
+    """A label, the unit of its score, and its score on each part."""
 
     label: Label
     by: str
@@ -179,22 +184,27 @@ class Chosen:
         return margin(self.by, self.test)
 
 
-def choose_label(labels: Sequence[Label], fired: dict[str, Fires]) -> Chosen:
-    """The label that does best on the validation part: the best one by token or the best one by sentence, whichever
-    has the higher score of those that pass their bar, or comes nearest to it."""
+def choose_label(labels: Sequence[Label], fired: dict[str, TopActivations]) -> Chosen:
+    """Return the label with the best score on the validation part.
+
+    Candidates are the best label by token and the best label by sentence. If one passes its threshold, the higher score
+    wins; else the larger margin does.
+    """
     validation = fired["validation"]
-    return the_better(best_of(labels, validation) or best_of(labels, validation, responding=False), fired)
+    return better_of(best_of(labels, validation) or best_of(labels, validation, responding=False), fired)
 
 
-def the_better(candidates: dict[str, tuple[Label, float]], fired: dict[str, Fires]) -> Chosen:
+def better_of(candidates: dict[str, tuple[Label, float]], fired: dict[str, TopActivations]) -> Chosen:
     passing = [by for by, (_, worth) in candidates.items() if worth >= 1]
-    able = [judged(candidates[by][0], by, fired) for by in passing or candidates]
+    able = [score_parts(candidates[by][0], by, fired) for by in passing or candidates]
     return max(able, key=lambda one: one.validation if passing else margin(one.by, one.validation))
 
 
-def best_of(labels: Sequence[Label], fired: Fires, responding: bool = True) -> dict[str, tuple[Label, float]]:
-    """unit -> the best of some labels by it, the first of equal ones, of those that the neuron also responds to; and
-    how far it comes from chance to the bar, less `SHORTER` for each item but the first."""
+def best_of(labels: Sequence[Label], fired: TopActivations, responding: bool = True) -> dict[str, tuple[Label, float]]:
+    """Return, for each unit, the best label and its margin, less `SHORTER` for each item after the first.
+
+    responding: consider only labels that raise the activation. The first label wins a tie.
+    """
     best = {}
     detected = [(label, label_auroc(label, fired)) for label in labels]
     for by in UNITS:
@@ -206,12 +216,12 @@ def best_of(labels: Sequence[Label], fired: Fires, responding: bool = True) -> d
     return best
 
 
-def judged(label: Label, by: str, fired: dict[str, Fires]) -> Chosen:
+def score_parts(label: Label, by: str, fired: dict[str, TopActivations]) -> Chosen:
     return Chosen(label, by, *(label_auroc(label, fired[part])[by] for part in PARTS))
 
 
-def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:
-    """Which of many hold when at most this rate of them may be false (Benjamini & Hochberg 1995)."""
+def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
+    """Return which hypotheses are rejected at this false discovery rate (Benjamini & Hochberg 1995)."""
     values = np.array(p, dtype=float)
     order = values.argsort()
     under = np.flatnonzero(values[order] <= rate * np.arange(1, len(values) + 1) / max(len(values), 1))
@@ -220,9 +230,10 @@ def accepted(p: Sequence[float], rate: float = 0.05) -> list[bool]:
     return accepted.tolist()
 
 
-def clearest(meanings: Iterable[Meaning]) -> list[Meaning]:
-    """The significant ones among all that were tried (Benjamini-Hochberg at 5 %), those above their bar and nulls by
-    most first."""
+def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
+    """Return the labels that are significant at a false discovery rate of 5 % among all, by decreasing margin."""
     tried = list(meanings)
-    holding = [m for m, holds in zip(tried, accepted([m.p for m in tried]), strict=True) if holds and m.significant]
+    holding = [
+        m for m, holds in zip(tried, benjamini_hochberg([m.p for m in tried]), strict=True) if holds and m.significant
+    ]
     return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))

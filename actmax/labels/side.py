@@ -1,4 +1,4 @@
-"""A neuron at one polarity: what its labels are made from, and what they have to predict."""
+"""A neuron at one polarity: the evidence for its labels, and the activations that they must predict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.evidence import Evidence, TokenPlace
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.sample import Sample, part_of, words
-from icebear.actmax.labels.scores import Fires
+from icebear.actmax.labels.scores import TopActivations
 from icebear.db.store import Store
 from icebear.records import Example, Neuron
 
@@ -27,14 +27,14 @@ class Side:
 
     neuron: Neuron
     polarity: str
-    fired: dict[str, Fires]
-    """part -> where it is most active in its sample; activations of polarity ``-`` are negated."""
+    fired: dict[str, TopActivations]
+    """part -> the activations in its sample; negated for polarity ``-``."""
     examples: tuple[TokenPlace, ...]
-    """Its examples in the index, of the documents to train on."""
+    """Maximally activating examples from train documents."""
     marked: tuple[str, ...]
-    """The words that the relevance of annotated examples finds in at least two of them, beside the token itself."""
+    """Earlier words with large relevance in at least two annotated examples."""
     promoted: tuple[str, ...]
-    """Tokens that it promotes; none of a site that does not write."""
+    """Tokens that the neuron promotes; empty for a site without W_out."""
 
     @property
     def active(self) -> bool:
@@ -42,15 +42,15 @@ class Side:
         return all(one.active for one in self.fired.values())
 
     def candidates(self) -> list[Label]:
-        """What the neuron may mean."""
+        """Return the candidate labels of all kinds."""
         train = self.fired["train"]
         return kinds.candidates(Evidence(train.sample, train.values, self.examples, self.marked, self.promoted))
 
     def shifted(self, seed: str) -> Side:
-        """Its activations moved onto other documents, in their order; and as many examples, anywhere."""
+        """Return the neuron with circularly shifted activations, and random tokens as its examples."""
         name = f"{self.neuron} {self.polarity} {seed}"
         generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
-        fired = {part: scores.fires(one.sample, _moved(one, generator)) for part, one in self.fired.items()}
+        fired = {part: scores.top_activations(one.sample, _moved(one, generator)) for part, one in self.fired.items()}
         sample = self.fired["train"].sample
         rows = generator.choice(np.flatnonzero(sample.counted), len(self.examples))
         return replace(self, fired=fired, marked=(), examples=tuple(sample.place(row) for row in rows))
@@ -59,18 +59,20 @@ class Side:
 def sides(
     store: Store, samples: dict[str, Sample], neurons: Sequence[Neuron], activations: dict[str, np.ndarray]
 ) -> Iterator[Side]:
-    """Both polarities of each neuron. activations: part -> (P, N)."""
+    """Yield both polarities of each neuron. activations: part -> (P, N)."""
     for row, neuron in enumerate(neurons):
         promoted = _promoted(store, neuron)
         for polarity, sign in (("+", 1), ("-", -1)):
-            fired = {part: scores.fires(sample, sign * activations[part][row]) for part, sample in samples.items()}
-            examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # no index has heads
+            fired = {
+                part: scores.top_activations(sample, sign * activations[part][row]) for part, sample in samples.items()
+            }
+            examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # an index has no heads
             examples = [example for example in examples if part_of(example.sentence.title) == "train"]
             places = tuple((example.sentence.tokens, example.token) for example in examples)
             yield Side(neuron, polarity, fired, places, _marked(examples), promoted[polarity])
 
 
-def _moved(fired: Fires, generator: np.random.Generator) -> np.ndarray:
+def _moved(fired: TopActivations, generator: np.random.Generator) -> np.ndarray:
     moved, counted = fired.values.copy(), fired.sample.counted
     count = int(counted.sum())
     moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas
 import streamlit as st
 
-from icebear.actmax.labels.scores import clearest
+from icebear.actmax.labels.scores import most_significant
 from icebear.app.web import ui
 from icebear.app.web.explain import DEFAULT, explained
 from icebear.cache import cache_folder, cached
@@ -65,7 +65,7 @@ def _significant_labels() -> None:
     if not ui.has_labels():
         return
     with ui.store() as opened:
-        meanings = clearest(opened.labels.all_meanings())
+        meanings = most_significant(opened.labels.all_meanings())
     if not meanings:
         return
     st.markdown("#### The neurons with the best labels")
@@ -82,7 +82,7 @@ def _significant_labels() -> None:
     ]
     st.caption("The scores are of documents that the labels were not made from.")
     score = {"score": st.column_config.NumberColumn("AUROC", format="%.2f")}
-    ui.neuron_table(pandas.DataFrame(rows), "clearest", sorts=True, height=280, column_config=score)
+    ui.neuron_table(pandas.DataFrame(rows), "most_significant", sorts=True, height=280, column_config=score)
 
 
 def _on_this_machine() -> None:

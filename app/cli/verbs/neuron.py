@@ -98,14 +98,14 @@ def _head(head: Neuron, options: Options) -> None:
 
 def _significant(options: Options) -> None:
     """The neurons with significant labels."""
-    from icebear.actmax.labels.scores import clearest
+    from icebear.actmax.labels.scores import most_significant
     from icebear.app.cli.terminal import labels_table
 
     with icebear.open_store(options.store) as store:
         tried, made_with = store.labels.all_meanings(), store.made_with()
     if not tried:
         raise StoreError(f"{options.store} has no automatic labels yet; make them with icebear label --auto.")
-    labels = clearest(tried)
+    labels = most_significant(tried)
     rows = labels[: options.top]
     title = f"{len(labels):,} of {len(tried):,} (neuron, sign) have a significant label; false discovery rate 5 %"
     document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
