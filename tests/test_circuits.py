@@ -267,7 +267,7 @@ def test_all_edges_between_nodes_are_the_nodes_ablation(graph):
     assert nothing.sufficiency == pytest.approx(0, abs=1e-9)
     assert nothing.all_edges == pytest.approx(found.all_edges)
     assert whole.all_edges == pytest.approx(1, abs=1e-6)
-    assert everything.ablation().kept == pytest.approx(1, abs=1e-6)
+    assert everything.ablation().sufficiency == pytest.approx(1, abs=1e-6)
 
 
 def test_interventions_are_what_hooks_say(graph):
@@ -322,7 +322,7 @@ def test_enough_nodes_for_a_wanted_faithfulness(graph):
     found = made(faithfulness=0.9)
     with Double():
         count = len(found.nodes)
-        assert found.ablation().kept >= 0.9
+        assert found.ablation().sufficiency >= 0.9
         assert nodes.fewest(found.model, found.relevances, found.relevances[0].ffn, 0.9, False) == count
 
 
@@ -332,7 +332,7 @@ def test_several_pairs_are_their_mean():
         one, two = (circuit(model, ids, 11, 12, counterfactual=OTHER, nodes=480) for ids in (IDS, third))
         both = circuit(model, [IDS, third], 11, 12, counterfactual=[OTHER, OTHER], nodes=480)
     assert torch.allclose(both.contribution, (one.contribution + two.contribution) / 2)
-    assert both.ablation().kept == pytest.approx(1, abs=1e-6)
+    assert both.ablation().sufficiency == pytest.approx(1, abs=1e-6)
     assert "and 1 more pair" in both.meaning
 
 

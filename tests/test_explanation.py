@@ -81,8 +81,9 @@ def test_beside_each_claim_stands_its_control(whole, tmp_path):
     assert html.unescape((tmp_path / "a.html").read_text()) == page
     assert str(whole.removed) in page
     for row in whole.ablations:
-        assert f"<td>{row.left:z.0%}</td><td>{row.matched_left:z.0%}</td><td>{row.changed_left:z.0%}</td>" in page
-        assert f"<td>{row.kept:z.0%}</td><td>{row.matched_kept:z.0%}</td><td>{row.changed_kept:z.0%}</td>" in page
+        for name in ("sufficiency", "necessity"):
+            shares = (getattr(row, kind + name) for kind in ("", "random_", "most_changed_"))
+            assert "".join(f"<td>{share:z.0%}</td>" for share in shares) in page
     assert (
         f"drawn into the same targets from the same layers {whole.circuit.faithfulness.random_sufficiency:.0%}" in page
     )

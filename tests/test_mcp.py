@@ -190,7 +190,7 @@ def test_which_neurons_with_their_controls(session, model, site, counterfactual)
     assert found["control"]["draws"] == 20 if site != "head" else 0 < found["control"]["draws"] <= 20
     assert bool(found["ablation"]) is (counterfactual is not None and site != "attn")
     for row in found["ablation"]:
-        assert {"kept", "matched_kept", "left", "matched_left", "changed_left"} <= set(row)
+        assert {"sufficiency", "random_sufficiency", "necessity", "random_necessity"} <= set(row)
 
 
 def test_what_to_compare_with(session, monkeypatch):
@@ -407,7 +407,7 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
     assert why["control"]["beyond_chance"] is None  # three other pairs of words, which are too few to say
     assert abs(why["control"]["change"]) > abs(why["control"]["largest_by_chance"])
     largest = which["ablation"][-1]
-    assert largest["left"] < 0.1 < 0.9 < largest["matched_left"]
+    assert largest["random_necessity"] < 0.1 < 0.9 < largest["necessity"]
     assert means["examples"]
     assert claim["control"]["beyond_chance"]
     assert "more than chance (p 0.05)" in claim["control"]["verdict"]

@@ -190,10 +190,10 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
         rows.append([f"{nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in numbers)])
     return grid(
         ">nodes by size of relevance",
-        *(f">{name}{kind}" for name in ("", "matched: ", "control: ") for kind in ("kept", "left without")),
+        *(f">{name}{kind}" for name in ("", "random: ", "most changed: ") for kind in ("sufficiency", "necessity")),
         rows=rows,
-        title="How much of the difference is there with these nodes alone, and without them",
-        caption="matched: others of the same layers and tokens; control: largest activation change",
+        title="Sufficiency and necessity of these nodes, with controls",
+        caption="random: others of the same layers and tokens; most changed: by their activations",
     )
 
 

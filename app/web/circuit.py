@@ -119,11 +119,11 @@ def _measured(graph: Graph, request: tuple) -> None:
         st.caption("Patch its nodes, and run the model along its edges alone, with controls. It takes a few seconds.")
         return
     nodes, edges = _checked(request, graph)
-    sufficiency, necessity = "sufficiency", "remaining without"
+    sufficiency, necessity = "sufficiency", "necessity"
     rows = [
-        (f"the {nodes.nodes} nodes", nodes.kept, nodes.left),
-        ("layer- and token-matched random nodes", nodes.matched_kept, nodes.matched_left),
-        ("the nodes that change most", nodes.changed_kept, nodes.changed_left),
+        (f"the {nodes.nodes} nodes", nodes.sufficiency, nodes.necessity),
+        ("layer- and token-matched random nodes", nodes.random_sufficiency, nodes.random_necessity),
+        ("the nodes that change most", nodes.most_changed_sufficiency, nodes.most_changed_necessity),
         (f"along {edges.edges} edges alone", edges.sufficiency, None),
         ("along random edges into the same targets", edges.random_sufficiency, None),
         ("along all edges between the nodes", edges.all_edges, None),

@@ -160,19 +160,20 @@ def matched(chosen: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Ablation:
-    """What a list of nodes carries."""
+    """Sufficiency and necessity of a list of nodes, with two controls. They may be below 0 or above 1 (overshoot)."""
 
     nodes: int
-    kept: float
-    """F of the list: what is there when all others take the other prompt's activations."""
-    left: float
-    """F of all others: what is there without the list."""
-    matched_kept: float
-    """The same of as many nodes drawn at the same layers and tokens, the mean of `DRAWS`."""
-    matched_left: float
-    changed_kept: float
-    """Of as many nodes that change most, by |a - a'|."""
-    changed_left: float
+    sufficiency: float
+    """F of the list: the share of the difference that comes about when all other nodes take their counterfactual
+    values."""
+    necessity: float
+    """1 - F of all other nodes: the share that is lost when only the list takes its counterfactual values."""
+    random_sufficiency: float
+    """Sufficiency of as many random nodes at the same layers and tokens, the mean of `DRAWS` draws."""
+    random_necessity: float
+    most_changed_sufficiency: float
+    """Sufficiency of as many nodes whose activations change most, by |a - a'|."""
+    most_changed_necessity: float
 
 
 def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0) -> Ablation:
@@ -193,8 +194,10 @@ def ablated(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablatio
     parts = chosen.split(nodes.widths, -1)
     draws = [torch.cat([matched(part, generator) for part in parts], -1) for _ in range(DRAWS)]
     choices = [chosen, largest(nodes.change(), count), *draws]
-    kept, left = shares(nodes, choices)
-    return Ablation(count, kept[0], left[0], fmean(kept[2:]), fmean(left[2:]), kept[1], left[1])
+    sufficiency, remaining = shares(nodes, choices)
+    necessity = [1 - share for share in remaining]
+    random = (fmean(values[2:]) for values in (sufficiency, necessity))
+    return Ablation(count, sufficiency[0], necessity[0], *random, sufficiency[1], necessity[1])
 
 
 def shares(

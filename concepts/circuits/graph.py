@@ -268,7 +268,7 @@ class Graph(SavedResult, Tabled):
         mask = self.mask(self.group(group).nodes)
         nodes = patchable(self.model, self.relevances[0], self.heads)
         measured = ablated(nodes, mask, torch.Generator().manual_seed(0))
-        return GroupAblation(1 - measured.left, 1 - measured.matched_left, tuple(nodes.predictions(~mask)))
+        return GroupAblation(measured.necessity, measured.random_necessity, tuple(nodes.predictions(~mask)))
 
     def recipe(self, group: Group | str, off: bool = False) -> Recipe:
         """Return edits that set the nodes of a group to their counterfactual values, at their tokens; off: to zero.
