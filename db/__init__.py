@@ -1,1 +1,1 @@
-"""The store: SQLite and FAISS, and search in it. Nothing in here imports torch."""
+"""The store: SQLite tables, FAISS vector indexes and search. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""The sentences of an index with their vectors, and the maximally activating examples among them."""
+"""The sentences of an index, their vectors, and the maximally activating examples."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class SentenceTables:
         self.file = file
 
     def of(self, ids: Sequence[int]) -> dict[int, Sentence]:
-        """id -> sentence."""
+        """Return id -> sentence."""
         query = f"SELECT {COLUMNS} FROM sentences WHERE id IN (SELECT value FROM json_each(?))"
         rows = self.file.database.execute(query, [json.dumps(list(ids))])
         return {row[0]: _sentence(row) for row in rows}
 
     def starting_at(self, start: int) -> Iterator[Sentence]:
-        """All sentences in order of id, those from `start` on first: ids are hashes, so any run of them is a sample."""
+        """Yield all sentences in order of id from `start` on, which is a random order because ids are hashes."""
         for condition in (">=", "<"):
             query = f"SELECT {COLUMNS} FROM sentences WHERE id {condition} ? ORDER BY id"
             yield from map(_sentence, self.file.database.execute(query, (start,)))
 
     def tokens(self) -> Iterator[tuple[int, list[str]]]:
-        """The ids of all sentences, ascending, and their tokens."""
+        """Yield the ids of all sentences, ascending, with their tokens."""
         for identity, tokens in self.file.database.execute("SELECT id, tokens FROM sentences ORDER BY id"):
             yield identity, json.loads(tokens)
 
     def matching(self, query: str, k: int) -> list[int]:
-        """The ids of the k sentences that match the full-text query best."""
+        """Return the ids of the k sentences that match the full-text query best."""
         rows = self.file.database.execute(
             "SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ? ORDER BY rank, rowid LIMIT ?", (query, k)
         )
         return [row[0] for row in rows]
 
     def vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The sentences (S,), all or those of `ids`, and the vectors (S, D) of what the model made of them."""
+        """Return the ids (S,) and vectors (S, D) of these sentences, or of all."""
         query = "SELECT sentence, vector FROM sentence_vectors"
         if ids is not None:
             query += f" WHERE sentence IN ({', '.join('?' * len(ids))})"
@@ -58,7 +58,7 @@ class SentenceTables:
 
 
 def _sentence(row: Sequence) -> Sentence:
-    """Of a row of `COLUMNS`."""
+    """Return the sentence of a row of `COLUMNS`."""
     number, text, title, start, end, tokens = row
     return Sentence(number, text, title, start, end, tuple(json.loads(tokens)))
 
@@ -70,7 +70,7 @@ class ExampleTables:
         self.file, self.neurons = file, neurons
 
     def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str, by: str) -> list[Example]:
-        """The examples of a neuron, whose values are ``activation`` or ``relevance``."""
+        """Return the examples of a neuron, see `Store.examples`. by: ``activation`` or ``relevance``."""
         rows = self.file.database.execute(
             f"SELECT activation, token, a.relevance, {COLUMNS} "
             "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "
@@ -84,13 +84,16 @@ class ExampleTables:
         ]
 
     def keys(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each example 2 * neuron id + (polarity is -) (E,), ascending; sentence (E,); token position (E,)."""
+        """Return 2 * neuron id + (polarity is -) of each example (E,), ascending; its sentence (E,) and token (E,)."""
         query = "SELECT 2 * neuron + polarity, sentence, token FROM examples ORDER BY neuron, polarity, rank"
         rows = np.fromiter(self.file.database.execute(query), dtype=np.dtype("i8, i8, i8"))
         return rows["f0"], rows["f1"], rows["f2"]
 
     def matching(self, query: str, k: int) -> list[tuple[int, str, int, int]]:
-        """Neuron id, polarity, examples that match the full-text query (at least 2), examples; most first."""
+        """Return neurons with examples that match the full-text query, most matches first.
+
+        A row has the neuron id, the polarity, the number of matching examples (at least 2) and of all examples.
+        """
         rows = self.file.database.execute(
             "SELECT *, (SELECT COUNT(*) FROM examples e WHERE e.neuron = best.neuron AND e.polarity = best.polarity) "
             "FROM (SELECT neuron, polarity, COUNT(*) AS count FROM examples WHERE sentence IN "
@@ -101,7 +104,7 @@ class ExampleTables:
         return [(neuron, "+-"[sign], count, total) for neuron, sign, count, total in rows]
 
     def add_attributions(self, method: str, rows: Iterable[tuple[Neuron | str, str, int, list[float], dict]]) -> None:
-        """Rows of neuron, polarity, sentence id, token relevances, conservation."""
+        """Save rows of neuron, polarity, sentence id, relevance of each token, conservation."""
         packed = []
         for neuron, polarity, sentence, tokens, conservation in rows:
             text = json.dumps({"tokens": [round(value, 6) for value in tokens], "conservation": conservation})
@@ -110,5 +113,5 @@ class ExampleTables:
 
 
 def _sign(polarity: str) -> int:
-    """0 for ``+``, 1 for ``-``."""
+    """Return 0 for ``+`` and 1 for ``-``."""
     return POLARITIES.index(one_of(polarity, "polarity", POLARITIES))

@@ -1,4 +1,4 @@
-"""What neurons are called: by people, and by `icebear.actmax.labels`, with scores."""
+"""Labels of neurons: written by people, or made by `icebear.actmax.labels`, with scores."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from icebear.values import one_of, several, text_of
 
 
 class LabelTables:
-    """The tables `labels`, people's own, and `meanings`, automatic ones."""
+    """The tables `labels` (written by people) and `meanings` (automatic)."""
 
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
 
-    # --- people's own -----------------------------------------------------------------------------------
+    # --- written by people -----------------------------------------------------------------------------------
 
     def own(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
-        """What somebody called the neuron, and polarity -> its scores (`Meaning.to_dict`), if they were measured."""
+        """Return the label that a person wrote, and polarity -> its scores (`Meaning.to_dict`), if it was scored."""
         query = "SELECT text, scores FROM labels WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
         return (row[0], {score["polarity"]: score for score in json.loads(row[1])}) if row else (None, {})
 
     def set_own(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
-        """Call the neuron `text`; an empty text removes its label. scores: how well it holds, if that was measured."""
+        """Save a label with its scores; an empty text removes the label."""
         identity, text = self.neurons.id(neuron), text_of(text).strip()
         with self.file.writing():
             self.file.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
@@ -37,7 +37,7 @@ class LabelTables:
     # --- automatic --------------------------------------------------------------------------------------
 
     def set_meanings(self, meanings: Iterable[Meaning]) -> None:
-        """In place of those of the same neurons and polarities."""
+        """Save automatic labels; they replace those of the same neurons and polarities."""
         rows = (
             (
                 *(m.neuron.layer, m.neuron.site, m.neuron.index, "+-".index(m.polarity)),
@@ -48,7 +48,7 @@ class LabelTables:
         self.file.insert("meanings", rows)
 
     def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], Meaning]:
-        """(neuron, polarity) -> its automatic label, of those that have one."""
+        """Return (neuron, polarity) -> automatic label; neurons without label are absent."""
         query = "SELECT * FROM meanings WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
         rows = (
             row
@@ -58,18 +58,18 @@ class LabelTables:
         return {(meaning.neuron, meaning.polarity): meaning for meaning in map(_meaning, rows)}
 
     def all_meanings(self) -> list[Meaning]:
-        """All automatic labels, without their records."""
+        """Return all automatic labels, without their records."""
         query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, significant, '{}' FROM meanings"
         return list(map(_meaning, self.file.database.execute(query)))
 
     def significant(self) -> list[tuple[int, str, str, float]]:
-        """Neuron id, polarity, text and score of the automatic labels that are significant, the best first."""
+        """Return neuron id, polarity, text and score of the significant automatic labels, best first."""
         query = "SELECT id, polarity, text, score FROM meanings JOIN neurons USING (layer, site, idx) WHERE significant"
         rows = self.file.database.execute(f"{query} ORDER BY score DESC, id, polarity")
         return [(number, "+-"[polarity], text, score) for number, polarity, text, score in rows]
 
     def name(self, neuron: Neuron | str, polarity: str) -> str | None:
-        """What somebody called the neuron, or its automatic label where that is significant, with its score."""
+        """Return the label that a person wrote, or else the significant automatic label with its score, or None."""
         neuron, polarity = as_neuron(neuron), one_of(polarity, "polarity", (*POLARITIES, ""))
         row = self.file.database.execute(
             "SELECT text FROM labels JOIN neurons ON neuron = id WHERE layer = ? AND site = ? AND idx = ?",

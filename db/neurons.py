@@ -1,4 +1,4 @@
-"""The neurons of an index: their numbers, statistics and classes."""
+"""The neurons of an index: ids, statistics and classes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NeuronTables:
         self.file = file
 
     def id(self, neuron: Neuron | str) -> int:
-        """Its number in this index. Raises `StoreError` for a neuron that the index does not have."""
+        """Return the id of a neuron. Raises `StoreError` if the index does not have it."""
         neuron = as_neuron(neuron)
         query = "SELECT id FROM neurons WHERE layer = ? AND site = ? AND idx = ?"
         row = self.file.database.execute(query, (neuron.layer, neuron.site, neuron.index)).fetchone()
@@ -37,17 +37,17 @@ class NeuronTables:
         return row[0]
 
     def of(self, ids: Iterable[int]) -> dict[int, Neuron]:
-        """id -> neuron."""
+        """Return id -> neuron."""
         query = "SELECT layer, site, idx FROM neurons WHERE id = ?"
         return {identity: Neuron(*self.file.database.execute(query, (identity,)).fetchone()) for identity in ids}
 
     def all(self) -> list[Neuron]:
-        """In order of layer."""
+        """Return all neurons in order of layer, site and index."""
         rows = self.file.database.execute("SELECT layer, site, idx FROM neurons ORDER BY layer, site, idx")
         return [Neuron(*row) for row in rows]
 
     def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
-        """Raises `StoreError` for a neuron that the index does not have."""
+        """Return the statistics of a neuron. Raises `StoreError` if the index does not have it."""
         (row,) = self.file.database.query("SELECT * FROM neurons WHERE id = ?", (self.id(neuron),))
         numbers = {name: value for name, value in row.items() if name not in ("id", "layer", "site", "idx")}
         histogram = tuple(json.loads(numbers.pop("histogram")))
@@ -55,21 +55,21 @@ class NeuronTables:
         return NeuronStatistics(as_neuron(neuron), **known, histogram=histogram, more=numbers)
 
     def statistic(self, neuron: Neuron | str, unit: str) -> float:
-        """The ``max`` (largest magnitude) or ``std`` of a neuron, for edits in those units."""
+        """Return the ``max`` (largest magnitude) or ``std`` of a neuron, for edits in these units."""
         statistics = self.statistics(neuron)
         known = {"max": max(abs(statistics.max), abs(statistics.min)), "std": statistics.std}
         return known[one_of(unit, "statistic of a neuron", known)]
 
     def largest(self) -> np.ndarray:
-        """(N,) the largest activation of each neuron, in magnitude."""
+        """Return the largest magnitude of the activation of each neuron (N,)."""
         return np.array(self.file.database.execute("SELECT MAX(max, -min) FROM neurons ORDER BY id").fetchall())[:, 0]
 
     def set_classes(self, classes: Iterable[str]) -> None:
-        """By 2 * neuron id + (polarity is -)."""
+        """Save the class of each 2 * neuron id + (polarity is -)."""
         self.file.refill("classes", ((number // 2, number % 2, name) for number, name in enumerate(classes)))
 
     def classes(self, neuron: Neuron | str) -> dict[str, str]:
-        """polarity -> class, see actmax/index/classes.py."""
+        """Return polarity -> class, see actmax/index/classes.py."""
         query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
         rows = self.file.database.execute(query, (self.id(neuron),))
         classes = {"+-"[polarity]: name for polarity, name in rows}
@@ -78,9 +78,9 @@ class NeuronTables:
         return classes
 
     def table(self) -> DataFrame:
-        """A row a neuron: name, layer, site, index, statistics, classes at both signs, label.
+        """Return a row for each neuron: name, layer, site, index, statistics, classes at both polarities, label.
 
-        sharpness is how many standard deviations its extreme is from its mean.
+        sharpness: the distance of the extreme activation from the mean, in standard deviations.
         """
         import pandas
 

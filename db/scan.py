@@ -1,4 +1,4 @@
-"""The part of a store that a scan writes: what the index is made of, its shards, the running summary, the results."""
+"""The tables that a scan writes: facts, shards, the running summary and the results."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from icebear.errors import StoreError
 from icebear.records import Sentence
 
 SPELLED = ("model", "corpus", "claimed_limit")
-"""Facts that may be said in another way: a path has many spellings, but one fingerprint, or one content."""
+"""Facts that may be written in other ways; a path has many spellings, but one fingerprint or content."""
 MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors")
-"""The tables that another result empties."""
+"""The tables that new results empty."""
 
 
 class ScanTables:
-    """Nothing in it is claimed before the first commit of shards; the results change in one transaction, at the end."""
+    """Facts are saved with the first commit of shards; results change in one transaction at the end."""
 
     def __init__(self, file: SqliteFile, vectors: VectorFiles) -> None:
         self.file, self.vectors = file, vectors
 
     def finished_with(self, facts: dict[str, Any]) -> bool:
-        """Whether the index is that of `facts`, and done; False where a scan can begin, or go on to more documents.
+        """Return whether the index has these facts and is finished; False if a scan can start or continue.
 
-        Raises `StoreError` if it is made of something else, or of more documents of the corpus; writes nothing.
+        Raises `StoreError` if the index has other facts, or more documents of the corpus. Writes nothing.
         """
         have, path = self.file.facts.all(), self.file.path
         if not have:
@@ -46,28 +46,27 @@ class ScanTables:
         if limit is not None and (claimed is None or limit < claimed):
             raise StoreError(
                 f"{path} was built with {'no limit' if claimed is None else f'the limit {claimed}'}, not {limit}; "
-                "a scan goes on to more documents, not to fewer: use the same limit again, or another --store."
+                "a scan can add documents, not remove them: use the same limit again, or another --store."
             )
         return "finished" in have and have["limit"] == limit
 
     def shards(self) -> dict[int, int]:
-        """Number of a shard that was committed -> its sentences."""
+        """Return the number of each committed shard -> its number of sentences."""
         return dict(self.file.database.execute("SELECT number, sentences FROM shards").fetchall())
 
     def progress(self) -> dict[str, bytes]:
-        """The parts of the running summary, empty before the first commit."""
+        """Return the parts of the running summary; empty before the first commit."""
         return dict(self.file.database.execute("SELECT part, packed FROM progress").fetchall())
 
     def commit(
         self, shards: dict[int, list[tuple[Sentence, bytes]]], progress: dict[str, bytes], facts: dict[str, Any]
     ) -> None:
-        """Shards of sentences with their vectors (float16), the running summary, and what the index is made of.
+        """Save shards of sentences with their vectors (float16), the running summary and the facts, in one transaction.
 
-        In one transaction: a kill leaves all or nothing of it. A shard that was there is replaced: its sentences are
-        among the new ones.
+        A shard that was committed before is replaced; its sentences are among the new ones.
         """
-        with suppress(sqlite3.Error):  # while others read
-            self.file.database.execute("PRAGMA journal_mode = WAL").fetchone()  # in which they can look on
+        with suppress(sqlite3.Error):  # if others are reading
+            self.file.database.execute("PRAGMA journal_mode = WAL").fetchone()  # so that others can read
         rows = [row for shard in shards.values() for row in shard]
         with self.file.writing():
             self.file.facts.set(facts)
@@ -75,21 +74,23 @@ class ScanTables:
             texts = ((s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False)) for s, _ in rows)
             self.file.insert("sentences", texts, "IGNORE")
             self.file.insert("sentence_vectors", ((s.id, vector) for s, vector in rows if vector))
-            # In another batch another token may win by the last digit.
+            # In another batch the top token may differ, by rounding.
             query = "DELETE FROM attributions WHERE sentence IN (SELECT value FROM json_each(?))"
             self.file.database.execute(query, [json.dumps([s.id for s, _ in rows])])
             self.file.insert("progress", progress.items())
 
     def finish(self, statistics: dict[str, Sequence[Any]], examples: Iterable[tuple], facts: dict[str, Any]) -> None:
-        """The result tables, in place of those of a smaller limit, in one transaction.
+        """Save the results in one transaction; they replace those of a smaller limit.
 
-        statistics: columns of the table of neurons; those that it lacks are added.
-        The running summary stays only where a larger limit may come: it takes some 1,500 bytes a neuron (k = 32).
+        statistics: columns of the table of neurons; missing columns are added.
+        The running summary is deleted if the scan had no limit: it takes about 1,500 bytes per neuron (k = 32).
         """
-        for name in NAMES:  # of the results before, or of an earlier store of this name
+        for name in NAMES:  # of earlier results
             self.vectors.path(name).unlink(missing_ok=True)
         with self.file.writing():
-            self.file.database.execute("DROP INDEX IF EXISTS examples_by_sentence")  # row by row it takes longer
+            self.file.database.execute(
+                "DROP INDEX IF EXISTS examples_by_sentence"
+            )  # faster than to update it row by row
             for table in (*MADE_OF_RESULTS, *(["progress"] if facts["limit"] is None else [])):
                 self.file.database.execute(f"DELETE FROM {table}")
             have = {column.name for column in self.file.database["neurons"].columns}
@@ -101,14 +102,14 @@ class ScanTables:
             self.file.insert("examples", examples)
             self.file.database.execute("CREATE INDEX examples_by_sentence ON examples (sentence)")
             self.file.facts.set(facts)
-        with suppress(sqlite3.Error):  # without room for a copy the file stays as large as it is
-            self.file.database.execute("VACUUM")  # what was deleted took as much room as the result
-        with suppress(sqlite3.Error):  # while others read
+        with suppress(sqlite3.Error):  # without disk space for a copy the file keeps its size
+            self.file.database.execute("VACUUM")  # deleted rows took as much space as the results
+        with suppress(sqlite3.Error):  # if others are reading
             # A file in WAL mode cannot be read where it cannot be written.
             self.file.database.execute("PRAGMA journal_mode = DELETE").fetchone()
 
     def passed_over(self, limit: int) -> dict[str, int]:
-        """How many sentences have no token that counts, and how many were cut at `limit` tokens."""
+        """Return how many sentences have no counted token, and how many were truncated at `limit` tokens."""
         query = (
             "SELECT COUNT(*) - (SELECT COUNT(*) FROM sentence_vectors), "
             "COALESCE(SUM(json_array_length(tokens) >= ?), 0) FROM sentences"

@@ -1,4 +1,4 @@
-"""Which neurons know about some words, or are like another neuron: by what they write, read and are driven by."""
+"""Search for neurons by words, or by similarity to another neuron."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from icebear.db.store import Store
 
 CANDIDATES = 200
-"""Of each list before they are fused."""
+"""The length of each ranking before fusion."""
 MATCHING = 50
-"""Sentences of the corpus that stand for a text."""
+"""The number of sentences whose mean vector represents a text."""
 RANK_CONSTANT = 60
-"""Of reciprocal rank fusion (Cormack et al. 2009): a list gives 1 / (60 + rank)."""
+"""The constant of reciprocal rank fusion (Cormack et al. 2009): a ranking adds 1 / (60 + rank)."""
 NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
-"""What neurons are compared by -> the vectors' name."""
+"""The comparison of neurons -> the vector index."""
 DRAWS = 20
-"""Random neurons whose nearest ones are what a list of the nearest has to be compared with."""
+"""The number of random neurons whose nearest neighbors are the control."""
 
 Candidates = list[tuple[int, str, str]]
-"""neuron id, polarity, why; best first."""
+"""Neuron id, polarity and reason; best first."""
 Neighbours = list[tuple[int, str, float]]
-"""neuron id, polarity, cosine; nearest first."""
+"""Neuron id, polarity and cosine; nearest first."""
 
 
 def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
-    """See `Store.search`."""
+    """Return the neurons that best match a text, see `Store.search`."""
     k = whole(k, "The number of neurons")
     store.facts.get("finished")
     words = re.findall(r"\w+", text) if isinstance(text, str) else []
@@ -74,30 +74,33 @@ def _by_output(store: Store, words: list[str]) -> Candidates:
     if not known:
         return []
     return [
-        (identity, polarity, f"writes {' '.join(known)!r} ({cosine:.2f})")
+        (identity, polarity, f"promotes {' '.join(known)!r} ({cosine:.2f})")
         for identity, polarity, cosine in _both_signs(rows, query, CANDIDATES)
     ]
 
 
 def _by_examples(store: Store, query: str) -> Candidates:
     rows, examples = store.example_tables.matching(query, CANDIDATES), _examples_text(store)
-    return [(number, polarity, f"{count} of {total} {examples} have it") for number, polarity, count, total in rows]
+    return [
+        (number, polarity, f"{count} of {total} {examples} contain the words")
+        for number, polarity, count, total in rows
+    ]
 
 
 def _by_vectors(store: Store, query: str) -> Candidates:
     rows = store.sentences.vectors(store.sentences.matching(query, MATCHING))[1]
     if not len(rows):
         return []
-    query_vector = rows.mean(0, dtype=np.float32) - store.vectors.centre()
+    query_vector = rows.mean(0, dtype=np.float32) - store.vectors.center()
     nearest = vectors.nearest(store.vectors.get("examples"), query_vector, CANDIDATES)
     examples = _examples_text(store)
-    return [(i // 2, "+-"[i % 2], f"{examples} like it ({cosine:.2f})") for i, cosine in nearest]
+    return [(i // 2, "+-"[i % 2], f"{examples} are similar ({cosine:.2f})") for i, cosine in nearest]
 
 
 def _by_labels(store: Store, words: list[str]) -> Candidates:
     wanted = {word.lower() for word in words}
     return [
-        (identity, polarity, f"means {text!r} ({score:.2f})")
+        (identity, polarity, f"label {text!r} ({score:.2f})")
         for identity, polarity, text, score in store.labels.significant()
         if wanted & set(re.findall(r"\w+", text.lower()))
     ][:CANDIDATES]
@@ -107,11 +110,11 @@ def _examples_text(store: Store) -> str:
     return "examples" if store.by == "activation" else f"examples by {store.by}"
 
 
-# --- neurons like another ---------------------------------------------------------------------------
+# --- similar neurons ---------------------------------------------------------------------------
 
 
 def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
-    """See `Store.similar`."""
+    """Return the neurons nearest to a neuron, see `Store.similar`."""
     one_of(by, "comparison of neurons", NEAR)
     one_of(polarity, "polarity", POLARITIES)
     k = whole(k, "The number of neurons")
@@ -124,15 +127,15 @@ def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) 
         nearest = [(i, "", cosine) for i, cosine in vectors.nearest(index, index.reconstruct(identity), k + 2)]
     else:
         nearest = _both_signs(index, sign * index.reconstruct(identity), k + 2)
-    # Zeros (of neurons that nothing drives, or that do not read or write) are near to nothing.
+    # Rows of zeros, of neurons without examples or without such a matrix, have no neighbors.
     nearest = [row for row in nearest if row[0] != identity and row[2] > 1e-3][:k]
     names = store.neurons.of([other for other, _, _ in nearest])
-    why = {"writes": "writes the same", "reads": "reads the same"}.get(by, f"has {_examples_text(store)} like it")
+    why = {"writes": "similar W_out row", "reads": "similar W_in row"}.get(by, f"similar {_examples_text(store)}")
     return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",)) for other, p, cosine in nearest]
 
 
 def measure_chance(store: Store, seed: int = 0) -> None:
-    """Keep, for each comparison, the median and the largest cosine between random neurons and the nearest."""
+    """Save, for each comparison, the median and the largest cosine of random neurons to their nearest neighbor."""
     ids = np.arange(len(store.neurons.all()))
     drawn = np.random.default_rng(seed).choice(len(ids), min(DRAWS, len(ids)), replace=False)
     chance = {}
@@ -144,7 +147,7 @@ def measure_chance(store: Store, seed: int = 0) -> None:
 
 
 def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
-    """The median and the largest cosine between random neurons and the nearest to each."""
+    """Return the median and the largest cosine of random neurons to their nearest neighbor."""
     measured = store.controls.get("nearest")
     if measured is None:
         raise store.vectors.missing()
@@ -156,7 +159,7 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
 
 
 def vocabulary_projection(store: Store, neuron: Neuron | str, k: int) -> Projection:
-    """See `Store.vocabulary`."""
+    """Return the tokens that a neuron promotes and suppresses, see `Store.vocabulary`."""
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.neurons.id(neuron)
     row = store.vectors.w_out_norm(neuron) * store.vectors.get("w_out").reconstruct(identity)
@@ -175,7 +178,7 @@ def vocabulary_projection(store: Store, neuron: Neuron | str, k: int) -> Project
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:
-    """The k rows that point most nearly along the query, or (polarity -) against it."""
+    """Return the k rows with the largest cosine to the query (polarity +) or to its negative (polarity -)."""
     both = [
         (cosine, identity, polarity)
         for polarity, sign in (("+", 1), ("-", -1))

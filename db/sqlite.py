@@ -1,4 +1,4 @@
-"""The SQLite file under a store: opening, transactions, errors, and tables of JSON. schema.sql has the tables."""
+"""The SQLite file of a store: opening, transactions, errors and tables of JSON. schema.sql defines the tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from icebear.errors import StoreError
 from icebear.paths import existing, local
 
 VERSION = 8
-"""The version of the tables; a store of another version is built anew."""
+"""The version of the tables; a store of another version must be built again."""
 BUSY_SECONDS = 10.0
-"""How long to wait for another writer."""
+"""The time to wait for another writer."""
 
 
 class SqliteFile:
-    """A store's file: opened, written in transactions, its troubles put into words."""
+    """The file of a store: opens it, writes in transactions and explains errors."""
 
     def __init__(self, path: str | Path, create: bool = False):
         self.path, self._create = local(path), create
@@ -34,7 +34,7 @@ class SqliteFile:
 
     @property
     def database(self) -> Database:
-        """Of one that may be created, its first use makes the file. Raises `StoreError` where there is none."""
+        """The open file; its first use makes a file that may be created. Raises `StoreError` if there is none."""
         if self._database is None:
             self._database = self._open()
         return self._database
@@ -44,7 +44,7 @@ class SqliteFile:
             size = existing(self.path, StoreError).stat().st_size
         except FileNotFoundError:
             size = None
-        if not size and not self._create:  # SQLite would make one
+        if not size and not self._create:  # SQLite would create one
             what = "There is no store" if size is None else "There is no store, but an empty file,"
             raise StoreError(f"{what} {self.path}; build one with: icebear index --store {self.path}")
         try:
@@ -56,17 +56,17 @@ class SqliteFile:
             raise self.explain(error) from None
 
     def _opened(self) -> Database:
-        """The file; or, in WAL mode where nothing can be written, the file as it lies there.
+        """Open the file; if it is in WAL mode and nothing can be written, open it as immutable.
 
-        In that mode, which a store has while it is scanned, even reading needs files beside it.
+        A store is in WAL mode during a scan. Even reading then needs to write files next to it.
         """
-        # Absolute: SQLite would take :memory: and, built so, file:... for something else than a path.
+        # An absolute path, because SQLite gives :memory: and file:... another meaning.
         database = _connected(str(self.path.absolute()))
         try:
             database.execute("PRAGMA user_version").fetchone()
         except sqlite3.OperationalError as error:
             log = self.path.with_name(f"{self.path.name}-wal")
-            left = log.exists() and log.stat().st_size > 0  # what the file itself lacks
+            left = log.exists() and log.stat().st_size > 0  # changes that are not in the file yet
             if left or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
             database.conn.close()
@@ -74,24 +74,24 @@ class SqliteFile:
         return database
 
     def _check_version(self, database: Database) -> None:
-        tables = database.table_names()  # first: while it is new, another process may be making them
+        tables = database.table_names()  # first, because another process may be creating them
         version = _version(database)
         if version > VERSION:
             raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
         if version == 0 and (tables or not self._create):
-            raise StoreError(f"{self.path} is a SQLite file of something else; name another one with --store.")
+            raise StoreError(f"{self.path} is a SQLite file, but not of icebear; choose another --store.")
         if 0 < version < VERSION:
             raise StoreError(f"{self.path} was written by an older icebear; delete it and build it again.")
         if version == 0:
             with self.writing():
-                if _version(database) == 0:  # as it is now
+                if _version(database) == 0:  # no other process was faster
                     for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n"):
                         database.execute(statement)
                     database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
                     database.execute(f"PRAGMA user_version = {VERSION}")
 
     def insert(self, table: str, rows: Iterable[tuple], conflict: str = "REPLACE") -> None:
-        """Insert rows of all columns of the table."""
+        """Insert rows that have all columns of the table."""
         marks = ", ".join("?" * len(self.database[table].columns))
         with self.writing():
             self.database.conn.executemany(f"INSERT OR {conflict} INTO {table} VALUES ({marks})", rows)
@@ -108,7 +108,10 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction; rolled back after an exception. Raises `StoreError` when another process writes."""
+        """Run a transaction, or continue an open one; roll it back after an exception.
+
+        Raises `StoreError` if another process writes.
+        """
         if self.database.conn.in_transaction:
             yield
             return
@@ -126,7 +129,7 @@ class SqliteFile:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Held by the one process that builds the index, and may make the file. Raises `StoreError` in a second."""
+        """Lock the store for the one process that builds the index. Raises `StoreError` at once if it is locked."""
         lock = FileLock(f"{self.path}.lock", timeout=0)
         try:
             lock.acquire()
@@ -141,7 +144,7 @@ class SqliteFile:
             lock.release()
 
     def _unwritable(self) -> StoreError:
-        return StoreError(f"{self.path} cannot be written here; check the folder, or name another --store.")
+        return StoreError(f"{self.path} cannot be written; check the folder, or choose another --store.")
 
     def _busy(self) -> StoreError:
         return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
@@ -151,7 +154,7 @@ class SqliteFile:
         if "locked" in text or "busy" in text:
             return self._busy()
         if "not a database" in text or "malformed" in text or "disk image" in text:
-            return StoreError(f"{self.path} is no SQLite file or damaged; restore a copy or name another --store.")
+            return StoreError(f"{self.path} is damaged or not a SQLite file; restore a copy or choose another --store.")
         if "full" in text:
             return StoreError(f"The disk of {self.path} is full; make room and run the same command again.")
         if "readonly" in text or "unable to open" in text:
@@ -163,7 +166,7 @@ class JsonTable:
     """A table of names and JSON values."""
 
     def __init__(self, file: SqliteFile, table: str, missing: str = "") -> None:
-        """missing: the message of the `StoreError` for an unknown name; without it, `get` returns None."""
+        """missing: the message of the `StoreError` for an unknown name; if empty, `get` returns None."""
         self.file, self.table, self.missing = file, table, missing
 
     def all(self) -> dict[str, Any]:
@@ -183,7 +186,7 @@ class JsonTable:
 
 
 def _connected(where: str, uri: bool = False) -> Database:
-    """In autocommit: `writing` says where a transaction begins and ends."""
+    """Connect in autocommit mode, because `writing` begins and ends transactions."""
     return Database(
         sqlite3.connect(where, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     )

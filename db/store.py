@@ -1,4 +1,4 @@
-"""A store: one SQLite file that any SQLite tool opens (see db/schema.sql for its tables)."""
+"""The store: a SQLite file that any SQLite tool can open (db/schema.sql defines the tables)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,30 @@ from icebear.records import Example, Hit, Neuron, Projection
 from icebear.values import one_of
 
 NO_RESULT = ("icebear", "progress", "vectors", "sentences_fts", "sqlite_")
-"""How the names of tables begin that say how the others came about; of `vectors` the files count."""
+"""Prefixes of tables that do not count for the checksum; of `vectors` the files count."""
 
 
 @contextmanager
 def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
-    """The store at `path`. Raises `StoreError` for something else.
+    """Open a store and close it at the end.
 
-    Where there is none, only `icebear.build_index` makes it; whatever reads raises, and makes nothing.
-    create: its first use makes it.
+    A missing store is made by `icebear.build_index` only; reading raises an error and makes nothing.
+
+    Parameters
+    ----------
+    path : str or Path
+        The SQLite file.
+    create : bool
+        Whether the first use makes a missing file.
+
+    Yields
+    ------
+    Store
+
+    Raises
+    ------
+    StoreError
+        If the file is missing, damaged, locked, or not a store of this version.
     """
     store = Store(path, create)
     try:
@@ -41,7 +56,7 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
 
 @contextmanager
 def open_finished(path: str | Path, fingerprint: str, model_name: str) -> Iterator[Store]:
-    """Open a store of this model whose scan is finished. Raises `StoreError` for another one."""
+    """Open a store of this model whose scan is finished. Raises `StoreError` otherwise."""
     with open_store(path) as store:
         store.check(fingerprint, model_name)
         store.facts.get("finished")
@@ -49,7 +64,10 @@ def open_finished(path: str | Path, fingerprint: str, model_name: str) -> Iterat
 
 
 class Store(SqliteFile):
-    """One SQLite file; its tables are read and written by its parts. Readers may look on while one writer writes."""
+    """An index of neurons: a SQLite file and vector indexes next to it.
+
+    Each attribute reads and writes some of the tables. Others can read while one process writes.
+    """
 
     def __init__(self, path: str | Path, create: bool = False) -> None:
         super().__init__(path, create)
@@ -65,52 +83,120 @@ class Store(SqliteFile):
 
     @property
     def by(self) -> str:
-        """What its examples are the extremes of: ``activation`` or ``relevance``, whose signs its polarities are."""
+        """The number that examples are ranked by, ``activation`` or ``relevance``; polarities are its signs."""
         return self.facts.all().get("by", "activation")
 
     def examples(
         self, neuron: Neuron | str, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
     ) -> list[Example]:
-        """The maximally activating sentences of the neuron in this direction, the largest activation first.
+        """Return the maximally activating sentences of a neuron, the largest activation first.
 
-        method: whose attributions come with them, where there are any.
+        Parameters
+        ----------
+        neuron : Neuron or str
+        polarity : str
+            ``+`` for the largest activations, ``-`` for the smallest.
+        k : int, optional
+            The number of examples; by default all.
+        method : str
+            The attribution method whose token relevance is included, if the examples are annotated.
+
+        Returns
+        -------
+        list of Example
+
+        Raises
+        ------
+        StoreError
+            If the index does not have the neuron.
         """
         return self.example_tables.of(neuron, polarity, k, method, self.by)
 
     def search(self, text: str, k: int = 20) -> list[Hit]:
-        """The k neurons (with polarity) that best match `text`, each with the reasons, cosines in brackets.
+        """Return the neurons and polarities that best match a text, with reasons.
 
-        Two kinds of evidence count the same: what a neuron writes (the cosine between its W2 row and the unembedding
-        of the words), and what drives it: how many of its examples contain the words, and the cosine between the mean
-        vector of its examples and that of the sentences of the corpus that match the words best. (That mean finds
-        neurons better than the model's vector of the bare words, which is far from that of any sentence.) A
-        significant automatic label that has one of the words counts as much as either. Fused by reciprocal rank.
-        In an index by relevance the polarity of examples is the sign of a relevance.
+        Four rankings are combined by reciprocal rank fusion: the cosine between the W_out row and the unembedding of
+        the words (weight 1), the number of examples that contain the words (1/2), the cosine between the mean vector of
+        the examples and the mean vector of the sentences that match the words best (1/2), and the score of a
+        significant automatic label that contains one of the words (1).
+
+        Parameters
+        ----------
+        text : str
+            Words.
+        k : int
+            The number of results.
+
+        Returns
+        -------
+        list of Hit
+            The best first. Cosines and scores are in brackets.
+
+        Raises
+        ------
+        InputError
+            If the text has no words.
+        StoreError
+            If the scan is not finished.
+
+        References
+        ----------
+        Cormack et al. 2009, Reciprocal Rank Fusion.
         """
         return search.by_words(self, text, k)
 
     def similar(self, neuron: Neuron | str, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
-        """The k neurons nearest to this one at this polarity, each at the polarity that is near; the score is the
-        cosine.
+        """Return the neurons nearest to a neuron, with the polarity that is near.
 
-        by: ``writes`` (W2 rows), ``reads`` (W1 or gate rows), ``examples`` (mean vectors of their examples).
-        A gate opens a neuron, but the sign of its activation is another matter: with a gated FFN in the index,
-        ``reads`` has no polarity, and near is what points the same way.
+        Parameters
+        ----------
+        neuron : Neuron or str
+        k : int
+            The number of results.
+        by : str
+            ``writes`` (W_out rows), ``reads`` (W_in or gate rows) or ``examples`` (mean vectors of examples).
+        polarity : str
+            The polarity of the neuron. With a gated FFN in the index, ``reads`` has no polarity, because the gate does
+            not decide the sign of the activation.
+
+        Returns
+        -------
+        list of Hit
+            The nearest first; the score is the cosine.
+
+        Raises
+        ------
+        StoreError
+            If the index does not have the neuron, or vectors are missing.
         """
         return search.similar(self, neuron, k, by, polarity)
 
     def vocabulary(self, neuron: Neuron | str, k: int = 20) -> Projection:
-        """The k tokens that the neuron promotes and suppresses, from the store alone (`icebear.project` has
-        the model).
+        """Return the vocabulary projection of w_out without the model (`icebear.project` uses the model).
 
-        The rows are kept in float16, so logits differ from the model's by some 0.1 %.
+        Rows are stored in float16, so logits differ from the model's by about 0.1 %.
+
+        Parameters
+        ----------
+        neuron : Neuron or str
+        k : int
+            The number of promoted and of suppressed tokens.
+
+        Returns
+        -------
+        Projection
+
+        Raises
+        ------
+        StoreError
+            If the index does not have the neuron, or vectors are missing.
         """
         return search.vocabulary_projection(self, neuron, k)
 
     def check(self, fingerprint: str, name: str, dtype: str | None = None) -> None:
-        """Raise `StoreError` if the index was made from another model, or in another dtype (None: it may be).
+        """Raise `StoreError` if the index was made with another model or dtype.
 
-        What is written beside its numbers has to be of their dtype; to read them any will do.
+        dtype: required to write results to the index; None accepts any dtype, which is enough to read.
         """
         facts = self.facts.all()
         if facts and dtype is not None and facts["dtype"] != dtype:
@@ -120,13 +206,13 @@ class Store(SqliteFile):
             raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
 
     def check_activations(self, fingerprint: str, name: str, dtype: str) -> None:
-        """Raise `StoreError` where the index does not have extremes of this model's activations."""
+        """Raise `StoreError` if the index is not by activation, or not of this model and dtype."""
         self.check(fingerprint, name, dtype)
         if self.by != "activation":
             raise StoreError(f"{self.path} is an index by {self.by}, not by activation; use another --store.")
 
     def made_with(self) -> dict[str, Any]:
-        """What decides the numbers: model, versions, corpus, settings; JSON-ready."""
+        """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
         facts = self.facts.all()
         provenance = facts.get("made_with") or {"model": {key: facts.get(key) for key in ("fingerprint", "dtype")}}
         settings = "corpus language limit content k by max_tokens seed tokens statistics_tokens".split()
@@ -134,18 +220,18 @@ class Store(SqliteFile):
         return {**provenance, "model": model, "index": {key: facts[key] for key in settings if key in facts}}
 
     def count(self, table: str) -> int:
-        """Rows of a table."""
+        """Return the number of rows of a table."""
         return self.database[one_of(table, "table", self.database.table_names())].count
 
     def changed(self) -> int:
-        """When the file was last written, in nanoseconds."""
+        """Return the time of the last write, in nanoseconds."""
         log = self.path.with_name(self.path.name + "-wal")
         return max(path.stat().st_mtime_ns for path in (self.path, log) if path.exists())
 
     def checksum(self) -> str:
-        """SHA-256 of all that was computed: the tables' rows, in key order, and the files of vectors.
+        """Return the SHA-256 of all results: the rows of the tables in key order, and the vector indexes.
 
-        The same for the same model, corpus and settings, whatever the interruptions.
+        It depends only on the model, corpus and settings, not on interruptions.
         """
         digest = hashlib.sha256()
         for table in self.database.tables:

@@ -1,8 +1,8 @@
-"""All FAISS: exact inner-product indexes in files beside the store, and what belongs to them in its tables.
+"""Vector indexes (FAISS, exact inner product) in files next to the store, and their tables.
 
-w_out     what neurons write, by neuron id
-w_in      what neurons read (of a gated FFN the gate), by neuron id
-examples  the mean vector of the sentences that drive a neuron, by 2 * neuron id + (polarity is -)
+w_out     W_out rows, by neuron id
+w_in      W_in rows (of a gated FFN: gate rows), by neuron id
+examples  the mean vector of the examples of a neuron, by 2 * neuron id + (polarity is -)
 tokens    the unembedding, by token id
 """
 
@@ -27,13 +27,13 @@ from icebear.values import whole
 
 NAMES = ("w_out", "w_in", "examples", "tokens")
 MARK = b"icebear vectors "
-"""Behind what FAISS wrote; then the file's identity follows, the SHA-256 of what is before the mark."""
+"""This mark follows the index in its file; the SHA-256 of the index follows the mark."""
 TAIL = len(MARK) + 32
-"""Bytes."""
+"""The length of mark and digest in bytes."""
 
 
 class VectorFiles:
-    """The files; the tables `vectors`, `w_out_norms` and `tokens`."""
+    """The vector indexes, and the tables `vectors`, `w_out_norms` and `tokens`."""
 
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
@@ -42,13 +42,13 @@ class VectorFiles:
         return self.file.path.with_name(f"{self.file.path.name}.{name}.faiss")
 
     def size(self) -> int:
-        """Bytes of all files together."""
+        """Return the size of all files in bytes."""
         return sum(path.stat().st_size for path in map(self.path, NAMES) if path.exists())
 
     def save(self, name: str, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
-        """Write the rows (N, D) of all blocks with the ids 0 to N - 1; replaces the file at once.
+        """Write blocks of rows (N, D) with the ids 0 to N - 1, and replace the file atomically.
 
-        unit: scale the rows to length 1, so that inner products are cosines.
+        unit: whether to scale rows to length 1, so that inner products are cosines.
         """
         need("index")
         import faiss
@@ -77,9 +77,9 @@ class VectorFiles:
         self.file.insert("vectors", [(name, identity)])
 
     def get(self, name: str) -> Any:
-        """The index called `name`, mapped from its file until that changes.
+        """Return a vector index, memory-mapped from its file.
 
-        Raises `StoreError` when it is missing, damaged, or of another store or of earlier results of this one.
+        Raises `StoreError` if the file is missing or damaged, or belongs to another store or to earlier results.
         """
         path, again = self.path(name), "run icebear index again with the same options to rebuild them."
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
@@ -90,7 +90,7 @@ class VectorFiles:
         except (OSError, RuntimeError):
             raise StoreError(f"The vectors {path} are missing or damaged; {again}") from None
 
-    # --- what turns a product with W2 into logits -------------------------------------------------------
+    # --- factors from products with W_out rows to logits -------------------------------------------------------
 
     def w_out_norm(self, neuron: Neuron | str) -> float:
         query = "SELECT norm FROM w_out_norms WHERE neuron = ?"
@@ -100,13 +100,13 @@ class VectorFiles:
         return row[0]
 
     def typical(self, layer: int) -> tuple[float, float] | None:
-        """`Projection.typical` of a layer."""
+        """Return `Projection.typical` of a layer."""
         layer, spreads = whole(layer, "A layer", 0), self.file.facts.all().get("typical")
         spread = spreads[whole(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
         return spread and tuple(spread)
 
     def set_norms(self, norms: Iterable[float], spreads: Sequence[tuple[float, float] | None]) -> None:
-        """The lengths of the W2 rows, in order of neuron id; `Projection.typical` of each layer."""
+        """Save the norms of W_out rows, in order of neuron id, and `Projection.typical` of each layer."""
         with self.file.writing():
             self.file.refill("w_out_norms", enumerate(norms))
             self.file.facts.set({"typical": spreads})
@@ -114,7 +114,7 @@ class VectorFiles:
     # --- the vocabulary, and the mean of all sentences --------------------------------------------------
 
     def token_ids(self, texts: Iterable[str]) -> list[int]:
-        """The ids of those texts that are one token."""
+        """Return the ids of the texts that are a single token."""
         query = "SELECT id FROM tokens WHERE text = ?"
         return sorted(row[0] for text in set(texts) for row in self.file.database.execute(query, (text,)))
 
@@ -122,16 +122,16 @@ class VectorFiles:
         query = "SELECT text FROM tokens WHERE id = ?"
         return [self.file.database.execute(query, (token,)).fetchone()[0] for token in ids]
 
-    def centre(self) -> np.ndarray:
-        """(D,) the mean vector of all sentences."""
-        return np.array(self.file.facts.get("centre"), dtype=np.float32)
+    def center(self) -> np.ndarray:
+        """Return the mean vector of all sentences (D,)."""
+        return np.array(self.file.facts.get("center"), dtype=np.float32)
 
     def missing(self) -> StoreError:
         return StoreError(f"The vectors of {self.file.path} are missing; run icebear index again to make them.")
 
 
 def stored_digest(path: Path) -> str:
-    """The identity at a file's end; empty where it has none. Raises `OSError`."""
+    """Return the digest at the end of a file; empty if it has none. Raises `OSError`."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL))
         tail = file.read()
@@ -139,7 +139,7 @@ def stored_digest(path: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of what FAISS wrote, as it is now."""
+    """Return the SHA-256 of the index in a file."""
     left, sha256 = path.stat().st_size, hashlib.sha256()
     left -= TAIL if stored_digest(path) else 0
     with path.open("rb") as file:
@@ -154,17 +154,17 @@ def _read(path: Path, modified: int) -> Any:
     need("index")
     import faiss
 
-    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)  # its pages are the system's to keep, or take back
+    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)  # the operating system may evict its pages
 
 
 def nearest(index: Any, query: np.ndarray, k: int) -> list[tuple[int, float]]:
-    """The k rows with the largest cosine to query (D,), largest first."""
+    """Return the k rows with the largest cosine to the query (D,), largest first."""
     query = np.asarray(query, dtype=np.float32)
     ids, scores = products(index, query / max(float(np.linalg.norm(query)), 1e-12), k)
     return list(zip(ids.tolist(), scores.tolist(), strict=True))
 
 
 def products(index: Any, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids (k,) of the rows with the largest inner product with query (D,), largest first, and the products."""
+    """Return the ids (k,) of the rows with the largest inner product with the query (D,), and the products (k,)."""
     scores, ids = index.search(np.asarray(query, dtype=np.float32)[None], min(k, index.ntotal))
     return ids[0], scores[0]

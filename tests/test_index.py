@@ -386,7 +386,7 @@ def test_planted_neuron(tmp_path, monkeypatch):
         assert card.projection.promoted[0].id == letter
         assert card.statistics.min > -1e-3
         assert [hit.neuron for hit in store.search("zebra", 3)].index(planted) == 0
-        assert store.search("z", 1)[0].why[0].startswith("writes 'z'")
+        assert store.search("z", 1)[0].why[0].startswith("promotes 'z'")
 
 
 def test_classes():

@@ -259,7 +259,7 @@ def test_search_prefers_labels_that_hold(indexed):
         label_neurons(model, store, [WORD, TOPIC])
         hit = store.search("zebra", 1)[0]
         assert (hit.neuron, hit.polarity) == (WORD, "+")
-        assert any(why.startswith("means") for why in hit.why)
+        assert any(why.startswith("label") for why in hit.why)
         assert store.labels.name(WORD, "+").startswith("' zebra' (")
         assert store.labels.name(Neuron(0, "ffn", 59), "+") is None
 

@@ -83,9 +83,9 @@ def _example_vectors(store: Store) -> Iterator[np.ndarray]:
     ids, rows = store.sentences.vectors()  # (S,), (S, D)
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
-    centre = weight.mean(0)
-    store.facts.set({"centre": centre.tolist()})
-    weight -= centre
+    center = weight.mean(0)
+    store.facts.set({"center": center.tolist()})
+    weight -= center
     keys, sentences, _ = store.example_tables.keys()  # in order of key
     places = torch.from_numpy(np.searchsorted(ids[order], sentences))
     starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))

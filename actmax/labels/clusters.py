@@ -30,8 +30,8 @@ def add_topics(store: Store, samples: Iterable[Sample]) -> None:
     topics = store.controls.get("topics")
     for sample in samples:
         rows = _unit(store, [sentence.id for sentence in sample.sentences])
-        centres = np.array(topics["centres"], dtype=np.float32).reshape(-1, rows.shape[1])  # of no topic, too
-        sample.topics = dict(zip(map(tuple, topics["words"]), (rows @ centres.T).T, strict=True))
+        centers = np.array(topics["centers"], dtype=np.float32).reshape(-1, rows.shape[1])  # of no topic, too
+        sample.topics = dict(zip(map(tuple, topics["words"]), (rows @ centers.T).T, strict=True))
         sample.alike = rows @ rows.T
 
 
@@ -44,8 +44,8 @@ def _made(store: Store) -> dict[str, Any]:
     count = max(1, min(COUNT, len(rows) // 40))
     learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
     learner.train(rows)
-    centres = np.array(learner.centroids)
-    nearest = (rows @ centres.T).argmax(1)
+    centers = np.array(learner.centroids)
+    nearest = (rows @ centers.T).argmax(1)
     vocabularies = [{word for word, _ in words(sentence.tokens)} for sentence in sentences]
     background = Counter(word for row in vocabularies for word in row)
     vocabularies = [{word for word in row if background[word] <= FREQUENT * len(vocabularies)} for row in vocabularies]
@@ -59,12 +59,12 @@ def _made(store: Store) -> dict[str, Any]:
         for topic in range(count)
     ]
     able = [number for number, name in enumerate(names) if name]
-    return {"words": [names[number] for number in able], "centres": centres[able].astype(float).round(5).tolist()}
+    return {"words": [names[number] for number in able], "centers": centers[able].astype(float).round(5).tolist()}
 
 
 def _unit(store: Store, sentences: list[int]) -> np.ndarray:
     """Return the vectors (S, D) of sentences less the corpus mean, at length 1; zeros for a sentence without vector."""
     known = dict(zip(*store.sentences.vectors(sentences), strict=True))
-    centre = store.vectors.centre()
-    rows = np.array([known[i].astype(np.float32) - centre if i in known else 0 * centre for i in sentences])
+    center = store.vectors.center()
+    rows = np.array([known[i].astype(np.float32) - center if i in known else 0 * center for i in sentences])
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
