@@ -65,7 +65,7 @@ def test_what_is_answered_and_where_it_came_from():
     assert [part["name"] for part in found["origins"]["parts"]][:2] == ["template", "context"]
     assert len(found["answer_tokens"]) == 6
     output = run(*asked).stdout
-    for part in ("the answer's own start", "goes through FFN neurons", "Tom lives in Rome."):
+    for part in ("the answer's own start", "passes through FFN neurons", "Tom lives in Rome."):
         assert part in output
 
 
@@ -83,7 +83,7 @@ def test_steering_and_flipping_a_chat(few_contexts, tmp_path):
 
 def test_a_conversation_in_the_terminal(tmp_path):
     file = tmp_path / "said.json"
-    lines = [QUESTION, "/why the Arctic", "/why penguins", "/why Arctic rather than desert", "/from", "/help", ""]
+    lines = [QUESTION, "/why the Arctic", "/why penguins", "/why Arctic | desert", "/from", "/help", ""]
     lines += ["/what", "And camels?", f"/save {file}", "/quit"]
     done = run("chat", "--max-new-tokens", "8", input="\n".join(lines) + "\n")
     for part in ("Ice bears are found in the Arctic", "Why ' the Arctic'?", "rather than ' desert'", "question"):

@@ -179,7 +179,7 @@ neuron L9.ffn.3 --model tiny --store good.db
 neuron L1.ffn.3 --model tiny --store good.db --html /dev/full
 neuron L1.ffn.3 --model tiny --store half.db
 neuron --model tiny --store good.db
-neuron L1.ffn.3 --clear --model tiny --store good.db
+neuron L1.ffn.3 --significant --model tiny --store good.db
 search "" --store good.db
 search "'; DROP TABLE neurons; --" --store good.db
 search "NEAR(a b) OR * ^ \" AND" --store good.db

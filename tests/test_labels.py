@@ -397,8 +397,8 @@ def test_labels_are_made_and_told_by_commands(run):
     assert "' zebra'" in run("label", "--auto", str(WORD), str(POSITION))
     told = json.loads(run("label", "--auto", str(WORD), "--json"))["meanings"]
     assert [(row["neuron"], row["polarity"]) for row in told] == [(str(WORD), "+"), (str(WORD), "-")]
-    assert "the third token" in run("neuron", "--clear")
-    assert json.loads(run("neuron", "--clear", "--json"))["tried"] >= 4
+    assert "the third token" in run("neuron", "--significant")
+    assert json.loads(run("neuron", "--significant", "--json"))["tried"] >= 4
     card = run("neuron", str(WORD), "--top", "2")
     assert "Polarity +: ' zebra' (1.00 by token)" in card
     assert "Hits: maximally activating tokens" in card

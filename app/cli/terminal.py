@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
 LONG = 240
 """The most characters of a text in a table."""
-LABELS_TITLE = "What they mean: labels that hold, with their AUROC (icebear neuron has what it was measured on)"
-DEVIATIONS = "Standard deviations over the texts without it; a text's value is the mean of its tokens'."
+LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
+DEVIATIONS = (
+    "Values are in standard deviations over the texts without the concept; a text's value is the mean over its tokens."
+)
 RANKED_BY = {
     "means": "difference of means",
     "cna": "difference of means at the last token",
@@ -103,7 +105,7 @@ def relevance_report(relevance: Relevance, units: Table | None = None) -> Group:
     """The prediction and its relevance by token, by `units` or by image patch."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast_text:
-        head.append(f" rather than {relevance.contrast_text!r}")
+        head.append(f", not {relevance.contrast_text!r}")
     head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
     prompt = relevance.prompt
     picture = (
@@ -135,7 +137,7 @@ def _patches(relevance: Relevance) -> Text:
 def tokens_table(relevance: Relevance) -> Table:
     prompt, template = relevance.prompt, set(relevance.prompt.template)
     positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
-    table = grid(">position", "token", ">relevance", *([">its position"] if positions else []), "")
+    table = grid(">position", "token", ">relevance", *([">of position"] if positions else []), "")
     for at, (token, value) in enumerate(zip(prompt.strings, relevance.tokens.tolist(), strict=True)):
         notes = ["sink"] * (at in prompt.sinks) + ["decoder"] * (at >= prompt.encoder_length)
         of_position = [f"{positions[at]:+.3f}"] if positions else []
@@ -143,13 +145,13 @@ def tokens_table(relevance: Relevance) -> Table:
             table.add_row(str(at), Text(repr(token)), f"{value:+.3f}", *of_position, ", ".join(notes))
     if template:
         rest = relevance.tokens[list(prompt.template)].sum().item()
-        table.add_row("", f"the template's {len(template)} tokens", f"{rest:+.3f}", style="dim")
+        table.add_row("", f"chat template ({len(template)} tokens)", f"{rest:+.3f}", style="dim")
     return table
 
 
 def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     """Words, sentences or messages with their relevance."""
-    table = grid("whose", ">relevance", "text")
+    table = grid("part", ">relevance", "text")
     for unit, value in parts:
         text = visible(unit.text.strip())
         cut = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
@@ -160,20 +162,20 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
 def nodes_table(explanation: Explanation, title: str = "") -> Table:
     """The ranked nodes with what they promote."""
     compared = explanation.relevance.counterfactual is not None
-    there, promotes = ([">there"], "promotes more here") if compared else ([], "promotes here")
     rows = []
     for node in explanation.nodes:
         row = node.ranked
         activation = "" if row.neuron.site == "head" else f"{row.activation:+.3f}"
         other = ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"] if compared else []
         rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", node.words])
-    names = ("neuron", "token", ">activation", *there, ">relevance", promotes)
+    counterfactual = [">counterfactual"] if compared else []
+    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", "promotes")
     return grid(*names, rows=rows, title=title or _nodes_title(explanation))
 
 
 def _nodes_title(explanation: Explanation) -> str:
     relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.ranking.position
-    where = {"all": "at every token", "last": "where it is predicted"}.get(str(position), f"at position {position}")
+    where = {"all": "at all tokens", "last": "at the predicting token"}.get(str(position), f"at position {position}")
     title = f"Most relevant neurons {where}"
     if position == "all" and not ranking.include_sinks:
         title += f", attention sinks excluded: {list(relevance.prompt.sinks)}"
@@ -200,7 +202,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
 def behaviour_table(neurons: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
     """Neurons by their mean relevance over prompts; `words` may lack some."""
     return grid(
-        *("neuron", ">activation", ">relevance", ">95 %", f">in the top {len(neurons)}", "promotes there"),
+        *("neuron", ">activation", ">relevance", ">95 % interval", f">in the top {len(neurons)}", "promotes"),
         rows=(
             (
                 str(row.neuron),
@@ -212,7 +214,7 @@ def behaviour_table(neurons: Sequence[Shared], words: dict[Any, Projection], pro
             )
             for row in neurons
         ),
-        title=f"Most relevant neurons, means over {prompts} prompts, where it is predicted",
+        title=f"Most relevant neurons, means over {prompts} prompts, at the predicting token",
     )
 
 
@@ -230,11 +232,11 @@ def origins_report(origins: Origins) -> Group:
         (name, f"{positive:+.2f}", f"{negative:+.2f}", f"{(positive + negative) / origins.target:.0%}")
         for name, positive, negative in parts
     ]
-    drop = "" if origins.drop is None else f"; {origins.drop:.0%} is lost with theirs of the other prompt"
+    drop = "" if origins.drop is None else f"; {origins.drop:.0%} is lost at their counterfactual values"
     return Group(
-        Text(f"Where the answer's {origins.target:.2f} logits come from (CP-LRP; rest {origins.rest:.1e})", "bold"),
+        Text(f"Sources of the answer's {origins.target:.2f} logits (CP-LRP; remainder {origins.rest:.1e})", "bold"),
         grid("from", ">positive", ">negative", ">share", rows=rows),
-        Text(f"{origins.through_ffn:.0%} of it goes through FFN neurons, wherever it came from{drop}.", "dim"),
+        Text(f"{origins.through_ffn:.0%} of it passes through FFN neurons{drop}.", "dim"),
     )
 
 
@@ -425,7 +427,7 @@ def recipe_report(recipe: Recipe) -> Group:
 def _edits_table(recipe: Recipe, records: Sequence[FlipRecord]) -> Table:
     neurons = {row.neuron: row for record in records for row in record.neurons}
     examples = ["examples"] if any(row.examples for row in neurons.values()) else []
-    names = ("edit", ">was", ">of its range", ">relevance", "promotes at +", "at -", *examples)
+    names = ("edit", ">before", ">share of range", ">relevance", "promotes at +", "at -", *examples)
     rows: list[list[str]] = []
     for edit in recipe:
         rows.append([str(edit)])
@@ -447,11 +449,13 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
     ]
     table = grid("next token", ">before", ">rank", ">after", ">rank", rows=rows)
     lines = [
-        f"Perplexity of held-out sentences: {effects.perplexity:.1f}, with edits at each token "
+        f"Perplexity of held-out sentences: {effects.perplexity:.1f}, with edits at every token "
         f"{effects.perplexity_everywhere:.1f}"
     ]
     if effects.repetition is not None:
-        lines.append(f"Repetition after it: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}")
+        lines.append(
+            f"Repetition in the continuation: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}"
+        )
     warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
     price = Text(f"Off-target KL: {effects.off_target_kl:.4f} nats {effects.where}")
     return [price, *([table] if rows else []), *map(Text, lines), *warnings]
@@ -468,7 +472,7 @@ def concept_report(
         rows.append((str(part.neuron), part.polarity, f"{part.weight:.3f}", meaning))
     title = f"{concept.name}: {len(concept)} neuron{'s' * (len(concept) != 1)} of {concept.model_name}"
     return Group(
-        grid("neuron", "sign", ">weight", "what it means", rows=rows, title=title),
+        grid("neuron", "sign", ">weight", "label", rows=rows, title=title),
         *(Text(line, "dim") for line in found_by(concept)),
         *(Text(f"shares {share:.0%} of the neurons with {name}") for name, share in similar),
     )
@@ -484,15 +488,15 @@ def found_by(concept: Concept) -> list[str]:
         dict.fromkeys(f"{row['neurons']} by {row['detector']} {row['auroc']:.2f}" for row in record["path"])
     )
     lines = [
-        f"AUROC {record['auroc']:.3f} ± {record['error']:.3f} on {positive} texts with it and {negative} without that "
-        f"nothing was chosen on (chance 0.5)",
+        f"AUROC {record['auroc']:.3f} ± {record['error']:.3f} on {positive} positive / {negative} negative "
+        f"test texts (chance 0.5)",
         f"ranked by {RANKED_BY.get(record['found_by'], record['found_by'])}, {record['examples']} positive / "
         f"{record['others']} negative texts",
-        f"tried, on a quarter of the texts: {tried}",
+        f"validation AUROC by number of neurons: {tried}",
     ]
     universal = record["universal"]
     few = ", ".join(universal[:5]) + (" ..." if len(universal) > 5 else "")
-    return lines + ([f"left out because they are large in every text: {few}"] if universal else [])
+    return lines + ([f"excluded because they are large in every text: {few}"] if universal else [])
 
 
 def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
@@ -508,12 +512,12 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
 def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
     """How similar two concepts are, by three measures."""
     values = {
-        ("neurons", "share of (neuron, sign) that both have"): similarity.neurons,
-        ("directions", "cosine of what they write"): similarity.directions,
-        ("measures", f"correlation of their values of {texts} texts"): similarity.measures,
+        ("neurons", "share of (neuron, sign) pairs in both"): similarity.neurons,
+        ("directions", "cosine of their directions in the residual stream"): similarity.directions,
+        ("measures", f"correlation of their values on {texts} texts"): similarity.measures,
     }
     shown = {name: "two models" if value is None else f"{value:.2f}" for name, value in values.items()}
-    return grid("by", ">alike", "what that is", rows=((by, value, about) for (by, about), value in shown.items()))
+    return grid("by", ">similarity", "definition", rows=((by, value, about) for (by, about), value in shown.items()))
 
 
 def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None) -> Group:
@@ -526,18 +530,19 @@ def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None
     parts = [Text.assemble((first.concept, "bold"), f" {first.value:+.2f}"), Padding(maps[0], (1, 2))]
     parts.append(Text(DEVIATIONS, "dim"))
     if passing:
-        line = f"Of the logit {passing.logit:.2f} of {passing.target!r} {passing.relevance:+.1%} passes through it"
-        parts.append(Text(f"{line} by CP-LRP; {passing.drop:+.1%} is lost when its neurons take their means."))
+        share = f"{passing.relevance:+.1%} of the logit {passing.logit:.2f} of {passing.target!r}"
+        drop = f"mean ablation of its neurons removes {passing.drop:+.1%}"
+        parts.append(Text(f"{share} passes through the concept (CP-LRP); {drop}."))
     return Group(*parts)
 
 
 def steered_line(concept: Concept, recipe: Recipe, plain: float, steered: float) -> Text:
     """How strongly a concept was steered, and its values in both texts."""
     record = recipe.provenance
-    price = f", {record['off_target_kl']:.3f} nats at held-out contexts" if "off_target_kl" in record else ""
+    kl = f", off-target KL {record['off_target_kl']:.3f} nats" if "off_target_kl" in record else ""
     return Text(
-        f"{concept.name}{' suppressed' * record['suppress']} at strength {record['strength']:.3g}{price}; measured by "
-        f"the plain model in what was written: {plain:+.2f} plain, {steered:+.2f} steered.",
+        f"{concept.name}{' suppressed' * record['suppress']} at strength {record['strength']:.3g}{kl}. "
+        f"Its value in each text, measured by the plain model: {plain:+.2f} plain, {steered:+.2f} steered.",
         "dim",
     )
 

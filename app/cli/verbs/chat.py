@@ -17,10 +17,10 @@ from icebear.stopping import Stopped
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-HELP = """/why WORDS [rather than WORDS]  show the tokens and neurons that contributed to words of the last answer
-/from                           show how much of it came from the context, the question and its own words
-/save FILE                      save the conversation as JSON, for --messages
-/quit                           stop"""
+HELP = """/why WORDS [| CONTRAST]  show the tokens and neurons that contributed to words of the last answer
+/from                    show how much of it came from the context, the question and its own words
+/save FILE               save the conversation as JSON, for --messages
+/quit                    stop"""
 
 
 @record
@@ -94,7 +94,7 @@ class _Conversation:
                 raise InputError("Say something first, and name a file: /save chat.json.")
             write_page(words, lambda: Chat(self.messages).to_json() + "\n")
         elif command == "/why":
-            phrase, _, contrast = words.partition(" rather than ")
+            phrase, _, contrast = words.partition(" | ")
             self.console.print(self._why(phrase or "0:1", contrast or None))
         elif command == "/from":
             self.console.print(origins_report(icebear.origins(self.model, self._answer())))

@@ -27,7 +27,7 @@ class Options:
     top_k: int | None = option(
         "With --suppress: move the answer out of the top k.", type=AT_LEAST_1, show_default="5", advanced=True
     )
-    held_out: str | None = option("File of texts for the held-out contexts, one per line.", type=FILE, advanced=True)
+    held_out: str | None = option("File of held-out contexts, one per line.", type=FILE, advanced=True)
     budget: float | None = option("Warn if the off-target KL exceeds this many nats.", advanced=True)
     paraphrases: str | None = option("File of paraphrases that must flip too, one per line.", type=FILE, advanced=True)
     unbounded: bool = option("Allow edits outside the activation range.", advanced=True)

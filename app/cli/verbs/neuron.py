@@ -16,7 +16,7 @@ from icebear.records import Neuron
 @record
 class Options:
     neuron: str | None = argument(required=False)
-    clear: bool = option("Instead of NEURON: list the neurons with significant labels, best first.")
+    significant: bool = option("Instead of NEURON: list the neurons with significant labels, best first.")
     base_model: str | None
     top: int
     annotate: bool
@@ -37,7 +37,7 @@ def neuron(options: Options) -> None:
       icebear neuron L29.ffn.860 --top 5
       icebear neuron L29.ffn.860 --store wiki.db
     """
-    exactly_one({"a NEURON": options.neuron, "--clear": options.clear or None})
+    exactly_one({"a NEURON": options.neuron, "--significant": options.significant or None})
     if options.neuron is None:
         return _significant(options)
     wanted = Neuron.parse(options.neuron)
@@ -78,7 +78,7 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
         base = options.model.load(options.base_model)
         base_words, cosines = icebear.project(base, wanted, options.top), likeness(model, base, wanted)
         document["base_model"] = {**base_words.to_dict(), "cosines": cosines}
-        line = "Cosine of both: " + ", ".join(f"{what} {cosine:.4f}" for what, cosine in cosines.items())
+        line = "Cosines between the models: " + ", ".join(f"{what} {cosine:.4f}" for what, cosine in cosines.items())
         tables += [f"In {base.name}:", projection_table(base_words), line]
     show(options.json, {**document, **model.made_with}, *tables)
 
