@@ -550,7 +550,9 @@ def steered_line(concept: Concept, recipe: Recipe, plain: float, steered: float)
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:
     """Methods by metric, as `Results.texts` returns them."""
     rows = ((name, *cells) for name, cells in texts.items())
-    return grid("method", *(f">{name}" for name in columns), rows=rows, title=title)
+    table = grid("method", *(f">{name}" for name in columns), rows=rows, title=title)
+    table.columns[0].no_wrap = True
+    return table
 
 
 def listing_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
