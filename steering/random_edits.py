@@ -38,7 +38,7 @@ def random_edit_control(
     """
     draws, seed = whole(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
-    ids = [None if token is None else model.answer_id(token, behind=prompt) for token in (target, contrast)]
+    ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
     wanted_id = model.predict(prompt, 1)[0].id if ids[0] is None else ids[0]
 
     def number(some: list[Edit]) -> float:

@@ -88,7 +88,7 @@ def test_a_conversation_in_the_terminal(tmp_path):
     done = run("chat", "--max-new-tokens", "8", input="\n".join(lines) + "\n")
     for part in ("Ice bears are found in the Arctic", "Why ' the Arctic'?", "rather than ' desert'", "question"):
         assert part in done.stdout
-    for part in ("'penguins' is no part of the answer", "/what is not a command"):
+    for part in ("'penguins' is not in the answer", "/what is not a command"):
         assert part in done.stderr
     said = json.loads(file.read_text())
     assert [message["role"] for message in said] == ["user", "assistant"] * 2

@@ -93,7 +93,7 @@ def test_the_hubs_refusals_keep_their_reason(tmp_path):
     assert "odd/architecture could not be loaded" in odd
     assert "model type `zzz`" in odd
     for sentence in (none, no_name):
-        assert "the model hub has none of that name" in sentence
+        assert "the model hub has no model of that name" in sentence
         assert "reached" not in sentence
 
 

@@ -79,7 +79,7 @@ def test_a_target_is_what_follows_the_prompt(mistral, folder):
     assert [mistral.text(i) for i in mistral.continuation(" lives in", "The ice bear")] == [" lives", " in"]
     ids = mistral.token_ids("The ice bear")
     assert mistral.continuation(" lives in", ids) == mistral.continuation(" lives in", "The ice bear")
-    assert mistral.answer_id(" desert", behind=ids) == mistral.answer_id(" desert", behind=PROMPT)
+    assert mistral.answer_id(" desert", after=ids) == mistral.answer_id(" desert", after=PROMPT)
     whole = attribute(mistral, "The ice bear", target_text=" lives in", sites=())
     assert whole.target_text == " lives in"
     assert len(whole.tokens) == len(ids) + 1

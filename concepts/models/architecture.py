@@ -23,27 +23,27 @@ class Architecture:
     """A transformers model and where its neurons are."""
 
     weights = "weights as saved"
-    """How they are kept, in words; `load_model` says where they were de-quantised."""
+    """How the weights are stored, in words."""
 
     def __init__(self, net: Any, name: str = "") -> None:
         if any(type(module).__module__.startswith("peft.") for module in net.modules()):
             raise ModelError(
-                "The model has an adapter beside its weights; merge it first (net = net.merge_and_unload())."
+                "The model has an adapter that is not merged; merge it first (net = net.merge_and_unload())."
             )
         self.net = net.eval().requires_grad_(False)
         dispatch.keep_packing(self.net)
         self.name = name or net.config._name_or_path or type(net).__name__
 
-    # --- what it is -----------------------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
-        """Where it reads; layers of a dispatched model may be elsewhere."""
+        """The device of the inputs; layers of a dispatched model may be on other devices."""
         return dispatch.input_device(self.net)
 
     @cached_property
     def offloaded(self) -> bool:
-        """Whether weights come only when they are used (see `icebear.concepts.models.dispatch`)."""
+        """Whether weights are loaded only when they are used (see `icebear.concepts.models.dispatch`)."""
         return dispatch.offloaded(self.net)
 
     @property
@@ -52,12 +52,12 @@ class Architecture:
 
     @property
     def dtype_name(self) -> str:
-        """Such as ``float32``."""
+        """The dtype as text, such as ``float32``."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def config(self) -> Any:
-        """The configuration of what reads text, also of a model that looks at images besides."""
+        """The configuration of the text model, also for a model that reads images as well."""
         return self.net.config.get_text_config()
 
     @cached_property
@@ -65,20 +65,20 @@ class Architecture:
         found = family_of(self.net.config)
         if found is None:
             raise ModelError(
-                f"icebear does not know where {self.net.config.model_type!r} models keep their neurons, only what "
-                f"their tokens' relevance is (sites=()); it knows {', '.join(FAMILIES)}. docs/new-family.md adds one "
-                "in a dozen lines."
+                f"icebear does not know where {self.net.config.model_type!r} models have their neurons; it can only "
+                f"compute the relevance of tokens (sites=()). It knows {', '.join(FAMILIES)}; docs/new-family.md shows "
+                "how to add a family in a dozen lines."
             )
         return found
 
     @cached_property
     def task(self) -> Task:
-        """What it reads and predicts."""
+        """The kind of input and output."""
         return task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Which model it is, see `icebear.concepts.models.fingerprint`."""
+        """Identifies the model, see `icebear.concepts.models.fingerprint`."""
         return fingerprint(self.net, f"{self.net.config.model_type} {self.output_size}")
 
     @cached_property
@@ -88,38 +88,38 @@ class Architecture:
 
     @property
     def labels(self) -> dict[int, str]:
-        """Of a classifier; empty for other models."""
+        """The labels of a classifier; empty for other models."""
         return self.net.config.id2label if self.task.labelled else {}
 
     @property
     def output_size(self) -> int:
-        """The number of tokens, or labels, that it chooses from."""
+        """The number of tokens in the vocabulary, or of labels."""
         return len(self.labels) or self.config.vocab_size
 
     # --- its parts ------------------------------------------------------------------------------------
 
     @property
     def has_family(self) -> bool:
-        """Whether it is known where the neurons are; the relevance of tokens needs no more than the operations."""
+        """Whether the places of the neurons are known; the relevance of tokens does not need them."""
         return family_of(self.net.config) is not None
 
     @cached_property
     def stacks(self) -> list[tuple[Family, list[nn.Module]]]:
-        """The layers of the model; of an encoder-decoder those of the encoder, then those of the decoder."""
+        """The layers of the only stack, or of the encoder and the decoder."""
         families = [self.family, self.family.decoder] if self.family.decoder else [self.family]
         return [(family, list(self.net.get_submodule(family.layers).children())) for family in families]
 
     def stack_of(self, layer: int) -> int:
-        """0 for a layer of the encoder or the only stack, 1 for one of the decoder that looks at it."""
+        """Return 0 for a layer of the encoder or of the only stack, 1 for a layer of the decoder."""
         return int(layer >= len(self.stacks[0][1]))
 
     def family_at(self, layer: int) -> Family:
-        """The family of a layer's stack."""
+        """Return the family of a layer's stack."""
         return self.stacks[self.stack_of(layer)][0]
 
     @cached_property
     def layer_modules(self) -> list[nn.Module]:
-        """Of all stacks; of an unknown family the longest list of modules, which serves to find sinks and NaNs."""
+        """The layers of all stacks; for an unknown family the longest list of modules, to find sinks and NaNs."""
         if self.has_family:
             return [module for _, modules in self.stacks for module in modules]
         if self.task.stacks == 2:
@@ -129,13 +129,13 @@ class Architecture:
 
     @property
     def unembedding_in(self) -> nn.Module | None:
-        """The linear map between the final norm and the unembedding, where there is one."""
+        """The linear map between the final norm and the unembedding, if there is one."""
         path = self.family.unembedding_in if self.has_family else ""
         return dict(self.net.named_modules()).get(path) if path else None
 
     @property
     def embeddings(self) -> list[nn.Module]:
-        """The modules that give tokens their embeddings: of the only stack, or of encoder and decoder."""
+        """The token embeddings of the only stack, or of encoder and decoder."""
         parts = [self.net.get_encoder(), self.net.get_decoder()] if self.task.stacks == 2 else [self.net]
         return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
 
@@ -153,13 +153,13 @@ class Architecture:
 
     @cached_property
     def sites(self) -> tuple[str, ...]:
-        """Those that this model has."""
+        """The sites that this model has."""
         family = self.stacks[-1][0]
         own = {"router": family.experts, **{name: family.qkv or getattr(family, name) for name in "qkv"}}
         return tuple(site for site in SITES if own.get(site, getattr(family, site, True)))
 
     def layers_with(self, site: str) -> Sequence[int]:
-        """The layers that have a site. Raises `InputError` for one that the model lacks."""
+        """Return the layers that have a site. Raises `InputError` if the model lacks the site."""
         if site not in self.sites:
             raise InputError(f"{shown(site)} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
         if self.family.experts and site in ("ffn", "router", "shared"):
@@ -171,14 +171,14 @@ class Architecture:
         return [layer for layer in range(self.layers) if self.experts(layer) is not None]
 
     def site_module(self, site: str, layer: int) -> nn.Module:
-        """The module whose input (ffn, shared, attn, cross) or output (q, k, v, or all in one) is the site."""
+        """Return the module whose input (ffn, shared, attn, cross) or output (q, k, v) is the site."""
         family = self.family_at(layer)
         names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross, "shared": family.shared}
         return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
 
     @property
     def residual_scale(self) -> float:
-        """By what all that is written to the residual stream is multiplied."""
+        """The multiplier of everything that is written to the residual stream."""
         name = self.family.residual_scale
         return getattr(self.config, name) if name else 1.0
 
@@ -189,20 +189,20 @@ class Architecture:
         return 1 / value if name.startswith("/") else value
 
     def norms_behind(self, layer: int, site: str = "ffn") -> list[str]:
-        """Paths of the norms on the direct way from a neuron to the unembedding: its layer's own behind W2 (sandwich or
-        post-norm), and the final one."""
+        """Return the paths of the norms on the direct path from a neuron to the unembedding: the layer's norm after W2
+        (sandwich or post-norm), and the final norm."""
         family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
         own = family.ffn_norm if site in ("ffn", "shared") else family.attn_norm
         paths = (f"{family.layers}.{layer - first}.{own}" if own else "", family.final_norm)
         return [path for path in paths if path]
 
     def experts(self, layer: int) -> Any:
-        """A layer's experts, whose neurons are its site `ffn`; None where it has none."""
+        """Return the module of a layer's experts, whose neurons are its site `ffn`; None if it has none."""
         path = self.family.experts
         return dict(self.layer_modules[layer].named_modules()).get(path) if path else None
 
     def columns(self, site: str) -> Tensor | None:
-        """Where the site's neurons are in the output of a map that makes q, k and v in one; None for other sites."""
+        """Return the indices of a site's neurons in the output of a joint q, k, v map; None for other sites."""
         if site not in ("q", "k", "v") or not self.family.qkv:
             return None
         total, dim = Linear(self.site_module(site, 0)).out_features, self.head_dim
@@ -215,7 +215,7 @@ class Architecture:
         return {"q": places[:, :each], "k": places[:, each], "v": places[:, each + 1]}[site].flatten()
 
     def width(self, site: str) -> int:
-        """The number of neurons of a site in each layer (heads, for `head`)."""
+        """Return the number of neurons of a site in each layer (of heads, for `head`)."""
         if site == "head":
             return self.heads
         layer = self.layers_with(site)[0]
@@ -230,7 +230,7 @@ class Architecture:
         return linear.in_features if site in WRITERS else linear.out_features
 
     def check(self, neuron: Neuron | str) -> Neuron:
-        """The neuron, also of its id, if this model has it, else `InputError`."""
+        """Return a neuron (or the neuron of an id) if this model has it. Raises `InputError`."""
         neuron = as_neuron(neuron)
         layers = self.layers_with("attn" if neuron.site == "head" else neuron.site)
         if neuron.layer not in layers:

@@ -1,4 +1,4 @@
-"""A chat's messages, and the turns that a model sees in its tokens."""
+"""The messages of a chat, their token ids by the model's template, and the turns that tokens contain."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ if TYPE_CHECKING:
 
 
 class Chat:
-    """Messages, of which a model's own template makes a prompt.
+    """Messages that a model's chat template turns into a prompt.
 
-    A message is a dict with role and content, as transformers takes it; what a model wrote has its token ids as well,
-    which are then taken as they are and never tokenised again.
+    Parameters
+    ----------
+    messages
+        Dicts with ``role`` and ``content``, as in transformers. A message that a model wrote may have ``ids``, its
+        token ids, which are used as they are.
+
+    Raises
+    ------
+    InputError
+        For no messages, or a message without role or content.
     """
 
     def __init__(self, messages: Iterable[Mapping[str, Any]]) -> None:
@@ -42,52 +50,52 @@ class Chat:
         return hash(json.dumps(self.messages, sort_keys=True))
 
     def then(self, role: str, content: str, ids: Sequence[int] | None = None) -> Chat:
-        """With a message more. ids: its tokens, if a model wrote it."""
+        """Return the chat with one more message. ids: its token ids, if a model wrote it."""
         written = {"ids": list(ids)} if ids is not None else {}
         return Chat([*self.messages, {"role": role, "content": content, **written}])
 
     def asking(self, content: str) -> Chat:
-        """With another message in place of the user's last one. Raises `InputError` where there is none."""
+        """Return the chat with the user's last message replaced. Raises `InputError` if there is none."""
         last = max((place for place, one in enumerate(self.messages) if one["role"] == "user"), default=None)
         if last is None:
-            raise InputError("The chat has no message of the user that another one could stand for.")
+            raise InputError("The chat has no message of the user that another one could replace.")
         return Chat([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
 
     @classmethod
     def read(cls, path: str | Path) -> Chat:
-        """Of a JSON file: a list of messages, or an object that has one. Raises `InputError`."""
+        """Read a JSON file, see `from_json`. Raises `InputError`."""
         return cls.from_json(read_text(path), str(path))
 
     @classmethod
     def from_json(cls, text: str, name: str = "The chat") -> Chat:
-        """Of a list of messages, or an object that has one. Raises `InputError`."""
+        """Read a JSON list of messages, or an object that has one. Raises `InputError`."""
         try:
-            found = json.loads(text)
+            data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name} cannot be read as JSON ({error}); check it.") from None
-        messages = found.get("messages") if isinstance(found, dict) else found
+        messages = data.get("messages") if isinstance(data, dict) else data
         if not isinstance(messages, list):
             raise InputError(f"{name} must be a JSON list of messages, each with role and content.")
         return cls(messages)
 
     def to_json(self, indent: int | None = 1) -> str:
-        """indent: None for one short line."""
+        """Return the messages as JSON. indent: None for one line."""
         separators = None if indent else (",", ":")
         return json.dumps(self.messages, ensure_ascii=False, indent=indent, separators=separators)
 
 
-def _message(given: Any) -> dict[str, Any]:
-    named = isinstance(given, Mapping) and isinstance(given.get("role"), str)
-    ids = given.get("ids") if named else None
-    written = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
-    if not named or not isinstance(given.get("content"), str | list) or not written:
-        raise InputError("A message has a role and a content, and if a model wrote it ids, a list of its tokens.")
-    readable(json.dumps(given, ensure_ascii=False, default=str))
-    return dict(given)
+def _message(message: Any) -> dict[str, Any]:
+    named = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+    ids = message.get("ids") if named else None
+    valid = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
+    if not named or not isinstance(message.get("content"), str | list) or not valid:
+        raise InputError("A message has a role and a content, and, if a model wrote it, ids, a list of its tokens.")
+    readable(json.dumps(message, ensure_ascii=False, default=str))
+    return dict(message)
 
 
 def readable(text: str) -> str:
-    """The text itself. Raises `InputError` for one that a tokenizer cannot read."""
+    """Return the text. Raises `InputError` if a tokenizer cannot read it."""
     try:
         text_of(text).encode()
     except UnicodeEncodeError as error:
@@ -95,22 +103,22 @@ def readable(text: str) -> str:
     return text
 
 
-# --- messages as tokens ---------------------------------------------------------------------------------
+# --- from messages to tokens ----------------------------------------------------------------------------
 
 
 def rendered(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The tokens of a chat by the model's own template, up to where it answers (or goes on with its answer).
+    """Return the token ids of a chat by the model's template, up to where the model answers or continues its answer.
 
-    Raises `InputError` where the template refuses them.
+    Raises `InputError` if the template refuses the messages.
     """
-    given = [_message(one) for one in messages]
-    texts = [{key: value for key, value in one.items() if key != "ids"} for one in given]
-    kept = {place: one["ids"] for place, one in enumerate(given) if one.get("ids")}
-    if not kept:
+    checked = [_message(one) for one in messages]
+    texts = [{key: value for key, value in one.items() if key != "ids"} for one in checked]
+    known = {place: one["ids"] for place, one in enumerate(checked) if one.get("ids")}
+    if not known:
         return _templated(model, texts, tokenize=True)
-    written = "".join(str(one["content"]) for one in given)
+    written = "".join(str(one["content"]) for one in checked)
     sign = next(sign for sign in map(chr, range(0xE000, 0xF900)) if sign not in written)  # private use: in no template
-    for place in kept:
+    for place in known:
         texts[place] = {**texts[place], "content": f"{sign}{place}{sign}"}
     parts = re.split(f"{sign}(\\d+){sign}", _templated(model, texts, tokenize=False))
     ids: list[int] = []
@@ -118,13 +126,13 @@ def rendered(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     for text, place in zip(parts[:-1:2], map(int, parts[1::2]), strict=True):
         read += text
         new = text.removesuffix(_unread(model, texts[:place], read))
-        ids += [*(model.continuation(new) if ids else model.tokens_of(new)), *kept[place]]
+        ids += [*(model.continuation(new) if ids else model.tokens_of(new)), *known[place]]
         read += texts[place]["content"]
     return ids + model.continuation(parts[-1])
 
 
 def _unread(model: Model, before: Sequence[Mapping[str, Any]], read: str) -> str:
-    """The spaces that a template writes before an answer which it is given, but not where the model shall answer."""
+    """Return the spaces that a template writes before a given answer, but not where the model is to answer."""
     if not before or before[-1]["role"] == "assistant":
         return ""
     prompted = _templated(model, before, tokenize=False)
@@ -133,7 +141,7 @@ def _unread(model: Model, before: Sequence[Mapping[str, Any]], read: str) -> str
 
 
 def _templated(model: Model, messages: Sequence[Mapping[str, Any]], tokenize: bool) -> Any:
-    """Ids, or text."""
+    """Return token ids, or text."""
     tokenizer = template_of(model)
     answering = messages[-1]["role"] == "assistant"
     try:
@@ -149,64 +157,65 @@ def _templated(model: Model, messages: Sequence[Mapping[str, Any]], tokenize: bo
 
 
 def template_of(model: Model) -> Any:
-    """The tokenizer, which has the template. Raises `InputError` where there is none."""
+    """Return the tokenizer, which has the chat template. Raises `InputError` if there is none."""
     if not getattr(model.tokenizer, "chat_template", None):
         raise InputError(f"{model.name} has no chat template; give the prompt as one text.")
     return model.tokenizer
 
 
-# --- tokens as turns ------------------------------------------------------------------------------------
+# --- from tokens to turns -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a chat in its tokens, half open."""
+    """The tokens of one message, with the template's tokens around it."""
 
     role: str
     start: int
-    """Of the template's own tokens before the message:"""
+    """The first token, which is the template's."""
     first: int
-    """Of the message itself, which is read up to before `last`; what is behind is the template's again."""
+    """The first token of the message; `last` is the first one after the message."""
     last: int
     stop: int
+    """The first token of the next turn."""
 
 
-def inside(found: Sequence[Turn]) -> set[int]:
-    """The positions of messages, without what the template wrote around them."""
-    return {place for turn in found for place in range(turn.first, turn.last)}
+def inside(turns: Sequence[Turn]) -> set[int]:
+    """Return the positions of messages, without the template's tokens."""
+    return {place for turn in turns for place in range(turn.first, turn.last)}
 
 
-def outside(found: Sequence[Turn], count: int) -> tuple[int, ...]:
-    """The positions that the template wrote, of so many; none where there is no message."""
-    said = inside(found)
-    return tuple(place for place in range(count) if place not in said) if found else ()
+def outside(turns: Sequence[Turn], count: int) -> tuple[int, ...]:
+    """Return which of `count` positions the template wrote; none if there is no message."""
+    messages = inside(turns)
+    return tuple(place for place in range(count) if place not in messages) if turns else ()
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What a template writes around messages."""
+    """The text that a template writes around messages."""
 
     opens: dict[str, str]
-    """With the role that follows."""
+    """From the text before a message to the role of the message."""
     closes: tuple[str, ...]
     follows: str | None
-    """The role that begins where a message of the user ends, if nothing opens it."""
+    """The role that begins after a message of the user, if no text opens it."""
     default: str
-    """What the template puts in for a system message that is not given."""
+    """The template's own system message."""
 
 
 def marks_of(tokenizer: Any) -> Marks | None:
-    """By messages that cannot be taken for the template; None where there is no template, or none that marks turns."""
+    """Find the marks with messages that no template contains; return None without a template or without marks."""
 
     def written(*roles: str) -> list[str] | None:
-        """What stands before, between and behind messages of these roles."""
+        """Return the text before, between and after messages of these roles."""
         contents = [f"\ue000{place}\ue001" for place in range(len(roles))]
         messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
         try:
-            found = re.split("|".join(contents), tokenizer.apply_chat_template(messages, tokenize=False))
+            parts = re.split("|".join(contents), tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception:  # a template is a program, and may refuse these roles
             return None
-        return found if len(found) == len(roles) + 1 else None
+        return parts if len(parts) == len(roles) + 1 else None
 
     if not getattr(tokenizer, "chat_template", None):
         return None
@@ -234,24 +243,23 @@ def marks_of(tokenizer: Any) -> Marks | None:
 
 
 def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
-    """The turns in a model's tokens, each with its text, as their template marks them; none in other texts."""
-    text, found = "".join(pieces), []
+    """Return the turns in the texts of tokens, as a template marks them; none in other texts."""
+    text, spans = "".join(pieces), []
     role, begun, first = None, 0, 0
     for mark in re.finditer(_pattern(marks), text):
-        said = mark[0].strip()
-        opened = next((role for text, role in marks.opens.items() if text.strip() == said), None)
+        opened = next((role for text, role in marks.opens.items() if text.strip() == mark[0].strip()), None)
         if opened is None and role is None:
-            continue  # of a message that nothing opened
+            continue  # it closes a message that nothing opened
         if role is not None:
             stop = mark.start() if opened else mark.end()
             if opened is None or mark.start() > first:
-                found.append((role, begun, first, mark.start(), stop))
+                spans.append((role, begun, first, mark.start(), stop))
                 begun = stop
         role, first = opened, mark.end()
-        if opened is None and marks.follows and found[-1][0] == "user":
+        if opened is None and marks.follows and spans[-1][0] == "user":
             role = marks.follows
     if role is not None:
-        found.append((role, begun, first, len(text), len(text)))
+        spans.append((role, begun, first, len(text), len(text)))
     ends = list(accumulate(map(len, pieces), initial=0))
 
     def token(character: int) -> int:
@@ -259,7 +267,7 @@ def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
         return min(bisect_left(ends, character), bisect_right(ends, character) - 1)
 
     made = []
-    for role, begun, first, last, stop in found:
+    for role, begun, first, last, stop in spans:
         if role == "system" and marks.default and text[first:last].strip() == marks.default:
             first = last  # the template's own text is no message
         opened = token(first)
@@ -280,5 +288,5 @@ def _pattern(marks: Marks) -> str:
 
 
 def other_prompt(prompt: Any, text: str | None) -> Any:
-    """Another prompt like this one: of a chat, with another message of the user at its end."""
+    """Return another prompt: the text, or for a chat the chat with the text as the user's last message."""
     return prompt.asking(text) if text and isinstance(prompt, Chat) else text

@@ -32,17 +32,38 @@ def load_model(
     trust_remote_code: bool = False,
     accept_terms: bool = False,
 ) -> Model:
-    """Load a preset, a folder (also of a LoRA adapter), a .gguf file or a hub id.
+    """Load a model and its tokenizer.
 
-    device: ``auto`` takes cuda, then mps, then cpu.
-    device_map: instead, how accelerate shares the model among devices: ``auto`` fills the GPUs, then memory, then the
-        disk; ``disk`` keeps all of it there until it is used; or a dictionary of module and device, as of transformers.
-    bits: 8 or 4, to keep linear maps' weights in so many, by bitsandbytes (LLM.int8 or NF4).
-    dtype: ``None`` takes bfloat16 on cuda when it has it, else float32.
-    attention: ``sdpa``, ``eager``, or None for the model's default.
-    accept_terms: download presets that ask for it (gemma3-270m).
+    Parameters
+    ----------
+    name
+        A preset, a folder (also of a LoRA adapter), a .gguf file or a hub id.
+    device
+        ``auto`` takes cuda, then mps, then cpu.
+    device_map
+        Instead of a device: ``auto`` fills the GPUs, then memory, then the disk; ``disk`` keeps all weights on the disk
+        until they are used; or a dictionary from module to device, as in transformers.
+    bits
+        8 or 4: quantize the weights of linear maps with bitsandbytes (LLM.int8 or NF4).
+    dtype
+        By default bfloat16 on cuda if supported, else float32.
+    attention
+        ``sdpa``, ``eager``, or None for the model's default.
+    trust_remote_code
+        Run code that a hub model brings along.
+    accept_terms
+        Accept the terms of use of a preset (gemma3-270m).
 
-    Raises `ModelError`, `UnknownName`, `DownloadError` or `InputError`, each with the way out.
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    ModelError, DownloadError
+        If the model cannot be loaded or downloaded.
+    InputError, UnknownName
+        For an unknown name, device or dtype, or options that exclude each other.
     """
     from huggingface_hub import snapshot_download
     from transformers.utils import logging
@@ -58,9 +79,9 @@ def load_model(
     weights = _weight_options(device, device_map, bits, kind)
     if weights and _is_adapter(source):
         raise InputError(
-            f"{name} is a LoRA adapter, which is neither packed nor shared among devices; merge it and save it."
+            f"{name} is a LoRA adapter, which cannot be quantized or split among devices; merge it and save it."
         )
-    if name in PRESETS:  # which are known to load, whatever transformers remarks
+    if name in PRESETS:  # which load, despite transformers' warnings
         logging.set_verbosity_error()
     try:
         if not os.path.exists(source) and not gguf and not hub_reachable():
@@ -78,11 +99,11 @@ def load_model(
         logging.set_verbosity(loud)
     model = Model(net, tokenizer, name, processor)
     if name in PRESETS:
-        model.weights = f"{PRESETS[name].bits}-bit weights, de-quantised"
+        model.weights = f"{PRESETS[name].bits}-bit weights, dequantized"
     elif gguf:
-        model.weights = "weights of a GGUF file, de-quantised"
+        model.weights = "weights of a GGUF file, dequantized"
     if bits:
-        model.weights += f", then kept in {bits} bits"
+        model.weights += f", then quantized to {bits} bits"
     return model
 
 
@@ -121,7 +142,7 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
 def _weight_options(
     device: str, device_map: str | dict[str, Any] | None, bits: int | None, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the options of `from_pretrained` for a model on several devices, and for weights of few bits."""
+    """Return the options of `from_pretrained` for several devices and for quantized weights."""
     options: dict[str, Any] = {}
     if device_map is not None:
         if device != "auto":
@@ -131,7 +152,7 @@ def _weight_options(
         options["offload_folder"] = str(cache_folder() / "offload")  # stays empty: .safetensors are read in place
     if bits is not None:
         if bits not in (4, 8):
-            raise InputError(f"Weights are kept in 8 or 4 bits, not {bits}.")
+            raise InputError(f"bits must be 8 or 4, not {bits}.")
         need("bits")
         from transformers import BitsAndBytesConfig
 
@@ -141,14 +162,14 @@ def _weight_options(
 
 
 def _loading_error(name: str, error: Exception) -> IcebearError:
-    """What was wrong, and the way out."""
+    """Return an error that says what was wrong and what to do."""
     from huggingface_hub import errors
 
     def says(*kinds: type) -> bool:
         return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
     reason = " ".join(str(error).split())[:200].rstrip(". ")
-    where = "It is no preset, folder or .gguf file, and {}; `icebear doctor` lists the presets."
+    where = "It is not a preset, a folder or a .gguf file, and {}; `icebear doctor` lists the presets."
     if full := out_of_memory(error):
         return full
     if says(errors.GatedRepoError):
@@ -156,7 +177,7 @@ def _loading_error(name: str, error: Exception) -> IcebearError:
             f"{name} is gated: accept its terms on https://huggingface.co/{name} and log in with `hf auth login`."
         )
     if says(errors.RepositoryNotFoundError, errors.HFValidationError):
-        shown = "the model hub has none of that name (or shows it only after `hf auth login`)"
+        shown = "the model hub has no model of that name (or shows it only after `hf auth login`)"
         return UnknownName("model", name, PRESETS, where.format(shown))
     if says(errors.LocalEntryNotFoundError):
         return UnknownName("model", name, PRESETS, where.format("no model hub that has it could be reached"))
@@ -164,7 +185,7 @@ def _loading_error(name: str, error: Exception) -> IcebearError:
         return ModelError(f"A file of {name} is damaged or cut short ({reason}); fetch it again.")
     if "model.safetensors" in reason:
         return ModelError(
-            f"{name} has no weights as .safetensors, the format that cannot run code; save them anew with "
+            f"{name} has no weights as .safetensors, the format that cannot run code; save them again with "
             "save_pretrained."
         )
     return ModelError(

@@ -24,22 +24,31 @@ from icebear.records import TokenScore
 from icebear.values import real, seed_of, several, whole
 
 TEMPERATURES = (1e-6, 1e6)
-"""That leave a softmax in float32 what it is."""
+"""The range in which a float32 softmax does not degenerate."""
 
 
 class Model(Architecture):
-    """A transformers model, its tokenizer, and where its neurons are.
+    """A transformers model, its tokenizer, and the places of its neurons.
 
-    net: it is put into eval mode, and its parameters are frozen, for good; an adapter must be merged into it.
-    `lock` is held while rules, taps or edits are in the model, so that threads may share it; a generation yields it to
-    those who wait, after each token.
+    Threads may share a model: its `lock` is held while rules, hooks or edits are installed. A generation yields the
+    lock after each token.
+
+    Parameters
+    ----------
+    net
+        A transformers model. It is put into eval mode and its parameters are frozen; merge adapters first.
+    tokenizer
+        Its tokenizer; without one, prompts are token ids.
+    name
+        The name in outputs; by default the one in the configuration.
+    processor
+        The image processor of an image classifier.
     """
 
     def __init__(self, net: Any, tokenizer: Any = None, name: str = "", processor: Any = None) -> None:
         super().__init__(net, name)
         self.tokenizer = tokenizer
         self.processor = processor
-        """Makes pixels of an image, for an image classifier."""
         self.lock = FairLock()
 
     def __repr__(self) -> str:
@@ -47,22 +56,22 @@ class Model(Architecture):
 
     @property
     def made_with(self) -> dict[str, Any]:
-        """The model and the versions of the software that computes, for every output (JSON-ready)."""
+        """The model and the versions of the software, as stored with every output (JSON-ready)."""
         facts = {"name": self.name, "fingerprint": self.fingerprint, "dtype": self.dtype_name, "weights": self.weights}
         return {"model": facts, "versions": versions()}
 
     # --- tokens ---------------------------------------------------------------------------------------
 
     def encode(self, prompts: Sequence[PromptLike], padding_side: str = "right") -> Batch:
-        """The prompts as the model reads them. Raises `InputError` for empty or too long ones."""
+        """Return the prompts as a batch. Raises `InputError` for empty or too long ones."""
         return self.task.encode(self, [Prompt.of(prompt) for prompt in prompts], padding_side)
 
     def read(self, rows: Sequence[list[int]]) -> Batch:
-        """Texts to look at neurons by; the decoder of an encoder-decoder reads the same."""
+        """Return texts as a batch whose neurons are read; a decoder, if there is one, reads the same texts."""
         return self.task.read(self, rows)
 
     def read_ids(self, rows: Sequence[list[int]]) -> Batch:
-        """Token ids, checked and padded."""
+        """Return token ids as a batch, checked and padded."""
         return self.padded([self.ids(Prompt(ids=tuple(row))) for row in rows])
 
     def padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
@@ -76,7 +85,7 @@ class Model(Architecture):
         return Batch(ids.to(self.device), mask.to(self.device), tuple(map(len, rows)))
 
     def padding(self, rows: Sequence[Sequence[int]]) -> int:
-        """The id that the model was made to be padded with; where it has none, one that no row ends with."""
+        """Return the model's padding id, or, if it has none, an id that no row ends with."""
         own = getattr(self.config, "pad_token_id", None)
         if own is not None and 0 <= own < self.config.vocab_size:
             return own
@@ -84,7 +93,7 @@ class Model(Architecture):
         return next(token for token in range(len(last) + 1) if token not in last)
 
     def ids(self, prompt: PromptLike) -> list[int]:
-        """The tokens of a prompt, with the tokenizer's own special ones. Raises `InputError`."""
+        """Return the token ids of a prompt, including special tokens. Raises `InputError`."""
         prompt = Prompt.of(prompt)
         if prompt.image is not None:
             raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")
@@ -108,39 +117,39 @@ class Model(Architecture):
             )
         return ids
 
-    def answer_id(self, answer: str | int, role: str = "target", behind: PromptLike | None = None) -> int:
-        """The id of a label, or of a token as it is read behind a prompt (see `continuation`).
+    def answer_id(self, answer: str | int, role: str = "target", after: PromptLike | None = None) -> int:
+        """Return the id of a label, or of a token that continues a prompt (see `continuation`).
 
-        Raises `InputError`, for a text of several tokens with how it splits.
+        Raises `InputError`; for a text of several tokens the message shows how it splits.
         """
         if not isinstance(answer, str):
             return whole(answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.output_size - 1)
         if not self.labels:
-            return self.token_id(answer, role, behind)
-        found = [number for number, label in self.labels.items() if label == answer]
-        if not found:
+            return self.token_id(answer, role, after)
+        number = next((number for number, label in self.labels.items() if label == answer), None)
+        if number is None:
             known = list(self.labels.values())
             some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
             raise UnknownName("label", answer, known, f"The labels of {self.name} are {some}.")
-        return found[0]
+        return number
 
     def answer_text(self, number: int) -> str:
-        """A token, or a label."""
+        """Return the text of a token or a label."""
         return self.labels[number] if self.labels else self.text(number)
 
     def tokens_of(self, text: str) -> list[int]:
-        """The tokens of a part of a text, without special ones."""
+        """Return the token ids of a part of a text, without special tokens."""
         return self._tokenizer()(readable(text), add_special_tokens=False)["input_ids"]
 
-    def continuation(self, text: str, behind: PromptLike | None = None) -> list[int]:
-        """The tokens of `text` where it goes on from a prompt: both are read together, and what is new is taken.
+    def continuation(self, text: str, after: PromptLike | None = None) -> list[int]:
+        """Return the token ids of a text that continues a prompt: both are tokenized together.
 
-        Read alone a text may begin otherwise (with a space, in the tokenizers of Llama 2 or Mistral 7B). Behind token
-        ids, or where the two would merge into one token, it is read behind a line break, or a letter.
+        Some tokenizers (Llama 2, Mistral 7B) add a space to a text that is tokenized alone. After token ids, or if
+        prompt and text would merge into one token, the text is tokenized after a line break or a letter.
         """
         if self.task.is_masked_lm:
             return self.tokens_of(text)
-        own = Prompt.of(behind).text if behind is not None else None
+        own = Prompt.of(after).text if after is not None else None
         for before in (own, "\n", "a"):
             if isinstance(before, str):
                 start, whole = self.tokens_of(before), self.tokens_of(before + text)
@@ -148,11 +157,11 @@ class Model(Architecture):
                     return whole[len(start) :]
         return self.tokens_of(text)
 
-    def token_id(self, token: str, role: str, behind: PromptLike | None = None) -> int:
-        ids = self.continuation(token, behind)
+    def token_id(self, token: str, role: str, after: PromptLike | None = None) -> int:
+        ids = self.continuation(token, after)
         if len(ids) != 1:
             split = " + ".join(repr(self.text(part)) for part in ids) or "nothing"
-            spaced = self.continuation(" " + token, behind)
+            spaced = self.continuation(" " + token, after)
             hint = f" Did you mean {' ' + token!r}, with a space?" if len(spaced) == 1 else ""
             longer = " To explain a longer continuation, use --target-text (target_text= in Python)."
             more = longer if role in ("target", "contrast") else ""
@@ -176,22 +185,22 @@ class Model(Architecture):
         return type(getattr(backend, "model", None)).__name__ == "WordPiece"
 
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
-        """The tokens of a text as the model reads it, special ones included: the first `limit`, if there are more."""
+        """Return the first `limit` token ids of a text, including special tokens."""
         ids = self._tokenizer()(readable(text))["input_ids"]
         limit = self.context_length if limit is None else whole(limit, "The limit of tokens")
         return ids[: min(limit, self.context_length)]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """The text of each token; a character of several tokens is whole in its last one, the others are empty."""
-        found = [self.text(token) for token in ids]
-        if any("\ufffd" in piece for piece in found):
-            found = joined(ids, self._tokenizer().decode)
-        return tuple(found)
+        """Return the text of each token. A character of several tokens is the text of the last one."""
+        pieces = [self.text(token) for token in ids]
+        if any("\ufffd" in piece for piece in pieces):
+            pieces = joined(ids, self._tokenizer().decode)
+        return tuple(pieces)
 
     def turns(self, ids: Sequence[int], pieces: Sequence[str] | None = None) -> tuple[Turn, ...]:
-        """The turns of a chat in its tokens, whoever made them of its messages; none of another text.
+        """Return the turns of a chat that these tokens contain; none for another text.
 
-        pieces: the text of each, where it is known.
+        pieces: the text of each token, if known.
         """
         return turns(pieces or self.pieces(ids), self._marks) if self._marks else ()
 
@@ -210,29 +219,30 @@ class Model(Architecture):
     # --- forward --------------------------------------------------------------------------------------
 
     def predict(self, prompt: PromptLike, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
-        """The k most probable next tokens (or labels), and behind them those of `also` that are not among them."""
+        """Return the k most probable next tokens (or labels), then the tokens of `also` that are not among them."""
         k = whole(k, "The number of predictions")
         logits = self.next_logits(prompt)
         also = [self.answer_id(token) for token in several(also)]
-        found = self.top_tokens(logits, k)
-        return found + self.token_scores(logits, [token for token in also if token not in {best.id for best in found}])
+        best = self.top_tokens(logits, k)
+        known = {token.id for token in best}
+        return best + self.token_scores(logits, [token for token in also if token not in known])
 
     @torch.no_grad()
     def next_logits(self, prompt: PromptLike) -> Tensor:
-        """(V,) float32 logits of the next token (or labels)."""
-        asked = objective_of(self, [prompt])
+        """Return the float32 logits (V,) of the next token (or of labels)."""
+        objective = objective_of(self, [prompt])
         with self.lock:
-            return self.logits(asked.batch, list(asked.positions[0][:1]))[0, 0].float()
+            return self.logits(objective.batch, list(objective.positions[0][:1]))[0, 0].float()
 
     @torch.no_grad()
     def following(self, read: Sequence[int], written: Sequence[int]) -> Tensor:
-        """(S, V) float32 logits where each of the tokens written behind `read` is predicted."""
+        """Return the float32 logits (S, V) that predict each of the S tokens `written` after the tokens `read`."""
         ids = [*read, *written[:-1]]
         with self.lock:
             return self.logits(self.read_ids([ids]), list(range(len(read) - 1, len(ids))))[0].float()
 
     def logits(self, batch: Batch, positions: list[int]) -> Tensor:
-        """(B, P, V) at `positions` only (those of every token would cost a quarter of a pass), or of labels."""
+        """Return the logits (B, P, V) at P positions, or of labels. All positions would cost a quarter of a pass."""
         parameters = inspect.signature(type(self.net).forward).parameters
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
         if "logits_to_keep" in parameters:
@@ -241,31 +251,31 @@ class Model(Architecture):
         return at(self.task.forward(self, batch, **options).logits, positions)
 
     def probability(self, prompt: PromptLike, answer: str | int, role: str = "target") -> float | None:
-        """Of one answer; None for a model that predicts a number."""
+        """Return the probability of one answer; None for a model that predicts a number."""
         return self.token_scores(self.next_logits(prompt), [self.answer_id(answer, role, prompt)])[0].probability
 
     def top_tokens(self, logits: Tensor, k: int) -> list[TokenScore]:
-        """The k largest of `logits` (V,)."""
+        """Return the tokens with the k largest of `logits` (V,)."""
         return self.token_scores(logits, logits.topk(min(k, len(logits))).indices.tolist())
 
     def token_scores(self, logits: Tensor, tokens: list[int]) -> list[TokenScore]:
         """Return each token's logit, and its probability under all `logits` (V,)."""
-        found = self.task.log_probabilities(self, logits)
-        shares = [None] * len(tokens) if found is None else found[tokens].exp().tolist()
-        rows = zip(tokens, logits[tokens].tolist(), shares, strict=True)
-        return [TokenScore(token, self.answer_text(token), logit, share) for token, logit, share in rows]
+        logs = self.task.log_probabilities(self, logits)
+        probabilities = [None] * len(tokens) if logs is None else logs[tokens].exp().tolist()
+        rows = zip(tokens, logits[tokens].tolist(), probabilities, strict=True)
+        return [TokenScore(token, self.answer_text(token), logit, probability) for token, logit, probability in rows]
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         if batch.pixels is not None:
             return {"pixel_values": batch.pixels}
-        found = {"input_ids": batch.ids, "attention_mask": batch.mask}
+        inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.decoder:
-            found |= {"decoder_input_ids": batch.decoder.ids, "decoder_attention_mask": batch.decoder.mask}
-        return found
+            inputs |= {"decoder_input_ids": batch.decoder.ids, "decoder_attention_mask": batch.decoder.mask}
+        return inputs
 
     def final_stream(self, batch: Batch) -> Tensor:
-        """(B, T, D) the residual stream behind the last layer and its norm, past all layers but without logits; of an
-        encoder-decoder the encoder's."""
+        """Return the residual stream (B, T, D) after the final norm, without computing logits; for an encoder-decoder,
+        the encoder's."""
         inputs = self.inputs(batch)
         if not batch.decoder:
             options = {"use_cache": False} if self.task.generates else {}
@@ -289,26 +299,45 @@ class Model(Architecture):
         on_token: Callable[[int], None] | None = None,
         **options: Any,
     ) -> Any:
-        """The text that follows the prompt (a list of texts for a list of prompts).
+        """Continue a prompt.
 
-        temperature: 0 always takes the most probable token; above, tokens are drawn by their probabilities with `seed`.
-        on_token: called with the number of new tokens after each; what it raises ends the generation.
-        options: what transformers' `generate` takes (num_beams, repetition_penalty, use_cache, ...); what the model's
-            own generation_config sets of these does not count.
+        Parameters
+        ----------
+        prompt
+            A prompt, or a list of prompts.
+        max_new_tokens
+            The number of tokens to generate at most.
+        temperature
+            0 always takes the most probable token; above 0, tokens are sampled with `seed`.
+        on_token
+            Called with the number of new tokens after each token. An exception that it raises ends the generation.
+        options
+            Options of transformers' `generate` (num_beams, repetition_penalty, use_cache, ...). The model's own
+            generation_config is ignored.
+
+        Returns
+        -------
+        str or list of str
+            The generated text; a list of texts for a list of prompts.
+
+        Raises
+        ------
+        InputError
+            If the model does not generate text, or a prompt leaves no room for the new tokens.
         """
         if not self.task.generates:
-            raise InputError(f"{self.name} does not generate text; look at what it predicts (`Model.predict`).")
+            raise InputError(f"{self.name} does not generate text; see its predictions with `Model.predict`.")
         tokenizer = self._tokenizer()
         prompts, single = prompts_of(prompt)
         batch = self.encode(prompts, padding_side="left")
-        told = (lambda new: on_token(new.shape[1])) if on_token else None
-        output = self._generated(batch, max_new_tokens, temperature, seed, told, options)
+        watch = (lambda new: on_token(new.shape[1])) if on_token else None
+        output = self._generated(batch, max_new_tokens, temperature, seed, watch, options)
         new = (output if isinstance(output, Tensor) else output.sequences)[:, self.task.written(batch) :]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if single and len(texts) == 1 else texts
 
     def continuations(self, rows: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        """The most probable ids behind each of some token ids, `tokens` of them, also past the end of a text."""
+        """Return the `tokens` most probable ids that continue each row, also past the end of a text."""
         batch = self.encode([Prompt(ids=tuple(row)) for row in rows], padding_side="left")
         output = self._generated(batch, tokens, 0.0, 0, None, {"eos_token_id": None})
         return output[:, self.task.written(batch) :].tolist()
@@ -322,34 +351,49 @@ class Model(Architecture):
         on_token: Callable[[list[int]], None] | None = None,
         **options: Any,
     ) -> Answer:
-        """What the model says to a prompt or a chat, token by token, to be explained by `attribute`.
+        """Answer a prompt or a chat, token by token, so that `attribute` can explain it.
 
-        max_new_tokens: default 256, or as many as the model has room for.
-        on_token: called with the tokens so far after each.
-        temperature, seed, options: as of `generate`.
+        Parameters
+        ----------
+        prompt
+            A prompt or a chat.
+        max_new_tokens
+            By default 256, or as many as the context has room for.
+        temperature, seed, options
+            See `generate`.
+        on_token
+            Called with the ids of all new tokens after each token.
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        InputError
+            If the model is not causal, or with `num_beams` above 1.
         """
         if not self.task.is_causal:
-            raise InputError(f"{self.name} does not go on with a prompt; look at what it predicts (`Model.predict`).")
+            raise InputError(f"{self.name} does not continue a prompt; see its predictions with `Model.predict`.")
         if options.get("num_beams", 1) > 1:
             raise InputError("An answer is one text, token by token; use `Model.generate` for beams.")
         messages, ids = Prompt.of(prompt).messages, self.ids(prompt)
         room = max(1, min(256, self.context_length - len(ids))) if max_new_tokens is None else max_new_tokens
-        told = (lambda new: on_token(new[0].tolist())) if on_token else None
+        watch = (lambda new: on_token(new[0].tolist())) if on_token else None
         options = {**options, "return_dict_in_generate": True, "output_logits": True}
-        output = self._generated(self.read_ids([ids]), room, temperature, seed, told, options)
+        output = self._generated(self.read_ids([ids]), room, temperature, seed, watch, options)
         new = output.sequences[0, len(ids) :].tolist()
         ended = new[-1] in self.ends
         new = new[:-1] if ended else new
         steps = zip(output.logits, new, strict=False)
         probabilities = tuple(scores[0].float().softmax(-1)[token].item() for scores, token in steps)
-        asked = Chat(messages) if messages else None
-        return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, asked)
+        chat = Chat(messages) if messages else None
+        return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, chat)
 
     @property
     def ends(self) -> list[int]:
-        """The tokens that end a text."""
-        found = self.net.generation_config.eos_token_id
-        return found if isinstance(found, list) else [found]
+        """The ids of the tokens that end a text."""
+        return several(self.net.generation_config.eos_token_id)
 
     def _generated(
         self,
@@ -360,13 +404,13 @@ class Model(Architecture):
         on_token: Callable[[Tensor], None] | None,
         options: dict[str, Any],
     ) -> Any:
-        """What transformers' `generate` gives; on_token is called with the new ids (B, n) after each."""
+        """Return the output of transformers' `generate`; on_token is called with all new ids (B, n)."""
         length = self.task.written(batch)
         room = self.context_length - length
         if whole(max_new_tokens, "The number of new tokens") > room:
             raise InputError(
                 f"The prompt has {length} tokens, which leaves room for {room} of the {self.context_length} that "
-                f"{self.name} reads; ask for at most that many new ones instead of {max_new_tokens}, or shorten it."
+                f"{self.name} reads; generate at most that many tokens instead of {max_new_tokens}, or shorten it."
             )
         if temperature != 0:
             real(temperature, "A temperature other than 0", *TEMPERATURES)
@@ -377,7 +421,7 @@ class Model(Architecture):
         if temperature > 0:
             options = {"temperature": float(temperature), "top_k": 0, **options}
         options["logits_processor"] = [*options.get("logits_processor", ()), _numbers]
-        beginning = ExitStack()  # the net has its own configuration back before somebody else may generate
+        beginning = ExitStack()  # restores the generation_config before another thread can generate
 
         def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
             beginning.close()
@@ -394,13 +438,13 @@ class Model(Architecture):
 
     @property
     def mask_id(self) -> int:
-        found = getattr(self.tokenizer, "mask_token_id", None)
-        if found is None:
+        mask_id = getattr(self.tokenizer, "mask_token_id", None)
+        if mask_id is None:
             raise ModelError(f"{self.name} has no mask token; give it a tokenizer that has one.")
-        return found
+        return mask_id
 
     def _only_ids(self) -> GenerationConfig:
-        """The model's generation_config without the penalties, limits and forced tokens that `generate` would use."""
+        """Return the model's generation_config without its penalties, limits and forced tokens."""
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         return GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
 
@@ -411,12 +455,12 @@ def versions() -> dict[str, str]:
 
 
 def _numbers(ids: Tensor, scores: Tensor) -> Tensor:
-    """The scores of the next token. Raises `NumericalError` for NaN, of which no token is the most probable one."""
+    """Return the scores of the next token. Raises `NumericalError` for NaN."""
     if scores.isnan().any():
-        raise NumericalError("The logits are NaN; try --dtype float32, and if neurons are edited smaller values.")
+        raise NumericalError("The logits are NaN; try --dtype float32, and smaller values if neurons are edited.")
     return scores
 
 
 def at(logits: Tensor, positions: list[int]) -> Tensor:
-    """(B, P, V) of logits (B, T, V), or of those of labels (B, V), which are the same at each position."""
+    """Select (B, P, V) from logits (B, T, V), or repeat the logits of labels (B, V) for each position."""
     return logits[:, None].expand(-1, len(positions), -1) if logits.dim() == 2 else logits[:, positions]

@@ -1,4 +1,4 @@
-"""What is explained of a batch of prompts: which answers, and where they are predicted."""
+"""The objective of an explanation: the tokens of a batch of prompts that are explained, and their positions."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ if TYPE_CHECKING:
 
 Token = str | int
 ObjectiveKind = Literal["logit", "log-odds", "centered-logit", "mean-centered-logit"]
-"""What is summed over the tokens of an answer: their logits; these less the mean of all other logits, weighted by
-probability, whose gradient is that of the log-odds; or less the mean over the vocabulary, which a softmax does not see;
-or the mean of that over the answer's tokens, which answers of different lengths are compared by."""
+"""The number that is explained, a sum over the tokens of an answer: ``logit``; ``log-odds``, the logit minus the mean
+of all other logits weighted by probability (its gradient is that of the log-odds); ``centered-logit``, the logit minus
+the mean over the vocabulary; ``mean-centered-logit``, the mean of that, to compare answers of different lengths."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is explained of a batch of prompts."""
+    """The tokens that are explained, of a batch of prompts."""
 
     batch: Batch
     positions: tuple[tuple[int, ...], ...]
-    """For each prompt, the positions (of what the decoder reads, where there is one) whose prediction is explained."""
+    """For each prompt, the positions whose prediction is explained (of the decoder's input, if there is a decoder)."""
     targets: tuple[tuple[int, ...] | None, ...]
-    """The answers explained there; None for the most probable ones."""
+    """The tokens explained there; None for the most probable ones."""
     contrasts: tuple[int | None, ...]
     kind: ObjectiveKind = "logit"
 
     @property
     def all_positions(self) -> list[int]:
-        """The positions of all rows."""
+        """The positions of all prompts."""
         return sorted({place for row in self.positions for place in row})
 
     def target_positions(self, row: int) -> tuple[int, ...]:
-        """The positions among all the row's tokens, those of the encoder before those of the decoder."""
+        """Return the positions among all tokens of a prompt, the encoder's before the decoder's."""
         before = self.batch.lengths[row] if self.batch.decoder else 0
         return tuple(before + place for place in self.positions[row])
 
     def evaluate(self, scores: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
-        """The answers explained for each prompt, and the number explained for each (B,); scores (B, positions, V).
+        """Return the tokens and the number (B,) that are explained, from the scores (B, positions, V).
 
-        Raises `InputError` where the contrast is what it is the contrast of.
+        Raises `InputError` if the contrast is the target itself.
         """
-        targets, values, needed = [], [], self.all_positions
+        targets, values, positions = [], [], self.all_positions
         for row, places in enumerate(self.positions):
-            here = scores[row, [needed.index(place) for place in places]]  # (P, V)
+            here = scores[row, [positions.index(place) for place in places]]  # (P, V)
             chosen = self.targets[row] or tuple(here.argmax(-1).tolist())
             value = answer_scores(here, chosen, self.kind).sum()
             contrast = self.contrasts[row]
             if contrast in chosen:
                 raise InputError(
-                    "The contrast is the explained answer itself, which explains nothing; name another one."
+                    "The contrast is the target itself, so there is nothing to explain; choose another contrast."
                 )
             if contrast is not None:
                 value = value - here[:, contrast].sum()
@@ -68,7 +68,7 @@ class Objective:
         return targets, torch.stack(values)
 
     def resolved(self, model: Model) -> Objective:
-        """With the most probable answers in place of those left open."""
+        """Return the objective with the most probable tokens as targets, if there are none."""
         if all(target is not None for target in self.targets):
             return self
         with model.lock, torch.no_grad():
@@ -76,23 +76,23 @@ class Objective:
         return replace(self, targets=tuple(targets))
 
     def rows(self, order: Sequence[int]) -> Objective:
-        """Of these rows, in this order."""
+        """Return the objective of these prompts, in this order."""
         each = (self.positions, self.targets, self.contrasts)
         positions, targets, contrasts = (tuple(part[row] for row in order) for part in each)
         return Objective(self.batch.rows(order), positions, targets, contrasts, self.kind)  # type: ignore[arg-type]
 
 
 def answer_scores(scores: Tensor, chosen: Sequence[int], kind: ObjectiveKind) -> Tensor:
-    """(P,) what is explained of the answers chosen at places; scores (P, V)."""
+    """Return the explained number (P,) of the token chosen at each position, from scores (P, V)."""
     places = range(len(chosen)), list(chosen)
     own = scores[places]
-    if kind == "logit" or (kind == "log-odds" and scores.shape[-1] == 1):  # of one number there are no others
+    if kind == "logit" or (kind == "log-odds" and scores.shape[-1] == 1):  # a single number has no alternatives
         return own
     if kind != "log-odds":
         return own - scores.mean(-1)
     others = scores.detach().clone()
     others[places] = -torch.inf
-    return own - (others.softmax(-1) * scores).sum(-1)  # their probabilities are held
+    return own - (others.softmax(-1) * scores).sum(-1)  # probabilities are constants
 
 
 def objective_of(
@@ -105,7 +105,7 @@ def objective_of(
     position: Any = None,
     kind: ObjectiveKind = "logit",
 ) -> Objective:
-    """Arguments as of `attribute`, each for all prompts or a list with one for each; a target text may be token ids.
+    """Build an objective. Arguments are those of `attribute`, one for all prompts or a list with one for each.
 
     Raises `InputError`.
     """
@@ -118,25 +118,25 @@ def objective_of(
         raise InputError("target and target_text exclude each other; give one of them.")
     read = [Prompt.of(prompt) for prompt in prompts]
     before = [task.before(prompt, prefix) for prompt, prefix in zip(read, prefixes, strict=True)]
-    against = tuple(
-        None if token is None else model.answer_id(token, "contrast", behind)
-        for token, behind in zip(contrasts, before, strict=True)
+    contrast_ids = tuple(
+        None if token is None else model.answer_id(token, "contrast", after)
+        for token, after in zip(contrasts, before, strict=True)
     )
     answers: list[tuple[int, ...] | None] = []
-    for token, text, behind in zip(targets, texts, before, strict=True):
+    for token, text, after in zip(targets, texts, before, strict=True):
         if text is not None:
-            answers.append(phrase_ids(model, text, behind))
+            answers.append(phrase_ids(model, text, after))
         else:
-            answers.append(None if token is None else (model.answer_id(token, behind=behind),))
+            answers.append(None if token is None else (model.answer_id(token, after=after),))
     if () in answers:
         raise InputError("The target text is empty; give at least one token.")
     rows = [PromptTarget(*row) for row in zip(read, answers, before, places, strict=True)]
     batch, positions = task.places(model, rows)
-    return Objective(batch, tuple(positions), tuple(answers), against, kind)
+    return Objective(batch, tuple(positions), tuple(answers), contrast_ids, kind)
 
 
 def per_prompt(value: Any, count: int) -> list[Any]:
-    """One value for each prompt, of a list of them or of one for all."""
+    """Return one value for each prompt, from a list or from one value for all."""
     if value is None or isinstance(value, str) or not isinstance(value, Iterable):
         return [value] * count
     values = list(value)
@@ -146,11 +146,11 @@ def per_prompt(value: Any, count: int) -> list[Any]:
 
 
 Phrase = str | tuple[int, ...]
-"""A text, or its tokens."""
+"""A text, or its token ids."""
 
 
-def phrase_ids(model: Model, phrase: Phrase, behind: PromptLike | None) -> tuple[int, ...]:
-    """Its tokens where it goes on from a prompt."""
+def phrase_ids(model: Model, phrase: Phrase, after: PromptLike | None) -> tuple[int, ...]:
+    """Return the token ids of a phrase that continues a prompt."""
     if isinstance(phrase, str):
-        return tuple(model.continuation(phrase, behind)) if phrase else ()
+        return tuple(model.continuation(phrase, after)) if phrase else ()
     return tuple(model.answer_id(token) for token in several(phrase))

@@ -1,4 +1,4 @@
-"""What may be given as a prompt, checked; prompts side by side as a batch; and how token ids read as text."""
+"""Prompts of every kind, batches of prompts, and the text of token ids."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ PromptLike: TypeAlias = (
     "Prompt | str | Path | Sequence[int] | Chat | Sequence[Mapping[str, Any]] | Answer | Tensor | numpy.ndarray | "
     "PIL.Image.Image"
 )
-"""What may stand for a `Prompt`: a text, token ids (a list, an array, a tensor), a `Chat` or its messages (a list of
-dicts with role and content), an `Answer` with what it answers; for an image classifier the path of an image, an image,
-or its pixels."""
+"""A text, token ids (a list, an array, a tensor), a `Chat` or its messages (a list of dicts with role and content), or
+an `Answer` with its prompt; for an image classifier the path of an image, an image, or its pixels."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is given: exactly one of these."""
+    """A prompt: exactly one of these is set."""
 
     text: str | None = None
-    """For an image classifier the path of an image."""
+    """A text, or for an image classifier the path of an image."""
     ids: tuple[int, ...] | None = None
-    """Tokens, special ones included; they are taken as they are."""
+    """Token ids, including special tokens."""
     messages: tuple[Mapping[str, Any], ...] | None = None
-    """Of a chat, which the model's own template makes a prompt of."""
+    """The messages of a chat."""
     image: Any = None
     """An image, or pixels (C, H, W)."""
 
     @classmethod
     def of(cls, given: Any) -> Prompt:
-        """Raises `InputError` for what is no prompt."""
+        """Return a `PromptLike` as a prompt. Raises `InputError` for anything else."""
         if isinstance(given, Prompt):
             return given
         if isinstance(given, (str, Path)):
@@ -61,8 +60,8 @@ class Prompt:
         flat = isinstance(values, Sequence) and not isinstance(values, bytes)
         if not flat or not all(isinstance(part, Integral) for part in values):
             raise InputError(
-                "A prompt is a text, a flat list of token ids, or a list of chat messages, which this "
-                f"{type(given).__name__} is not."
+                "A prompt is a text, a flat list of token ids or a list of chat messages, not this "
+                f"{type(given).__name__}."
             )
         return cls(ids=tuple(map(int, values)))
 
@@ -107,11 +106,11 @@ class Batch:
 
 
 Prompts: TypeAlias = "list[PromptLike] | tuple[PromptLike, ...]"
-"""Several of them."""
+"""Several prompts."""
 
 
 def prompts_of(given: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
-    """The prompts of a list of them, or the one that is given; and whether it is one."""
+    """Return one or several prompts as a list, and whether it was one."""
     if not isinstance(given, (list, tuple)):
         return [Prompt.of(given)], True
     if not given:
@@ -121,13 +120,13 @@ def prompts_of(given: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
 
 
 def joined(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """The text of each token where some are parts of a character, which is whole in its last one."""
-    found = [""] * len(ids)
-    known = begun = 0  # the tokens before `begun` have their text; those from `known` on are decoded as its context
+    """Return the text of each token if some are parts of a character, which is the text of its last token."""
+    texts = [""] * len(ids)
+    known = begun = 0  # tokens before `begun` have their text; those from `known` on are decoded as context
     for place in range(len(ids)):
         ends = (ids[start : place + 1] for start in range(place, max(begun, place - 3) - 1, -1))
         if place + 1 < len(ids) and all(decode(end).endswith("\ufffd") for end in ends):
             continue  # a character is four tokens at most, and none is complete here
-        found[place] = decode(ids[known : place + 1])[len(decode(ids[known:begun])) :]
+        texts[place] = decode(ids[known : place + 1])[len(decode(ids[known:begun])) :]
         known, begun = begun, place + 1
-    return found
+    return texts
