@@ -306,11 +306,11 @@ def test_by_default_it_is_the_log_odds_number(model, method):
         others = logits.clone()
         others[7] = -torch.inf
         weights = others.softmax(-1)
-        twin = attribute(model, IDS, 7, method=method, sites=(), number="logit").tokens.clone()
+        reference = attribute(model, IDS, 7, method=method, sites=(), number="logit").tokens.clone()
         for token, weight in enumerate(weights.tolist()):
             if token != 7:
-                twin -= weight * attribute(model, IDS, token, method=method, sites=(), number="logit").tokens
-    assert close(found.tokens, twin)
+                reference -= weight * attribute(model, IDS, token, method=method, sites=(), number="logit").tokens
+    assert close(found.tokens, reference)
     assert found.conservation().target == pytest.approx((logits[7] - weights @ logits).item(), abs=1e-6)
     assert found.prediction.objective == "log-odds"
     assert "against all others" in found.account()

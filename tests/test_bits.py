@@ -31,21 +31,21 @@ def folder(tiny_folder, tmp_path_factory):
 
 def pair(folder, bits):
     """A model in few bits, and one in memory with the same weights as floating-point numbers."""
-    model, twin = load_model(folder, bits=bits), load_model(folder, device="cpu")
+    model, reference = load_model(folder, bits=bits), load_model(folder, device="cpu")
     with torch.no_grad():
         for path, module in model.net.named_modules():
             if packed(module):
-                twin.net.get_submodule(path).weight.copy_(Linear(module).rows())
-    return model, twin
+                reference.net.get_submodule(path).weight.copy_(Linear(module).rows())
+    return model, reference
 
 
 @pytest.mark.parametrize("method", [AttnLRP(), CP_LRP, AttnLRP(linear=Gamma(0.2))], ids=str)
 def test_in_four_bits_it_is_the_model_of_its_weights(folder, method):
-    model, twin = pair(folder, 4)
+    model, reference = pair(folder, 4)
     assert sum(map(packed, model.net.modules())) == 7 * model.layers
-    assert model.width("ffn") == twin.width("ffn")
-    assert torch.allclose(model.next_logits(PROMPT), twin.next_logits(PROMPT), rtol=1e-4, atol=1e-5)
-    one, other = (attribute(each, PROMPT, method=method) for each in (model, twin))
+    assert model.width("ffn") == reference.width("ffn")
+    assert torch.allclose(model.next_logits(PROMPT), reference.next_logits(PROMPT), rtol=1e-4, atol=1e-5)
+    one, other = (attribute(each, PROMPT, method=method) for each in (model, reference))
     assert torch.allclose(one.tokens, other.tokens, rtol=1e-3, atol=1e-4)
     assert one.conservation().to_dict() == pytest.approx(other.conservation().to_dict(), rel=1e-3, abs=1e-4)
     assert one.conservation().biases != 0
@@ -55,8 +55,8 @@ def test_in_four_bits_it_is_the_model_of_its_weights(folder, method):
 
 def test_in_eight_bits_what_rounding_takes_is_the_rest(folder):
     """Activations are rounded as well there, so the map is linear but for that."""
-    model, twin = pair(folder, 8)
-    one, other = (attribute(each, PROMPT) for each in (model, twin))
+    model, reference = pair(folder, 8)
+    one, other = (attribute(each, PROMPT) for each in (model, reference))
     assert 0 < abs(one.conservation().rest) < 0.1 * abs(one.conservation().target)
     both = torch.stack((one.of("ffn").flatten(), other.of("ffn").flatten()))
     assert torch.corrcoef(both)[0, 1] > 0.99
@@ -64,17 +64,17 @@ def test_in_eight_bits_what_rounding_takes_is_the_rest(folder):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_it_is_steered_projected_and_undone(folder, bits):
-    model, twin = pair(folder, bits)
+    model, reference = pair(folder, bits)
     before = [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in model.net.named_modules()]
     edit = Edit(Neuron(1, "ffn", 3), "add", 30.0)
     plain = model.next_logits(PROMPT)
-    with steer(model, [edit]), steer(twin, [edit]):
-        changed = [each.next_logits(PROMPT) for each in (model, twin)]
+    with steer(model, [edit]), steer(reference, [edit]):
+        changed = [each.next_logits(PROMPT) for each in (model, reference)]
     assert torch.corrcoef(torch.stack(changed))[0, 1] > 0.99
     assert not torch.allclose(changed[0], plain)
     assert torch.equal(model.next_logits(PROMPT), plain)
     assert before == [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in model.net.named_modules()]
-    rows = [[token.text for token in project(each, edit.neuron, 3).promoted] for each in (model, twin)]
+    rows = [[token.text for token in project(each, edit.neuron, 3).promoted] for each in (model, reference)]
     assert rows[0] == rows[1]
     found = attribute(model, PROMPT, counterfactual="Rome Paris A")
     assert abs(found.conservation().rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(found.conservation().target))

@@ -18,8 +18,8 @@ import pytest
 import torch
 from conftest import IDS, LLAMA, Double, random_model
 from families import dense, mixtures
-from reference import differences as pair_twin
-from reference import models as twin_models
+from reference import differences as pair_reference
+from reference import models as reference_models
 from test_cli import RUN, main, run
 from test_differences import OTHER, pair_of
 from test_tasks import make
@@ -146,14 +146,14 @@ def test_effects_are_the_sum_over_explicit_paths(name):
     assert checked > 20
 
 
-@pytest.mark.parametrize(("name", "build"), [("llama", twin_models.llama), ("gpt2", twin_models.gpt)])
-def test_contributions_are_those_of_the_twin(name, build):
+@pytest.mark.parametrize(("name", "build"), [("llama", reference_models.llama), ("gpt2", reference_models.gpt)])
+def test_contributions_are_those_of_the_reference(name, build):
     """The pair's tape, its messages stopped at all neurons but the target itself."""
     graph = made(name, 8)
     model = graph.model
     with Double(), torch.no_grad():
         for row, target in enumerate(graph.targets):
-            mine, theirs = pair_twin.PairTape(), pair_twin.PairTape()
+            mine, theirs = pair_reference.PairTape(), pair_reference.PairTape()
             leaves, logits = build(mine, model.net, IDS)
             build(theirs, model.net, OTHER)
             if isinstance(target, Node):

@@ -168,16 +168,16 @@ def test_unknown_ways_and_missing_words_are_told(model):
 # --- measuring ------------------------------------------------------------------------------------------
 
 
-def test_a_value_is_what_a_slow_twin_gives(model, found):
+def test_a_value_is_what_a_slow_reference_gives(model, found):
     """Standardised activations, weighed, token by token; a text's value is their mean."""
     text = texts(1, True, 7)[0]
     seen = read(model, [text], [part.neuron for part in found.parts])
-    twin = sum(
+    reference = sum(
         part.weight * part.sign * (mean - part.mean) / part.std
         for part, mean in zip(found.parts, seen.means[0], strict=True)
     )
     measured = found.measure(model, text)
-    assert measured.value == pytest.approx(twin, rel=1e-5)
+    assert measured.value == pytest.approx(reference, rel=1e-5)
     assert measured.value == pytest.approx(np.mean(measured.values[1:]))
     assert measured.values[0] == 0
     assert measured.excluded == (0,)
@@ -482,8 +482,8 @@ def test_a_vector_is_added_behind_a_layer_and_gone_afterwards(model):
         assert torch.equal(model.next_logits(prompt), plain)
     with vector_added(model, 0, vector)():
         stream = model.final_stream(model.encode([prompt]))
-    twin = model.net.transformer.ln_f(model.net.transformer.h[0](_embedded(model, prompt)) + vector)
-    torch.testing.assert_close(stream, twin)
+    reference = model.net.transformer.ln_f(model.net.transformer.h[0](_embedded(model, prompt)) + vector)
+    torch.testing.assert_close(stream, reference)
     assert torch.equal(model.next_logits(prompt), plain)
 
 
@@ -496,8 +496,8 @@ def test_streams_are_means_behind_each_layer(model):
     rows = texts(3, True)
     found = stream_means(model, rows)
     for row, text in zip(found, rows, strict=True):
-        twin = model.net.transformer.h[0](_embedded(model, text))[0, 1:].mean(0)
-        np.testing.assert_allclose(row[0], twin.detach().numpy(), rtol=1e-4, atol=1e-5)
+        reference = model.net.transformer.h[0](_embedded(model, text))[0, 1:].mean(0)
+        np.testing.assert_allclose(row[0], reference.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_perplexity_of_a_batch_is_that_of_singles(smol):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import IDS, LLAMA, Double, random_model
 from families import dense, mixtures, others
-from reference import differences as pair_twin
-from reference import models as twin_models
+from reference import differences as pair_reference
+from reference import models as reference_models
 from test_reference import NO_SDPA, ONLY_SDPA
 from test_tasks import make, prompt
 
@@ -150,12 +150,12 @@ def test_on_real_weights_too(smol):
             assert max(benchmark["errors"](smol, pair)) < 1e-3, pair
 
 
-@pytest.mark.parametrize(("name", "build"), [("llama", twin_models.llama), ("gpt2", twin_models.gpt)])
-def test_the_twin_finds_the_same(name, build):
+@pytest.mark.parametrize(("name", "build"), [("llama", reference_models.llama), ("gpt2", reference_models.gpt)])
+def test_the_reference_finds_the_same(name, build):
     model = random_model(dense()[name])
     with Double():
         found = attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=model.sites)
-        tokens, tape = pair_twin.explain(build, model.net, IDS, OTHER, 11, 12)
+        tokens, tape = pair_reference.explain(build, model.net, IDS, OTHER, 11, 12)
     assert torch.allclose(found.tokens, tokens, rtol=1e-8, atol=1e-10)
     for site in model.sites:
         assert torch.allclose(found.of(site), tape.site(site, model.layers, len(IDS)), rtol=1e-8, atol=1e-10), site

@@ -49,7 +49,7 @@ def model():
 
 @torch.no_grad()
 def written(model, ids, count, choose):
-    """The twin: one whole pass a token."""
+    """The reference: one whole pass a token."""
     ids = list(ids)
     for _ in range(count):
         ids.append(choose(model.net(torch.tensor([ids])).logits[0, -1]))

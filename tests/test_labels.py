@@ -1,4 +1,4 @@
-"""Labels: planted neurons get the right ones, chance gets none, scores equal slow twins."""
+"""Labels: planted neurons get the right ones, chance gets none, scores equal slow reference implementations."""
 
 import html
 import json
@@ -271,7 +271,7 @@ def test_too_few_documents_are_told(model, corpus, tmp_path):
             label_neurons(model, store, [Neuron(0, "ffn", 1)])
 
 
-# --- twins ----------------------------------------------------------------------------------------------
+# --- reference implementations --------------------------------------------------------------------------
 
 TIED = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=40)
 

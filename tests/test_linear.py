@@ -48,11 +48,11 @@ def whole(module) -> torch.Tensor:
 def test_rows_and_columns_are_those_of_the_whole_weight(make, kind, chosen):
     module = make().to(kind)
     nn.init.normal_(module.weight)
-    linear, twin = Linear(module), whole(module)
-    assert (linear.out_features, linear.in_features, linear.dtype) == (*twin.shape, kind)
-    assert torch.equal(linear.rows(chosen), twin[chosen])
-    assert torch.equal(linear.columns(chosen), twin[:, chosen])
-    assert torch.equal(linear.rows(chosen, torch.float64), twin[chosen].double())
+    linear, reference = Linear(module), whole(module)
+    assert (linear.out_features, linear.in_features, linear.dtype) == (*reference.shape, kind)
+    assert torch.equal(linear.rows(chosen), reference[chosen])
+    assert torch.equal(linear.columns(chosen), reference[:, chosen])
+    assert torch.equal(linear.rows(chosen, torch.float64), reference[chosen].double())
     kept = linear.as_kept(linear.rows(dtype=kind))
     assert (kept.dtype, torch.equal(kept, module.weight)) == (kind, True)
     assert (linear.bias is None) == (module.bias is None)
@@ -69,16 +69,16 @@ def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(
     for site in ("ffn", "attn"):
         mixture = model.experts(layer) if site == "ffn" else None
         if mixture is None:
-            twin = whole(model.site_module(site, layer)).T
+            reference = whole(model.site_module(site, layer)).T
         else:
             down, up = (part.detach().float() for part in (mixture.down_proj, mixture.gate_up_proj))
             turned = name == "gpt_oss"  # its weights lie the other way round, its gates and ups by turns
-            twin = (down if turned else down.transpose(1, 2)).flatten(0, 1)
+            reference = (down if turned else down.transpose(1, 2)).flatten(0, 1)
             gates = up[:, :, ::2].transpose(1, 2) if turned else up.unflatten(1, (2, -1))[:, 0]
             assert torch.equal(w1(model, "ffn", layer), gates.flatten(0, 1))
-        assert len(twin) == model.width(site)
-        for chosen in (slice(None), slice(3, 4), slice(1, len(twin) - 1), slice(len(twin) // 2 - 2, None, 3)):
-            assert torch.equal(w2(model, site, layer, chosen), twin[chosen])
+        assert len(reference) == model.width(site)
+        for chosen in (slice(None), slice(3, 4), slice(1, len(reference) - 1), slice(len(reference) // 2 - 2, None, 3)):
+            assert torch.equal(w2(model, site, layer, chosen), reference[chosen])
             assert torch.equal(written(model, site, layer, chosen), written(model, site, layer)[chosen])
         assert torch.equal(w2_row(model, Neuron(layer, site, 5)), written(model, site, layer)[5])
     if "q" not in model.sites:
@@ -92,17 +92,17 @@ def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(
 def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
     model = make(name)
     config = model.config
-    twin = whole(model.net.get_output_embeddings()) * getattr(config, "logit_scale", 1)
-    twin = twin / getattr(config, "logits_scaling", 1)
+    reference = whole(model.net.get_output_embeddings()) * getattr(config, "logit_scale", 1)
+    reference = reference / getattr(config, "logits_scaling", 1)
     if model.unembedding_in:
-        twin = twin @ whole(model.unembedding_in)
+        reference = reference @ whole(model.unembedding_in)
     x = torch.randn(3, model.config.hidden_size)
     monkeypatch.setattr(vocabulary, "BLOCK", 16)  # of 50 tokens
-    assert torch.allclose(unembedding(model), twin, rtol=1e-5, atol=1e-5)
-    assert torch.allclose(unembedding(model, 7), twin[7], rtol=1e-5, atol=1e-5)
-    assert torch.allclose(unembed(model, x), x @ twin.T, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(unembedding(model), reference, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(unembedding(model, 7), reference[7], rtol=1e-5, atol=1e-5)
+    assert torch.allclose(unembed(model, x), x @ reference.T, rtol=1e-5, atol=1e-5)
     neuron = Neuron(1, "ffn", 3)
-    logits = (w2_row(model, neuron) @ twin.T).sort(descending=True)
+    logits = (w2_row(model, neuron) @ reference.T).sort(descending=True)
     found = project(model, neuron, 50)
     assert [word.id for word in found.promoted] == logits.indices.tolist()
     if found.typical:
@@ -116,11 +116,11 @@ def test_what_stands_for_the_unembedding_elsewhere(name, monkeypatch):
     output = model.net.get_output_embeddings()
     if output is None:
         output = model.net.classifier if name == "vit" else model.embeddings[0]
-    twin = whole(output) * (24**-0.5 if name == "t5, relu" else 1)
+    reference = whole(output) * (24**-0.5 if name == "t5, relu" else 1)
     monkeypatch.setattr(vocabulary, "BLOCK", 2)
-    assert torch.equal(unembedding(model), twin)
+    assert torch.equal(unembedding(model), reference)
     x = torch.randn(3, 24)
-    assert torch.allclose(unembed(model, x), x @ twin.T, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(unembed(model, x), x @ reference.T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -158,7 +158,7 @@ def test_a_patch_stays_in_the_models_type_and_way_round(name):
     assert all(value.shape == own[path].shape for path, value in weights.items() if path in own)
     module = model.site_module("ffn", 1)
     (path,) = (path for path in weights if path.endswith("weight") and model.net.get_submodule(path[:-7]) is module)
-    twin = whole(module).clone()
-    twin[:, 3] *= 0.5
-    twin[:, 4] = 0
-    assert torch.equal(weights[path].float(), twin.T if isinstance(module, Conv1D) else twin)
+    reference = whole(module).clone()
+    reference[:, 3] *= 0.5
+    reference[:, 4] = 0
+    assert torch.equal(weights[path].float(), reference.T if isinstance(module, Conv1D) else reference)

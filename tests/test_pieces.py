@@ -38,7 +38,7 @@ def model(smol):
     return Model(random_model(LLAMA).net, Counting(smol.tokenizer), "counting")
 
 
-def twin(model, ids):
+def reference(model, ids):
     """Every beginning decoded anew: what is new in it since the last one that ended in a whole character."""
     found = [model.text(token) for token in ids]
     if not any("\ufffd" in piece for piece in found):
@@ -60,7 +60,7 @@ def test_pieces_equal_every_beginning_decoded_anew(model):
         ids = model.tokenizer("".join(choice.choices(signs, k=choice.randint(1, 60))))["input_ids"]
         cuts = ids[choice.randrange(len(ids)) :], ids[: choice.randrange(len(ids)) + 1]
         for case in (ids, *cuts, choice.sample(ids, len(ids)), choice.choices(range(model.tokenizer.vocab_size), k=40)):
-            assert model.pieces(case) == twin(model, case), (seed, case)
+            assert model.pieces(case) == reference(model, case), (seed, case)
 
 
 @pytest.mark.parametrize("text", ["the ice bear 🐻 ", "🐻‍❄️", "ทะเล", "�"])

@@ -8,17 +8,17 @@ import torch
 import transformers
 from conftest import CONFIGS, IDS, Double, random_model
 from families import dense, mixtures, others
-from reference import models as twin_models
+from reference import models as reference_models
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 
 MASKED = [*IDS[:4], 49, *IDS[4:]]
 IMAGE = torch.randn(3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 MODELS = {
-    **{name: (twin_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in CONFIGS.items()},
+    **{name: (reference_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in CONFIGS.items()},
     **{
         name: (
-            twin_models.gpt if config.model_type in twin_models.GPTS else twin_models.llama,
+            reference_models.gpt if config.model_type in reference_models.GPTS else reference_models.llama,
             "AutoModelForCausalLM",
             config,
             IDS,
@@ -27,10 +27,10 @@ MODELS = {
         for name, config in dense().items()
         if name not in CONFIGS
     },
-    **{name: (twin_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in mixtures().items()},
-    **{name: (twin_models.t5, *others()[name], IDS, {"written": (0, 5, 9)}) for name in ("t5", "t5, relu")},
-    **{name: (twin_models.bert, *others()[name], MASKED, {}) for name in ("bert", "distilbert")},
-    **{name: (twin_models.vit, *others()[name], IMAGE, {}) for name in ("vit", "deit")},
+    **{name: (reference_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in mixtures().items()},
+    **{name: (reference_models.t5, *others()[name], IDS, {"written": (0, 5, 9)}) for name in ("t5", "t5, relu")},
+    **{name: (reference_models.bert, *others()[name], MASKED, {}) for name in ("bert", "distilbert")},
+    **{name: (reference_models.vit, *others()[name], IMAGE, {}) for name in ("vit", "deit")},
 }
 METHODS = [
     ATTNLRP,
@@ -89,7 +89,7 @@ def close(a, b, tolerance=1e-8):
 
 
 @pytest.mark.parametrize(("name", "kind", "method"), CASES, ids=lambda part: str(part))
-def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
+def test_tokens_sites_positions_and_shares_equal_the_reference(name, kind, method):
     build, _, _, prompt, options = MODELS[name]
     model = make(name, kind)
     near = partial(close, tolerance=1e-5 if name in IN_FLOAT32 else 1e-8)
@@ -98,7 +98,7 @@ def test_tokens_sites_positions_and_shares_equal_the_twin(name, kind, method):
     prefix = " ".join(map(str, options["written"][1:])) if options else None
     with Double():
         found = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix, number="logit")
-        leaves, tape, logits = twin_models.explain(build, method, model.net, prompt, target, **options)
+        leaves, tape, logits = reference_models.explain(build, method, model.net, prompt, target, **options)
     assert abs(found.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
     if model.task.name == "image":
         assert near(found.image.pixels, leaves[0].R.sum(0))
@@ -129,11 +129,11 @@ def test_cp_lrp_conserves(name):
     assert found.tokens.sum().item() == pytest.approx(found.conservation().target, rel=1e-6)
 
 
-def test_the_twin_is_not_plain_gradient_times_input():
+def test_the_reference_is_not_plain_gradient_times_input():
     """The comparison can fail: without the rules the numbers are others."""
     model = random_model(CONFIGS["llama"])
     embedded = model.net.model.embed_tokens(torch.tensor([IDS])).detach().requires_grad_()
     with Double():
         model.net(inputs_embeds=embedded).logits[0, -1, 11].backward()
-        leaves, *_ = twin_models.explain(twin_models.llama, ATTNLRP, model.net, IDS, 11)
+        leaves, *_ = reference_models.explain(reference_models.llama, ATTNLRP, model.net, IDS, 11)
     assert not close((embedded.grad * embedded)[0].sum(-1), leaves[0].R.sum(-1), 1e-2)

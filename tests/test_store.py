@@ -332,7 +332,7 @@ VECTORS = ("w_out", "w_in", "examples", "tokens")
 
 
 @pytest.fixture
-def twin_stores(model, tmp_path):
+def reference_stores(model, tmp_path):
     """Two of one model, of the same shape, from other texts: only vectors of examples differ."""
     made = []
     for name, words in (("a", "ice sea"), ("b", "sun sand")):
@@ -345,8 +345,8 @@ def twin_stores(model, tmp_path):
     return [store.path for store in made]
 
 
-def test_swapped_vectors_are_named_never_searched_and_made_anew(model, twin_stores, tmp_path, caplog):
-    one, other = twin_stores
+def test_swapped_vectors_are_named_never_searched_and_made_anew(model, reference_stores, tmp_path, caplog):
+    one, other = reference_stores
     with open_store(one) as store, open_store(other) as alien:
         hits, checksum = store.search("bears", 60), store.checksum()
         shutil.copy(alien.vectors.path("examples"), store.vectors.path("examples"))
@@ -362,8 +362,8 @@ def test_swapped_vectors_are_named_never_searched_and_made_anew(model, twin_stor
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_damaged_missing_and_unmarked_vectors_are_made_anew(model, twin_stores, tmp_path, name):
-    with open_store(twin_stores[0]) as store:
+def test_damaged_missing_and_unmarked_vectors_are_made_anew(model, reference_stores, tmp_path, name):
+    with open_store(reference_stores[0]) as store:
         checksum, file = store.checksum(), store.vectors.path(name)
         whole = file.read_bytes()
         for damaged in (b"no index", b"", whole[:-1], whole[: -vectors.TAIL], whole[-vectors.TAIL :], None):
@@ -374,8 +374,8 @@ def test_damaged_missing_and_unmarked_vectors_are_made_anew(model, twin_stores, 
             assert (store.checksum(), file.read_bytes()) == (checksum, whole)
 
 
-def test_the_checksum_is_of_labels_and_vectors_too(model, twin_stores, tmp_path):
-    with open_store(twin_stores[0]) as store:
+def test_the_checksum_is_of_labels_and_vectors_too(model, reference_stores, tmp_path):
+    with open_store(reference_stores[0]) as store:
         seen = {store.checksum()}
         store.labels.set_own(Neuron(0, "ffn", 3), "a name")
         seen.add(store.checksum())

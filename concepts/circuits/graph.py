@@ -344,12 +344,6 @@ class Graph(SavedResult, Tabled):
 
     def nodes_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table, a row each."""
-        rows = [
-            {
-                **row,
-                "token": self.tokens[row["position"]].text,
-                "words": ", ".join(word.strip() for word in row["words"]),
-            }
-            for row in self.to_dict()["nodes"]
-        ]
-        return pandas.DataFrame(rows)
+        tokens = [self.tokens[node.position].text for node in self.nodes]
+        words = [", ".join(word.strip() for word in node.words) for node in self.nodes]
+        return pandas.DataFrame(self.to_dict()["nodes"]).assign(token=tokens, words=words)

@@ -55,11 +55,11 @@ def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted
 def places(model: Model, chosen: Tensor) -> list[Place]:
     """Return the chosen (L, T, W) nodes by layer, then heads before neurons (which read them), then by token."""
     width = model.width("ffn")
-    found = [
+    nodes = [
         (Neuron(layer, "ffn", index) if index < width else Neuron(layer, "head", index - width), token)
         for layer, token, index in chosen.nonzero().tolist()
     ]
-    return sorted(found, key=lambda place: (place[0].layer, place[0].site == "ffn", place[1], place[0].index))
+    return sorted(nodes, key=lambda place: (place[0].layer, place[0].site == "ffn", place[1], place[0].index))
 
 
 def column(model: Model, neuron: Neuron) -> int:
@@ -69,18 +69,18 @@ def column(model: Model, neuron: Neuron) -> int:
 
 def probes(relevance: Relevance, places: Sequence[Place]) -> list[Probe]:
     """Return the number that each node is: of a neuron its activation, of a head its output times the multipliers."""
-    found = []
+    numbers = []
     for neuron, token in places:
         layer, index = neuron.layer, neuron.index
         if neuron.site != "head":
-            found.append(Probe(neuron.site, layer, token, slice(index, index + 1), relevance.tokens.new_ones(1)))
+            numbers.append(Probe(neuron.site, layer, token, slice(index, index + 1), relevance.tokens.new_ones(1)))
             continue
         dim = relevance.attn.shape[-1] // relevance.neurons.head_count
         part = slice(index * dim, (index + 1) * dim)
         difference = change(relevance, "attn")[layer, token, part]
         multiplier = relevance.attn[layer, token, part] / difference.masked_fill(difference == 0, 1)
-        found.append(Probe("attn", layer, token, part, multiplier))
-    return found
+        numbers.append(Probe("attn", layer, token, part, multiplier))
+    return numbers
 
 
 def change(relevance: Relevance, site: str) -> Tensor:

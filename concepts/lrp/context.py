@@ -28,16 +28,8 @@ from icebear.concepts.models.lock import replaced
 if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP, Difference
 
-_TORCH_ACTIVATIONS = (
-    "SiLU GELU ReLU ReLU6 LeakyReLU ELU SELU CELU Mish Softplus Softsign Hardswish Hardsigmoid Hardtanh "
-    "LogSigmoid Tanh Sigmoid Tanhshrink"
-).split()
-
 # Eq. 9 for the whole: some are formulas (NewGELU), and the table would treat their parts as products.
-ACTIVATION_MODULES: tuple[type, ...] = tuple(
-    {getattr(nn, name) for name in _TORCH_ACTIVATIONS}
-    | {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
-)
+ACTIVATION_MODULES = tuple(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The slow, obvious twin: relevance as explicit messages, operation by operation, without autograd.
+"""The slow, obvious implementation: relevance as explicit messages, operation by operation, without autograd.
 
 Every rule is written as its equation (AttnLRP: Achtibat et al. 2024; PA-LRP: Bakish et al. 2025). A message never sees
 a gradient: it takes the values of the forward pass and the relevance R of an output, and gives that of the inputs.

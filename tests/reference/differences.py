@@ -1,4 +1,4 @@
-"""The slow, obvious twin of difference rules: two forward passes are written down (twin.Tape), and multipliers go back
+"""The slow, obvious implementation of difference rules: a tape records two forward passes, and multipliers go back
 through both at once, operation by operation: m_x = J^T m_y, with J written out from docs/compare.md."""
 
 from itertools import product

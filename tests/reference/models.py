@@ -1,4 +1,4 @@
-"""Forward passes of small models on the twin's tape (tests/reference/attnlrp.py), written out from their papers."""
+"""Forward passes of small models on the tape of `tests/reference/attnlrp.py`, written out from their papers."""
 
 import math
 from types import SimpleNamespace
