@@ -1,24 +1,24 @@
--- The tables of a store, and views that show them with readable ids (L29.ffn.860).
+-- The tables of a store, and views with readable ids (L29.ffn.860).
 
--- what the index was made of (model, corpus, k, ...); value: JSON
+-- Facts of the index: model, corpus, k, ... The value is JSON.
 CREATE TABLE icebear (
     name TEXT PRIMARY KEY,
     value TEXT NOT NULL
 );
 
--- the parts of the corpus that were scanned
+-- The shards of the corpus that were scanned.
 CREATE TABLE shards (
     number INTEGER PRIMARY KEY,
     sentences INTEGER NOT NULL
 );
 
--- the running summary of a scan that is unfinished or may go on to a larger limit, packed
+-- The running summary of a scan that is unfinished or may continue to a larger limit, as safetensors.
 CREATE TABLE progress (
     part TEXT PRIMARY KEY,
     packed BLOB NOT NULL
 );
 
--- start and end: offsets in the document; tokens: as the model splits the text, JSON; full-text search: sentences_fts
+-- start and end are offsets in the document; tokens is JSON. The table sentences_fts has full-text search.
 CREATE TABLE sentences (
     id INTEGER PRIMARY KEY,
     text TEXT NOT NULL,
@@ -28,13 +28,13 @@ CREATE TABLE sentences (
     tokens TEXT NOT NULL
 );
 
--- the model's vector of the sentence (see actmax/index/scan.py): float16, little-endian
+-- The vector of each sentence (actmax/index/scan.py), as float16, little-endian.
 CREATE TABLE sentence_vectors (
     sentence INTEGER PRIMARY KEY REFERENCES sentences,
     vector BLOB NOT NULL
 );
 
--- statistics of each neuron over the corpus (see actmax/index/activation_statistics.py)
+-- Statistics of the activations of each neuron (actmax/index/activation_statistics.py).
 CREATE TABLE neurons (
     id INTEGER PRIMARY KEY,
     layer INTEGER NOT NULL,
@@ -49,7 +49,7 @@ CREATE TABLE neurons (
     UNIQUE (layer, site, idx)
 );
 
--- polarity 0 is +, 1 is -; token: position; activation: of an index by relevance, the relevance
+-- Polarity 0 is +, 1 is -. token is a position. In an index by relevance, activation is the relevance.
 CREATE TABLE examples (
     neuron INTEGER NOT NULL REFERENCES neurons,
     polarity INTEGER NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE examples (
     PRIMARY KEY (neuron, polarity, rank)
 ) WITHOUT ROWID;
 
--- relevance: of the tokens of an example, with its conservation, JSON
+-- The relevance of each token of an example, and its conservation, as JSON.
 CREATE TABLE attributions (
     neuron INTEGER NOT NULL REFERENCES neurons,
     polarity INTEGER NOT NULL,
@@ -70,7 +70,7 @@ CREATE TABLE attributions (
     PRIMARY KEY (neuron, polarity, sentence, method)
 ) WITHOUT ROWID;
 
--- dead, token detector, positional, other (see actmax/index/classes.py)
+-- dead, token detector, positional or other (actmax/index/classes.py).
 CREATE TABLE classes (
     neuron INTEGER NOT NULL REFERENCES neurons,
     polarity INTEGER NOT NULL,
@@ -78,19 +78,19 @@ CREATE TABLE classes (
     PRIMARY KEY (neuron, polarity)
 ) WITHOUT ROWID;
 
--- the norm of the neuron's W_out row, times the final norm's gain
+-- The norm of the W_out row times the gain of the final norm.
 CREATE TABLE w_out_norms (
     neuron INTEGER PRIMARY KEY REFERENCES neurons,
     norm REAL NOT NULL
 );
 
--- the identity of each file of vectors beside the store (see db/vectors.py)
+-- The digest of each vector index next to the store (db/vectors.py).
 CREATE TABLE vectors (
     name TEXT PRIMARY KEY,
     identity TEXT NOT NULL
 );
 
--- the model's vocabulary
+-- The vocabulary of the model.
 CREATE TABLE tokens (
     id INTEGER PRIMARY KEY,
     text TEXT NOT NULL
@@ -98,14 +98,14 @@ CREATE TABLE tokens (
 
 CREATE INDEX token_texts ON tokens (text);
 
--- text: what people called the neuron; scores: how well that holds, if it was measured, JSON
+-- Labels that people wrote, with their scores as JSON, if they were scored.
 CREATE TABLE labels (
     neuron INTEGER PRIMARY KEY REFERENCES neurons,
     text TEXT NOT NULL,
     scores TEXT NOT NULL
 );
 
--- automatic labels of neurons and heads; by: token or sentence; record: all that was measured, JSON (see actmax/labels/)
+-- Automatic labels of neurons and heads (actmax/labels/). by is token or sentence; record has all scores, as JSON.
 CREATE TABLE meanings (
     layer INTEGER NOT NULL,
     site TEXT NOT NULL,
@@ -121,13 +121,13 @@ CREATE TABLE meanings (
     PRIMARY KEY (layer, site, idx, polarity)
 ) WITHOUT ROWID;
 
--- what chance gives, measured once, JSON
+-- Nulls and controls, measured once, as JSON.
 CREATE TABLE controls (
     name TEXT PRIMARY KEY,
     value TEXT NOT NULL
 );
 
--- JSON (see steering/concept/concept.py)
+-- Concepts (steering/concept/concept.py), as JSON.
 CREATE TABLE concepts (
     name TEXT PRIMARY KEY,
     value TEXT NOT NULL

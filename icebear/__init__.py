@@ -1,6 +1,6 @@
-"""Find the neurons a language model used, see what they mean, and change them.
+"""Find the neurons that a language model uses, show what they mean, and steer them.
 
-Every public name, imported when it is first used: ``from icebear import load_model, attribute``.
+Each public name is imported when it is first used: ``from icebear import load_model, attribute``.
 """
 
 from __future__ import annotations

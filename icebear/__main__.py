@@ -9,7 +9,9 @@ from icebear.stopping import stoppable
 
 
 def main() -> None:
-    if sys.getfilesystemencoding() != "utf-8":  # as with LC_ALL=C: prompts and names would be cut into bytes
+    if (
+        sys.getfilesystemencoding() != "utf-8"
+    ):  # such as with LC_ALL=C, where prompts and names would be split into bytes
         os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "icebear", *sys.argv[1:]])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]

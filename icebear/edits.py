@@ -1,4 +1,4 @@
-"""What to do to a neuron, where, and how it is written: ``L29.ffn.860*0``, ``L24.ffn.559+2std@last``."""
+"""Edits of neurons and their notation: ``L29.ffn.860*0``, ``L24.ffn.559+2std@last``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,33 @@ _CONDITION = re.compile(r'(seen|unseen):("(?:[^"\\]|\\.)+")')
 
 @dataclass(frozen=True)
 class Edit:
-    """One change to one neuron (or, with the site ``head``, to a whole attention head's output).
+    """One change of the activation of a neuron or (site ``head``) of the output of an attention head.
 
-    op: ``set`` its activation to `value`, ``scale`` it by `value`, or ``add`` `value` to it.
-    unit: ``""`` for raw activation; ``max`` or ``std`` for the neuron's own recorded maximum or standard deviation.
-    where: ``all``; ``prompt`` (its tokens); ``last`` (the last prompt token, where the first new token is made);
-        ``generated`` (the tokens after it); ``answer`` (both: where new tokens are made); ``turn:last-user``,
-        ``turn:user``, ``turn:0`` (the message of a chat that is the last of a role, all of a role, or the first);
-        ``position:0,3-5`` (positions in the text, from 0) or ``step:0-2``
-        (step s makes new token s, from 0); ``seen:" desert"`` (from the first token " desert" of the text, prompt or
-        generated, on) or ``unseen:" desert"`` (before it), the token written as in JSON.
-    decay: each step s > 0 moves the activation decay**s of the way; 0 to 1.
-    share: how much of the way to go, from 0 for nothing to 1 for all of it.
+    Parameters
+    ----------
+    neuron : Neuron or str
+    op : str
+        ``set`` the activation to `value`, ``scale`` it by `value`, or ``add`` `value` to it.
+    value : float
+    unit : str
+        ``""`` for raw activation; ``max`` or ``std`` for the largest magnitude or the standard deviation that an index
+        recorded for the neuron.
+    where : str
+        The tokens that are edited: ``all``; ``prompt``; ``last`` (the last prompt token, which predicts the first new
+        token); ``generated`` (the tokens after it); ``answer`` (``last`` and ``generated``); ``turn:last-user``,
+        ``turn:user`` or ``turn:0`` (the last message of a role, all messages of a role, or a message by number);
+        ``position:0,3-5`` (positions in the text, from 0); ``step:0-2`` (new tokens, from 0); ``seen:" desert"`` (from
+        the first token " desert" of the prompt or the generated text on) or ``unseen:" desert"`` (before it), with the
+        token as a JSON string.
+    decay : float
+        From 0 to 1; step s > 0 applies decay**s of the change.
+    share : float
+        The share of the change that is applied, from 0 to 1.
+
+    Raises
+    ------
+    InputError
+        If a value is not possible.
     """
 
     neuron: Neuron
@@ -58,7 +73,7 @@ class Edit:
         one_of(self.op, "kind of edit", SYMBOLS)
         one_of(self.unit, "unit of an edit", UNITS)
         ranges = {"value": (), "decay": (0, 1), "share": (0, 1)}
-        for name, limits in ranges.items():  # as plain floats: text and JSON have no others
+        for name, limits in ranges.items():  # as plain floats, for text and JSON
             checked = real(getattr(self, name), f"The {name} of an edit of {self.neuron}", *limits)
             object.__setattr__(self, name, checked)
         if self.unit and self.op == "scale":
@@ -73,18 +88,18 @@ class Edit:
 
     @property
     def turn(self) -> tuple[bool, str, int | None] | None:
-        """Of an edit that acts in messages of a chat: whether in the last one only, their role, or their number."""
+        """Whether a chat edit acts in the last message only, and the role or number of its messages; None otherwise."""
         match = _TURN.fullmatch(self.where)
         return (bool(match[1]), match[2] or "", int(match[3]) if match[3] else None) if match else None
 
     @property
     def condition(self) -> tuple[str, str] | None:
-        """``seen`` or ``unseen``, and the token's text, of an edit that acts on such a condition."""
+        """``seen`` or ``unseen``, and the text of the token; None for an edit without condition."""
         match = _CONDITION.fullmatch(self.where)
         try:
             text = json.loads(match[2]) if match else ""
             text.encode()
-        except ValueError:  # half of a surrogate pair, too
+        except ValueError:  # also for an unpaired surrogate
             return None
         return (match[1], text) if match else None
 
@@ -98,7 +113,7 @@ class Edit:
 
     @classmethod
     def parse(cls, text: str) -> Edit:
-        """The inverse of ``str``. Raises `InputError` for anything else."""
+        """Parse the notation of an edit. Raises `InputError` for any other text."""
         match = _EDIT.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
             raise InputError(f"{shown(text)} is not an edit; {EXAMPLES}.")
@@ -114,7 +129,7 @@ class Edit:
         return cls(neuron, op, sign * value, match["unit"] or "", match["where"] or "all", decay, share)  # type: ignore[arg-type]
 
     def in_raw_units(self, statistic: Callable[[Neuron, str], float] | None) -> Edit:
-        """The same edit with its value in raw activation; `statistic(neuron, unit)` looks the unit up."""
+        """Return the edit with its value in raw activation. statistic(neuron, unit): the value of a unit."""
         if not self.unit:
             return self
         if statistic is None:
@@ -127,18 +142,18 @@ class Edit:
 
 
 def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]:
-    """Edits and edits as text, one or several. Raises `InputError`."""
+    """Return one or several edits, given as records or text. Raises `InputError`."""
     return [edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several(edits)]
 
 
 def _bounds(where: str) -> list[tuple[int, int]]:
-    """Of positions or steps, each first and last."""
+    """Return the first and last number of each range of positions or steps."""
     parts = (part.partition("-") for part in where.partition(":")[2].split(","))
     return [(int(low), int(high or low)) for low, _, high in parts]
 
 
 def acts_at(where: str, position: int, prompt_length: int) -> bool:
-    """Whether an edit with this `where`, no condition and no turn, acts on the token at `position`, from 0."""
+    """Return whether an edit with this `where` (no condition, no turn) acts on the token at a position, from 0."""
     last = prompt_length - 1
     if where in PLACES:
         return {

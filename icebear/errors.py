@@ -1,4 +1,4 @@
-"""Everything icebear raises on purpose. Each message says what is wrong and what to do next."""
+"""The errors of icebear. Each message says what is wrong and what to do next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class IcebearError(Exception):
-    """The root of all errors a caller may want to show to a person."""
+    """The base class of all errors of icebear."""
 
 
 class InputError(IcebearError):
@@ -16,15 +16,15 @@ class InputError(IcebearError):
 
 
 class ModelError(IcebearError):
-    """A model that cannot be loaded or lacks what was asked of it."""
+    """A model that cannot be loaded, or lacks a requested feature."""
 
 
 class DownloadError(ModelError):
-    """A preset or corpus that could not be fetched or stored."""
+    """A preset or corpus that could not be downloaded or stored."""
 
 
 class MissingRule(IcebearError):
-    """An operation that no relevance rule covers."""
+    """An operation without a relevance rule."""
 
 
 class NumericalError(IcebearError):
@@ -36,11 +36,11 @@ class RecipeError(IcebearError):
 
 
 class StoreError(IcebearError):
-    """A store that is missing, foreign, damaged, locked or made of something else."""
+    """A store that is missing, damaged, locked, or made with another model or setting."""
 
 
 class UnknownName(InputError):
-    """`name` is not one of `known`; suggests the nearest."""
+    """A name that is not known; the message suggests the most similar one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], then: str):
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
@@ -49,7 +49,7 @@ class UnknownName(InputError):
 
 
 def out_of_memory(error: BaseException) -> IcebearError | None:
-    """What to do about a full memory, of whichever device and library; None for another error."""
+    """Return an error that says what to do about a full memory, on any device; None for another error."""
     if not (isinstance(error, MemoryError) or re.search("(out of|not enough|allocate) memory", str(error))):
         return None
     return InputError(

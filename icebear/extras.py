@@ -1,4 +1,4 @@
-"""The optional parts of icebear, and what they need beyond a plain installation (see pyproject.toml)."""
+"""The optional parts of icebear, and the packages that they need (see pyproject.toml)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EXTRAS = {
     "devices": {"accelerate": "accelerate"},
     "bits": {"accelerate": "accelerate", "bitsandbytes": "bitsandbytes"},
 }
-"""Part -> module -> the package that has it."""
+"""Part -> module -> package."""
 
 
 def need(extra: str) -> None:
-    """Raise `InputError` where a package of this part is missing."""
+    """Raise `InputError` if a package of this part is missing."""
     missing = [package for module, package in EXTRAS[extra].items() if find_spec(module) is None]
     if missing:
         raise InputError(

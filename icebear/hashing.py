@@ -1,4 +1,4 @@
-"""Hashes that are the same in every process and version."""
+"""Hashes that do not depend on the process or version."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import hashlib
 
 
 def stable_hash(text: str) -> int:
-    """64 bits that depend on nothing but the text."""
+    """Return 64 bits that depend only on the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""Paths as people write them: `~` for the home folder, suffixes in capitals, text that is compressed."""
+"""Paths and text files: `~`, suffixes in capitals, compressed text, atomic writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from icebear.values import shown
 
 
 def local(name: str | Path) -> Path:
-    """Raises `InputError` for what names no file."""
+    """Return a path. Raises `InputError` if it cannot be one."""
     if not isinstance(name, (str, Path)) or not str(name) or "\0" in str(name):
         raise InputError(f"{name!r} is not a path; give it as text.")
     path = Path(os.path.expanduser(name))
@@ -29,7 +29,7 @@ def local(name: str | Path) -> Path:
 
 
 def existing(path: str | Path, error: type[IcebearError] = InputError) -> Path:
-    """A regular file. Raises `FileNotFoundError`, and `error` for what is there and none: to open a pipe would wait."""
+    """Return the path of a regular file. Raises `FileNotFoundError`, and `error` for a folder, pipe or device."""
     path = local(path)
     try:
         mode = path.stat().st_mode
@@ -44,7 +44,7 @@ def existing(path: str | Path, error: type[IcebearError] = InputError) -> Path:
 
 
 def read_text(path: str | Path, error: type[IcebearError] = InputError) -> str:
-    """A text in UTF-8. Raises `error` where it cannot be read."""
+    """Return a text in UTF-8. Raises `error` if it cannot be read."""
     try:
         return existing(path, error).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as reason:
@@ -53,11 +53,10 @@ def read_text(path: str | Path, error: type[IcebearError] = InputError) -> str:
 
 
 def write_file(path: str | Path, content: str | bytes, error: type[IcebearError] = InputError) -> None:
-    """Beside its place and then renamed, so that what was there stays whole until the new is. Raises `error` where that
-    cannot be done."""
+    """Write a temporary file and rename it, so that an existing file is replaced atomically. Raises `error`."""
     data = content.encode() if isinstance(content, str) else content
     try:
-        place = Path(os.path.realpath(local(path)))  # a link stays one
+        place = Path(os.path.realpath(local(path)))  # so that a link stays a link
         if place.exists() and not place.is_file():  # such as /dev/stdout
             _put(place, data, os.O_WRONLY | os.O_NONBLOCK)
             return
@@ -75,26 +74,28 @@ def write_file(path: str | Path, content: str | bytes, error: type[IcebearError]
 
 def _put(place: Path, data: bytes, flags: int) -> None:
     with open(os.open(place, flags, 0o666), "wb") as file:
-        os.set_blocking(file.fileno(), True)  # a pipe that nobody reads has said so by now
+        os.set_blocking(file.fileno(), True)  # a pipe without reader has failed by now
         file.write(data)
 
 
 def kind(path: str | Path) -> str:
-    """The suffix in lower case; of what gzip compressed the one before ``.gz``."""
+    """Return the suffix in lower case, without ``.gz``."""
     name = Path(str(path).lower())
     return Path(name.stem).suffix if name.suffix == ".gz" else name.suffix
 
 
 def opened(path: Path, newline: str | None = None) -> TextIO:
-    """A text in UTF-8, compressed or not."""
+    """Open a text in UTF-8, compressed or not."""
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)  # type: ignore[return-value]
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
 def check_text(path: Path) -> None:
-    """Raises `InputError` for what is not UTF-8, with the encoding that would work. Bytes of zero, as UTF-16 is half
-    made of, are UTF-8, but no text."""
+    """Raise `InputError` for a file that is not UTF-8 text, with the encoding that it seems to have.
+
+    A text with zero bytes, such as UTF-16, is refused although it is valid UTF-8.
+    """
     try:
         with opened(path) as file:
             if not any("\0" in part for part in iter(lambda: file.read(1 << 20), "")):
@@ -109,7 +110,7 @@ def check_text(path: Path) -> None:
 
 
 MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # before that of UTF-16, with which it begins
+    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark is a prefix of this one
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -117,8 +118,10 @@ MARKS = {
 
 
 def encoding_of(data: bytes) -> str | None:
-    """The encoding of bytes that are not UTF-8: by their mark, by where the zeros are, or one byte a character; None
-    where they are no text."""
+    """Return the encoding of bytes that are not UTF-8, from the mark, the zero bytes or the control characters.
+
+    None if they are not text.
+    """
     for mark, name in MARKS.items():
         if data.startswith(mark):
             return name

@@ -1,4 +1,4 @@
-"""`Recipe`: a named, saved, shareable set of edits."""
+"""`Recipe`: a named set of edits that can be saved and shared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,28 @@ from icebear.errors import RecipeError
 from icebear.values import real
 
 OF_THE_WHOLE = ("side_effects", "after")
-"""Provenance that is measured with all edits at their full strength."""
+"""Provenance that is measured with all edits at full strength."""
 
 
 @dataclass(frozen=True)
 class Recipe(Saved):
-    """Edits for one model, recognised by its fingerprint, with where they came from."""
+    """Edits of one model with their provenance.
+
+    Parameters
+    ----------
+    name : str
+    edits : tuple of Edit or str
+    model_name : str
+    model_fingerprint : str
+        The model must have this fingerprint.
+    provenance : dict
+        JSON-ready.
+
+    Raises
+    ------
+    InputError
+        If an edit cannot be used.
+    """
 
     name: str
     edits: tuple[Edit, ...]
@@ -41,7 +57,7 @@ class Recipe(Saved):
         return cls(name, tuple(parse_edits(edits)), model.name, model.fingerprint, provenance)
 
     def __mul__(self, share: float) -> Recipe:
-        """Each edit going `share` of its way: 0 changes nothing, 1 is the recipe itself."""
+        """Return the recipe at a share of its strength, from 0 (no change) to 1."""
         share = real(share, "The share of a recipe", 0, 1)
         edits = tuple(replace(edit, share=edit.share * share) for edit in self.edits)
         provenance = {key: value for key, value in self.provenance.items() if key not in OF_THE_WHOLE}
@@ -50,7 +66,7 @@ class Recipe(Saved):
     __rmul__ = __mul__
 
     def __add__(self, other: Recipe) -> Recipe:
-        """Both, in either order. Raises `RecipeError` if they share a neuron or are for different models."""
+        """Return the edits of both recipes. Raises `RecipeError` if they share a neuron or are for different models."""
         if other.model_fingerprint != self.model_fingerprint:
             raise RecipeError(f"{self.name!r} and {other.name!r} are for different models; combine those of one.")
         shared = {edit.neuron for edit in self.edits} & {edit.neuron for edit in other.edits}
@@ -63,7 +79,7 @@ class Recipe(Saved):
         return Recipe(name, edits, self.model_name, self.model_fingerprint, {"parts": parts})
 
     def noting(self, **more: Any) -> Recipe:
-        """The same with more provenance."""
+        """Return the recipe with more provenance."""
         return replace(self, provenance={**self.provenance, **more})
 
     def check(self, model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The records that travel between the packages: frozen, printed as ids, parsed back from them."""
+"""Frozen records that all packages share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,31 @@ from icebear.errors import InputError
 from icebear.values import one_of, shown, whole
 
 SITES = ("ffn", "attn", "q", "k", "v", "cross", "router", "shared")
-"""Where neurons are read; `cross`, attention to the encoder, is only in decoders that have one, and
-`router`, the weights of experts, only in mixtures."""
+"""The sites of neurons. `cross` is attention to an encoder; `router`, the weights of experts, is in mixtures only."""
 WRITERS = ("ffn", "shared", "attn", "cross")
-"""Of these, what writes to the residual stream: the inputs of a linear map."""
+"""The sites that write to the residual stream: the inputs of W_out."""
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")
 
 
 @dataclass(frozen=True, order=True)
 class Neuron:
-    """One neuron, written ``L29.ffn.860``; the site ``head`` names a whole attention head."""
+    """A neuron, written ``L29.ffn.860``, or an attention head, written ``L4.head.3``.
+
+    Parameters
+    ----------
+    layer : int
+        From 0.
+    site : str
+        One of `icebear.records.SITES`, or ``head``.
+    index : int
+        From 0.
+
+    Raises
+    ------
+    InputError
+        If a number is negative or the site is unknown.
+    """
 
     layer: int
     site: str
@@ -36,7 +50,7 @@ class Neuron:
 
     @classmethod
     def parse(cls, text: str) -> Neuron:
-        """The inverse of ``str``. Raises `InputError` for anything else."""
+        """Parse the id of a neuron. Raises `InputError` for any other text."""
         match = _NEURON.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
             raise InputError(f"{shown(text)} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
@@ -44,7 +58,7 @@ class Neuron:
 
 
 def as_neuron(neuron: Neuron | str) -> Neuron:
-    """A neuron, or one named by its id. Raises `InputError` for anything else."""
+    """Return a neuron, given as a record or by its id. Raises `InputError` for any other value."""
     return neuron if isinstance(neuron, Neuron) else Neuron.parse(neuron)
 
 
@@ -53,23 +67,25 @@ POLARITIES = ("+", "-")
 
 @dataclass(frozen=True)
 class Ranked:
-    """A neuron at a token position, with its activation there and its relevance for the target (a sum over several
-    positions is told at the one that gave most)."""
+    """A neuron at a token position, with its activation and its relevance for the target.
+
+    A sum over several positions has the position with the largest part.
+    """
 
     neuron: Neuron
     position: int
     activation: float | None
-    """None for a whole head, which has many."""
+    """None for a head."""
     relevance: float
     counterfactual: float | None = None
-    """The activation in the other prompt, where the relevance is compared with one."""
+    """The activation in the counterfactual prompt, if there is one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "neuron", as_neuron(self.neuron))
 
     @property
     def polarity(self) -> str:
-        """The sign of the activation (less that in the other prompt), ``+`` or ``-``; empty for a head."""
+        """The sign of the activation (less the counterfactual one), ``+`` or ``-``; empty for a head."""
         return "" if self.activation is None else "-" if self.activation - (self.counterfactual or 0) < 0 else "+"
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,23 +96,23 @@ class Ranked:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token of the vocabulary, or a label, with its logit and probability."""
+    """A token of the vocabulary, or a class of a classifier, with its logit and probability."""
 
     id: int
     text: str
     logit: float
     probability: float | None
-    """None where a model predicts a number: the logit itself."""
+    """None for a regression model, whose prediction is the logit."""
 
     @property
     def number(self) -> str:
-        """The probability, or the predicted number, for people."""
+        """The probability, or the predicted number, for display."""
         return f"{self.logit:+.2f}" if self.probability is None else f"{self.probability:.2f}"
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of a corpus; `start` and `end` are character offsets in the document called `title`."""
+    """A sentence of a corpus; `start` and `end` are character offsets in the document `title`."""
 
     id: int
     text: str
@@ -104,26 +120,26 @@ class Sentence:
     start: int
     end: int
     tokens: tuple[str, ...] = ()
-    """As the model splits it; only of sentences from a store."""
+    """The tokens of the model; empty unless the sentence is from a store."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence and the token position where a neuron had this value."""
+    """A sentence, and the token position where a neuron has a value."""
 
     value: float
-    """Its activation, or its relevance, as `by` says."""
+    """The activation or relevance, see `by`."""
     token: int
     sentence: Sentence
     relevance: tuple[float, ...] | None = None
-    """Of the sentence's tokens for the activation, once annotated."""
+    """The relevance of each token for the activation, if the example is annotated."""
     by: str = "activation"
 
     @property
     def activation(self) -> float:
-        """The value. Raises `InputError` where that is a relevance."""
+        """The activation. Raises `InputError` if the value is a relevance."""
         if self.by != "activation":
-            raise InputError(f"This is an example by {self.by}, whose activation is not known; use its value.")
+            raise InputError(f"This example has a {self.by}, not an activation; use .value.")
         return self.value
 
     @property
@@ -133,7 +149,7 @@ class Example:
 
 @dataclass(frozen=True)
 class NeuronStatistics:
-    """A neuron's activations over a corpus: per token, the histogram over one token of each sentence."""
+    """Statistics of the activations of a neuron in a corpus; the histogram is over one token of each sentence."""
 
     neuron: Neuron
     mean: float
@@ -144,7 +160,7 @@ class NeuronStatistics:
     """The share of tokens with activation > 0."""
     histogram: tuple[int, ...]
     more: dict[str, Any] = field(default_factory=dict)
-    """Column -> value of statistics beyond these (see `icebear.actmax.index.activation_statistics`)."""
+    """Further statistics (see `icebear.actmax.index.activation_statistics`)."""
 
     def to_dict(self) -> dict[str, Any]:
         numbers = {**vars(self), **self.more}
@@ -153,27 +169,27 @@ class NeuronStatistics:
 
 @dataclass(frozen=True)
 class Meaning:
-    """The automatic label of a neuron at a polarity, and how well it holds on documents it was not made from."""
+    """The automatic label of a neuron at a polarity, with its score on test documents."""
 
     neuron: Neuron
     polarity: str
     kind: str
-    """Of label, see actmax/labels/kinds.py; empty where the neuron hardly goes to this side."""
+    """The kind of label, see actmax/labels/kinds.py; empty if the neuron is hardly active at this polarity."""
     text: str
     by: str
-    """What is told apart, ``token`` or ``sentence``:"""
+    """The unit of the score, ``token`` or ``sentence``."""
     score: float
-    """the AUROC of the label for those that drive the neuron furthest (chance 0.5)."""
+    """The AUROC of the label for the units with the largest activations (chance 0.5)."""
     p: float
-    """The share of what chance gives, through the same choice, that is as good."""
+    """The p value against the larger null, which repeats the choice."""
     significant: bool
-    """Whether the score passes its bar and 95 % of what chance gives."""
+    """Whether the score passes its threshold and 95 % of both nulls."""
     record: dict[str, Any]
-    """All that was measured."""
+    """All scores and controls."""
 
     @property
     def badge(self) -> str:
-        """The label with its score, or that there is none, for a table's cell."""
+        """The label with its score for a table, or ``no significant label``."""
         return f"{self.text} ({self.score:.2f})" if self.significant else "no significant label"
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,11 +198,11 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Hit:
-    """A neuron that a search found; `why` has a sentence for each reason."""
+    """A neuron that matches a search; `why` has the reasons."""
 
     neuron: Neuron
     polarity: str
-    """Empty where the sign of its activation has nothing to do with the reason."""
+    """Empty if the reason does not depend on the sign of the activation."""
     score: float
     why: tuple[str, ...]
 
@@ -196,8 +212,8 @@ class Hit:
 
 @dataclass(frozen=True)
 class Promotion:
-    """A token, the logit that one unit of activation adds to it on the direct path at a typical token (None where the
-    unembedding does not give the model's answers), and that in standard deviations over the vocabulary."""
+    """A token, the logit that one unit of activation adds to it on the direct path at a typical token, and its z score
+    over the vocabulary. The logit is None if the model's answers do not come from the unembedding."""
 
     id: int
     text: str
@@ -207,21 +223,21 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Projection:
-    """The tokens that a neuron with positive activation promotes and suppresses, strongest first."""
+    """The tokens that a neuron with positive activation promotes and suppresses, largest first."""
 
     neuron: Neuron
     promoted: tuple[Promotion, ...]
     suppressed: tuple[Promotion, ...]
     typical: tuple[float, float] | None = None
-    """What the logits are to be multiplied by at the 10th and 90th percentile of tokens; None without logits."""
+    """The factors of the logits at the 10th and 90th percentile of tokens; None without logits."""
     std: float | None = None
-    """The neuron's standard deviation, where a store knows it: logit x std is what one deviation adds."""
+    """The standard deviation of the activation, if a store has it; logit x std is the change by one deviation."""
 
     @property
     def about(self) -> str:
-        """What the numbers are."""
+        """The meaning of the numbers."""
         if self.typical is None:
-            return f"{self.neuron}: words of its W2 row, in standard deviations over the vocabulary (z)"
+            return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary"
         low, high = self.typical
         return (
             f"{self.neuron}: change of the logit by one unit of activation, on the direct path, at a typical token "
@@ -242,6 +258,6 @@ class Projection:
         }
 
     def words(self, polarity: str = "+", k: int = 4) -> str:
-        """The k tokens promoted at this polarity, for a table's cell."""
+        """Return the k tokens that are promoted at a polarity, for a table."""
         tokens = self.promoted if polarity == "+" else self.suppressed
         return ", ".join(token.text.strip() or repr(token.text) for token in tokens[:k])

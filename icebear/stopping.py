@@ -1,4 +1,4 @@
-"""An end within two seconds after Ctrl-C or SIGTERM, whatever the command does: it imports, is inside torch, waits."""
+"""Stop within two seconds after Ctrl-C or SIGTERM, also during imports, inside torch, and while waiting."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import NoReturn
 
 SAID = "Stopped. Run the same command again to resume."
 GRACE = 1.2
-"""Seconds in which the command may end in order: leave its transactions, stop its workers."""
+"""Seconds for the command to end in order: to leave transactions and stop workers."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _received: list[int] = []
 
 
 class Stopped(SystemExit):
-    """Raised where the command is; no `Exception`, so that nothing takes it for a failure."""
+    """Raised in the command. It is not an `Exception`, so that no handler treats it as a failure."""
 
 
 def stoppable(command: Callable[[], None]) -> None:
-    """Runs `command` in the main thread of a process of its own."""
-    # Python calls its handlers between two steps of the main thread only, and an import may swallow what they raise;
-    # the descriptor is written to by the system's handler, at once.
+    """Run a command that signals stop; this must be the main thread of a process without other work."""
+    # Python calls signal handlers only between two steps of the main thread, and an import may swallow their exception.
+    # The handler of the system writes to this descriptor at once.
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reader,), daemon=True, name="stopping").start()
     complain = sys.unraisablehook
-    # Where nothing can be raised, as in a callback of an import, Python prints it; the watcher ends the process then.
+    # Python prints an exception that it cannot raise, such as in a callback of an import. The watcher ends the process.
     sys.unraisablehook = lambda lost: None if issubclass(lost.exc_type, Stopped) else complain(lost)
     try:
         for number in SIGNALS:
@@ -64,6 +64,6 @@ def _watch(reader: socket.socket) -> None:
 
 
 def _end(number: int) -> NoReturn:
-    """Threads inside torch would hold an orderly end up, or abort it."""
+    """End the process at once, because threads inside torch would delay or abort an orderly end."""
     os.write(2, f"{SAID}\n".encode())
     os._exit(128 + number)

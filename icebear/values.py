@@ -1,4 +1,4 @@
-"""What a caller gives, checked where it comes in: one sentence that has the value in it, or the value itself."""
+"""Checks of user input: each returns the value, or raises an error with one sentence that has the value in it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from icebear.errors import InputError, UnknownName
 
 LARGEST = 3.3895313892515355e38
-"""That bfloat16 holds, and float32."""
+"""The largest number of bfloat16."""
 POSITIVE = 1e-30
-"""The least number that counts as more than 0."""
+"""The smallest number that counts as positive."""
 MOST = 10**9 - 1
-"""Of anything that is counted: nine digits."""
+"""The largest count, nine digits."""
 LAST_SEED = 2**63 - 1
 
 
 def shown(value: object) -> str:
-    """For a sentence: in one line, cut where it is long."""
+    """Return a value for a message, in one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # an integer of more than 4,300 digits
@@ -27,7 +27,7 @@ def shown(value: object) -> str:
 
 
 def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
-    """Raises `InputError` for what is no whole number in this range."""
+    """Return a whole number. Raises `InputError` if it is not one in this range."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:  # type: ignore[operator]
         limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
         raise InputError(f"{what} must be a whole number {limits}, not {shown(value)}.")
@@ -35,7 +35,7 @@ def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
 
 
 def real(value: Any, what: str, least: float = -LARGEST, most: float = LARGEST) -> float:
-    """Raises `InputError` for what is no number in this range, as NaN and infinity are not."""
+    """Return a finite number. Raises `InputError` if it is not one in this range."""
     if not isinstance(value, Real) or isinstance(value, bool) or not least <= value <= most:  # type: ignore[operator]
         raise InputError(f"{what} must be a finite number{_limits(least, most)}, not {shown(value)}.")
     return float(value)
@@ -54,19 +54,19 @@ def seed_of(value: Any) -> int:
 
 
 def one_of(value: Any, what: str, known: Collection[str]) -> Any:
-    """Raises `UnknownName` for what is none of the known names."""
+    """Return a known name. Raises `UnknownName` for any other value."""
     if not isinstance(value, str) or value not in known:
         raise UnknownName(what, value if isinstance(value, str) else shown(value), known, f"Use {', '.join(known)}.")
     return value
 
 
 def several(value: Any) -> list[Any]:
-    """What is value as a list; one alone, a text above all, is a list of one."""
+    """Return several values as a list; a single value, such as a text, becomes a list of one."""
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
 
 
 def text_of(value: Any) -> str:
-    """Raises `InputError` for what is no text."""
+    """Return a text. Raises `InputError` for any other value."""
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is not a text; give one.")
     return value
