@@ -145,7 +145,7 @@ def describe(
         statistics,
         store.neurons.classes(neuron),
         meanings,
-        {polarity: held_out(store, found) for polarity, found in meanings.items()},
+        {polarity: held_out_examples(store, found) for polarity, found in meanings.items()},
         *store.labels.own(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
         {by: nearest_by_chance(store, by) for by in common},
@@ -154,7 +154,7 @@ def describe(
     )
 
 
-def held_out(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
+def held_out_examples(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
     """Of `icebear.actmax.labels.score_text.HELD_OUT`: sentences of documents that its label was not made from."""
     groups = meaning.record.get("examples", {})
     sentences = store.sentences.of([row["sentence"] for rows in groups.values() for row in rows])

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.card import Card, describe
-from icebear.actmax.page import STYLE, card_fragment, vocabulary
+from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import Ablation, ablation, recorded
-from icebear.concepts.attribution.random_controls import RandomControl, removing
+from icebear.concepts.attribution.controls import Ablation, ablation, neuron_site
+from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
@@ -208,7 +208,7 @@ class Explanation(Tabled):
             "icebear.actmax/explanation.html",
             explanation=self,
             title=title,
-            details=cards or [(str(one.neuron), vocabulary(one)) for one in self.projections[:CARDS]],
+            details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
         )
@@ -304,7 +304,7 @@ def controlled(
         ranking,
         store=store,
         sizes=SIZES if _exchangeable(model, relevance, ranking.site or "ffn") else (),
-        removed=removing(model, prompt, relevance) if next_token else None,
+        removed=token_removal_control(model, prompt, relevance) if next_token else None,
         alone=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
         graph=graph,
         cards=cards,
@@ -333,7 +333,7 @@ def silencing(
 def _exchangeable(model: Model, relevance: Relevance, site: str) -> bool:
     """Whether a site's nodes can be set to the other prompt's activations."""
     compared = relevance.counterfactual
-    if compared is None or not compared.pairs or relevance.rather or not model.task.is_causal:
+    if compared is None or not compared.pairs or relevance.contrast_phrase or not model.task.is_causal:
         return False
-    known = site in ("ffn", "head") and recorded(site) in relevance.sites
+    known = site in ("ffn", "head") and neuron_site(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)

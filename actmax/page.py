@@ -47,15 +47,15 @@ def card_fragment(card: Card) -> Markup:
         "icebear.actmax/card.html",
         card=card,
         statistics=statistics_line(card),
-        histogram=histogram(card.statistics.histogram),
-        vocabulary=vocabulary(card.projection) if card.projection else "",
+        histogram=histogram_html(card.statistics.histogram),
+        vocabulary=vocabulary_html(card.projection) if card.projection else "",
         relmax=RELMAX if card.by == "relevance" else "",
         sides=[
             {
                 "heading": heading(card, polarity),
-                "meaning": meaning(card, polarity),
+                "meaning": meaning_html(card, polarity),
                 "class": card.kind[polarity],
-                "examples": examples(rows),
+                "examples": examples_html(rows),
             }
             for polarity, rows in card.examples.items()
         ],
@@ -67,18 +67,18 @@ def statistics_line(card: Card) -> str:
     found = card.statistics
     return (
         f"mean {found.mean:+.3f}, standard deviation {found.std:.3f}, positive on {found.positive:.0%} of the tokens"
-        f"{counted(card)}; least {found.min:+.2f}, most {found.max:+.2f}"
+        f"{token_count_note(card)}; least {found.min:+.2f}, most {found.max:+.2f}"
     )
 
 
-def counted(card: Card) -> str:
+def token_count_note(card: Card) -> str:
     """Of how many tokens means are, where they are not of all."""
     index = card.made_with["index"]
     some, every = index.get("statistics_tokens"), index.get("tokens")
     return "" if some in (None, every) else f" (of {some:,} tokens)"
 
 
-def meaning(card: Card, polarity: str) -> Markup:
+def meaning_html(card: Card, polarity: str) -> Markup:
     """The label with its score; on a click what it was measured on, and sentences it was not made from."""
     label = card.meanings.get(polarity)
     held_out = card.held_out[polarity] if label and label.record else {}
@@ -86,16 +86,16 @@ def meaning(card: Card, polarity: str) -> Markup:
         "icebear.actmax/meaning.html",
         title=title(label),
         lines=measured(label) if label else [],
-        held_out=[(HELD_OUT[name], examples(rows)) for name, rows in held_out.items()],
+        held_out=[(HELD_OUT[name], examples_html(rows)) for name, rows in held_out.items()],
     )
 
 
-def examples(rows: Sequence[Example]) -> Markup:
+def examples_html(rows: Sequence[Example]) -> Markup:
     """Sentences with the value that the neuron has in each."""
     return render("icebear.actmax/examples.html", examples=rows)
 
 
-def vocabulary(projection: Projection) -> Markup:
+def vocabulary_html(projection: Projection) -> Markup:
     """Promoted and suppressed tokens side by side, as bars."""
     return render(
         "icebear.actmax/vocabulary.html",
@@ -108,7 +108,7 @@ def vocabulary(projection: Projection) -> Markup:
     )
 
 
-def histogram(counts: Sequence[int]) -> Markup:
+def histogram_html(counts: Sequence[int]) -> Markup:
     """Activations of one token a sentence, in bins by powers of two; the height is the square root of the count."""
     edges = [float("-inf"), *HISTOGRAM_EDGES.tolist(), float("inf")]
     largest = max(counts) or 1

@@ -11,7 +11,7 @@ from icebear.concepts.attribution.controls import ablation as ablation
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals as suggest_counterfactuals
 from icebear.concepts.attribution.matrix import matrix as matrix
 from icebear.concepts.attribution.result import Relevance as Relevance
-from icebear.concepts.attribution.sources import origins as origins
+from icebear.concepts.attribution.sources import source_breakdown as source_breakdown
 from icebear.concepts.attribution.units import units as units
 from icebear.concepts.circuits.circuit import circuit as circuit
 from icebear.concepts.circuits.graph import Graph as Graph

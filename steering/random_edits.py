@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, explained
+from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, objective_text
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike
@@ -56,7 +56,7 @@ def random_edit_control(
     return RandomControl(
         f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
         "the same edits of as many other neurons of the same layers",
-        explained(*names),
+        objective_text(*names),
         number([]),
         number(wanted),
         tuple(drawn),

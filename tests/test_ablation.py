@@ -11,7 +11,7 @@ from test_cli import run
 from test_differences import OTHER
 
 from icebear import attribute
-from icebear.concepts.attribution.controls import Nodes, ablation, largest, matched, shares
+from icebear.concepts.attribution.controls import Nodes, ablation, largest, random_nodes, recovered_shares
 from icebear.concepts.evaluation import ablation as evaluation
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.methods.registry import methods_of
@@ -51,20 +51,23 @@ def by_hand(model, kept):
 def test_f_is_its_definition(model, found):
     nodes = Nodes.of(model, found)
     choices = [largest(found.ffn, k) for k in (1, 5, 40)]
-    kept, left = shares(nodes, choices)
+    kept, left = recovered_shares(nodes, choices)
     everything = torch.ones(nodes.shape, dtype=torch.bool)
     whole, none = by_hand(model, everything), by_hand(model, ~everything)
     for choice, k, rest in zip(choices, kept, left, strict=True):
         assert k == pytest.approx((by_hand(model, choice) - none) / (whole - none), rel=1e-6)
         assert rest == pytest.approx((by_hand(model, ~choice) - none) / (whole - none), rel=1e-6)
-    assert shares(nodes, [everything]) == (pytest.approx([1]), pytest.approx([0]))
+    assert recovered_shares(nodes, [everything]) == (pytest.approx([1]), pytest.approx([0]))
 
 
 def test_all_heads_are_the_whole_and_none_is_nothing(model, found):
     nodes = Nodes.of(model, found, "head")
     assert nodes.shape == found.heads().shape
     everything = torch.ones(nodes.shape, dtype=torch.bool)
-    assert shares(nodes, [everything, ~everything]) == (pytest.approx([1, 0]), pytest.approx([0, 1], abs=1e-9))
+    assert recovered_shares(nodes, [everything, ~everything]) == (
+        pytest.approx([1, 0]),
+        pytest.approx([0, 1], abs=1e-9),
+    )
     assert (nodes.change() == 0).all(dim=(0, 2)).tolist() == [True, True, *[False] * 6]  # before the prompts differ
 
 
@@ -86,11 +89,11 @@ def test_the_gains_of_nodes_are_gradient_x_difference(model, found):
 def test_matched_nodes_are_as_many_at_the_same_layers_and_tokens():
     generator = torch.Generator().manual_seed(0)
     chosen = torch.rand(3, 4, 20, generator=generator) < 0.2
-    drawn = matched(chosen, generator)
+    drawn = random_nodes(chosen, generator)
     assert torch.equal(drawn.sum(-1), chosen.sum(-1))
     assert not (drawn & chosen).any()
     full = torch.ones(1, 1, 5, dtype=torch.bool)
-    assert torch.equal(matched(full, generator), full)
+    assert torch.equal(random_nodes(full, generator), full)
 
 
 def test_what_cannot_be_ablated_says_why(model, found):

@@ -1,4 +1,4 @@
-"""Answers: spans, phrases, units, origins."""
+"""Answers: spans, phrases, units, source_breakdown."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_chat import MODELS
 
-from icebear import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, origins, units
+from icebear import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, source_breakdown, units
 from icebear.concepts.attribution.attribute import of_prompts
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
 from icebear.concepts.attribution.units import units_of
@@ -80,11 +80,11 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
     wanted = here.clone()
     wanted[: len(before)] -= there[: len(before)]
     assert close(found.tokens, wanted)
-    assert close(found.rather.tokens, there[len(before) :])
+    assert close(found.contrast_phrase.tokens, there[len(before) :])
     numbers = [run.conservation().target * weight for run, weight in zip(runs, weights, strict=True)]
     assert found.conservation().target == pytest.approx(numbers[0] - numbers[1], abs=1e-9)
     assert found.conservation().tokens == pytest.approx(
-        (found.tokens.sum() - found.rather.tokens.sum()).item(), abs=1e-9
+        (found.tokens.sum() - found.contrast_phrase.tokens.sum()).item(), abs=1e-9
     )
     neurons = runs[0].ffn * weights[0]
     neurons[:, : len(before)] -= runs[1].ffn[:, : len(before)] * weights[1]
@@ -105,7 +105,7 @@ def test_phrases_of_a_batch_are_explained_as_alone(model):
 
 def test_a_phrase_against_another_one_and_another_prompt(model, answer):
     found = attribute(model, answer, contrast=[(4, 8)], span=(1, 3), counterfactual=OTHER)
-    told = found.account()
+    told = found.conservation_text()
     numbers = [
         attribute(model, [*ids, WRITTEN[0]], target_text=[WRITTEN[1:3]], contrast=[(4, 8)]) for ids in (IDS, OTHER)
     ]
@@ -235,14 +235,14 @@ def test_a_matrix_row_is_a_span(smol):
     assert found.to_frame().shape == tuple(found.values.shape)
 
 
-# --- origins --------------------------------------------------------------------------------------------
+# --- source_breakdown --------------------------------------------------------------------------------------------
 
 
 def test_origins_add_up(smol):
     """By CP-LRP; what goes through FFN neurons is what is missing where they are blocked."""
     chat = Chat([{"role": "user", "content": "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?"}])
     answer = smol.answer(chat, max_new_tokens=6)
-    found = origins(smol, answer)
+    found = source_breakdown(smol, answer)
     names = [part.name for part in found.parts]
     assert names == ["template", "context", "question", "the answer's own start"]
     assert abs(found.rest) < 1e-3 * abs(found.target)
@@ -259,7 +259,7 @@ def test_origins_with_biases_and_another_prompt():
     answer = Answer(tuple(IDS), WRITTEN, made.pieces(WRITTEN), (0.5,) * 6, True)
     for span in ((0, 2), (3, 4)):
         with Double():
-            found = origins(made, answer, span, counterfactual=OTHER)
+            found = source_breakdown(made, answer, span, counterfactual=OTHER)
             plain = attribute(made, answer, span=span, method=CP_LRP, sites=(), number="logit").tokens.sum()
             hooks = [
                 layer.mlp.down_proj.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
@@ -313,7 +313,7 @@ def test_by_default_it_is_the_log_odds_number(model, method):
     assert close(found.tokens, reference)
     assert found.conservation().target == pytest.approx((logits[7] - weights @ logits).item(), abs=1e-6)
     assert found.prediction.objective == "log-odds"
-    assert "against all others" in found.account()
+    assert "against all others" in found.conservation_text()
     p = logits.softmax(-1)[7]
     odds = torch.autograd.functional.jacobian(lambda z: torch.logit(z.softmax(-1)[7]), logits)
     assert torch.allclose(odds, torch.nn.functional.one_hot(torch.tensor(7), len(logits)) - weights, atol=1e-9)

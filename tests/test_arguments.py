@@ -156,8 +156,11 @@ DOORS = {
         lambda at, x: icebear.attribute(at.model, at.answer, span=x),
         ("", "~~", "9:12", (2, 1), (0, 99), (0,), (0, 1, 2), 3, 2.5, (0.0, 1.0), ("0", "1")),
     ),
-    "origins.span": (lambda at, x: icebear.origins(at.model, at.answer, x), ("", "~~", (2, 1), 3)),
-    "origins.counterfactual": (lambda at, x: icebear.origins(at.model, at.answer, counterfactual=x), ("", 3, 2.5)),
+    "source_breakdown.span": (lambda at, x: icebear.source_breakdown(at.model, at.answer, x), ("", "~~", (2, 1), 3)),
+    "source_breakdown.counterfactual": (
+        lambda at, x: icebear.source_breakdown(at.model, at.answer, counterfactual=x),
+        ("", 3, 2.5),
+    ),
     "matrix.by": (lambda at, x: icebear.matrix(at.model, at.answer, x), NO_NAME),
     "matrix.answer": (lambda at, x: icebear.matrix(at.model, x), ("ice", 3, None)),
     "matrix.method": (lambda at, x: icebear.matrix(at.model, at.answer, method=x), ("x", 3, None)),

@@ -12,7 +12,7 @@ from conftest import LLAMA, random_model
 from icebear import CP_LRP, attribute
 from icebear.app.cli.main import main
 from icebear.concepts.attribution import behaviour as module
-from icebear.concepts.attribution.behaviour import Case, behaviour, read
+from icebear.concepts.attribution.behaviour import Case, behaviour, read_cases
 from icebear.errors import InputError
 
 CASES = [
@@ -105,7 +105,7 @@ def test_never_one_batch_of_any_size(llama, monkeypatch):
 def test_a_file_of_prompts(tmp_path, tiny_folder):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Rome is", "target": " A"}\n\n{"prompt": "Paris is", "contrast": " are"}\n')
-    assert read(path) == [Case("Rome is", " A"), Case("Paris is", None, " are")]
+    assert read_cases(path) == [Case("Rome is", " A"), Case("Paris is", None, " are")]
     words = ["rank", "--file", str(path), "--top", "3", "--model", tiny_folder]
     done = CliRunner().invoke(main, [*words, "--target", " B", "--site", "ffn", "--json"])
     assert done.exit_code == 0, done.output
@@ -125,8 +125,8 @@ def test_a_file_of_prompts(tmp_path, tiny_folder):
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=message):
-            read(path)
+            read_cases(path)
     with pytest.raises(InputError):
-        read(tmp_path / "none.jsonl")
+        read_cases(tmp_path / "none.jsonl")
     with pytest.raises(InputError, match="prompt"):
         behaviour(None, [])

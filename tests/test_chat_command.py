@@ -41,7 +41,7 @@ def test_words_of_an_answer_are_explained():
     sums = sum(unit["relevance"] for unit in found["units"])
     assert sums == pytest.approx(sum(token["relevance"] for token in found["tokens"]), abs=1e-4)
     against = told("explain", *asked, "--contrast", "a desert")
-    assert against["rather"]["text"] == " a desert"
+    assert against["contrast_phrase"]["text"] == " a desert"
     output = run("explain", *asked, "--units", "turn").stdout
     assert "Ice bears are found in the" in output
     ranked = told("rank", *asked, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
@@ -62,7 +62,7 @@ def test_what_is_answered_and_where_it_came_from():
     prompt = "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?"
     asked = ("explain", "--sources", "--chat", prompt, "--max-new-tokens", "6")
     found = told(*asked)
-    assert [part["name"] for part in found["origins"]["parts"]][:2] == ["template", "context"]
+    assert [part["name"] for part in found["source_breakdown"]["parts"]][:2] == ["template", "context"]
     assert len(found["answer_tokens"]) == 6
     output = run(*asked).stdout
     for part in ("the answer's own start", "passes through FFN neurons", "Tom lives in Rome."):

@@ -164,8 +164,8 @@ def test_prompts_of_different_lengths_say_how_they_are_compared(model):
     found = attribute(model, IDS, 11, 12, counterfactual=IDS[:3] + IDS[4:])
     assert found.counterfactual.at == "midpoint"
     assert "differ in length" in found.counterfactual.note
-    assert found.counterfactual.shares[0].shape == (8, 7)
-    assert torch.allclose(found.counterfactual.shares[0].sum(1), torch.ones(8))
+    assert found.counterfactual.alignments[0].shape == (8, 7)
+    assert torch.allclose(found.counterfactual.alignments[0].sum(1), torch.ones(8))
 
 
 # --- what is refused ---

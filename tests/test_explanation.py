@@ -10,7 +10,7 @@ import pytest
 
 from icebear import ablation, attribute, build_index, circuit, explain, open_store, project
 from icebear.actmax.explanation import SIZES, Explanation
-from icebear.concepts.attribution.random_controls import removing
+from icebear.concepts.attribution.random_controls import token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.errors import InputError
 from icebear.records import Meaning
@@ -27,7 +27,7 @@ def test_its_numbers_are_those_of_the_library(model, explanation):
     relevance = attribute(model, PROMPT, contrast="z", counterfactual=OTHER)
     assert [node.ranked for node in explanation.nodes] == relevance.top(10, "ffn", position="all")
     assert list(explanation.ablations) == [ablation(model, relevance, size) for size in SIZES]
-    assert explanation.removed == removing(model, PROMPT, relevance)
+    assert explanation.removed == token_removal_control(model, PROMPT, relevance)
     for node in explanation.nodes:
         assert node.words == project(model, node.ranked.neuron, 8).words(node.ranked.polarity)
         assert node.token == relevance.prompt.strings[node.ranked.position]

@@ -21,7 +21,7 @@ from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session
 from icebear.concepts.attribution.counterfactuals import Suggestion
-from icebear.concepts.attribution.random_controls import RandomControl, removing
+from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
 from icebear.edits import parse_edits
 from icebear.steering.random_edits import random_edit_control, random_edits
 
@@ -107,16 +107,16 @@ def test_tools_have_names_types_and_descriptions(session):
 def test_a_change_is_beyond_chance_if_none_of_twenty_draws_is_as_large():
     told = partial(RandomControl, "an edit", "others", "The logit", 1.0)
     large = told(3.0, (1.5,) * 20)
-    assert (large.change, large.largest, large.as_large, large.beyond) == (2.0, 0.5, 0, True)
+    assert (large.change, large.largest, large.as_large, large.beyond_chance) == (2.0, 0.5, 0, True)
     assert str(large).endswith("more than chance (p 0.05).")
     one = told(3.0, (*[1.5] * 19, -1.0))
-    assert (one.as_large, one.p, one.beyond) == (1, 2 / 21, False)
+    assert (one.as_large, one.p, one.beyond_chance) == (1, 2 / 21, False)
     assert "NOT more than chance (p 0.10), so this is no evidence" in str(one)
     few = told(3.0, (1.5,) * 3)
-    assert (few.p, few.beyond) == (0.25, None)
+    assert (few.p, few.beyond_chance) == (0.25, None)
     assert "too few to rule out chance" in str(few)
-    assert told(3.0, ()).beyond is None
-    assert told(3.0, (1.5, 9.0)).beyond is False
+    assert told(3.0, ()).beyond_chance is None
+    assert told(3.0, (1.5, 9.0)).beyond_chance is False
 
 
 def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
@@ -151,7 +151,7 @@ def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
 
 def test_the_control_of_tokens_removes_others(model):
     relevance = attribute(model, PROMPT, contrast="z", sites=())
-    found = removing(model, PROMPT, relevance, k=1)
+    found = token_removal_control(model, PROMPT, relevance, k=1)
     free = [place for place in range(len(PROMPT)) if place not in relevance.prompt.sinks]
     assert len(found.drawn) == len(free) - 1
     occluded = attribute(model, PROMPT, relevance.target.id, "z", method="occlusion", sites=())
@@ -159,7 +159,7 @@ def test_the_control_of_tokens_removes_others(model):
     assert found.before - found.after == pytest.approx(occluded.tokens[best].item(), abs=1e-5)
     others = [found.before - number for number in found.drawn]
     assert others == pytest.approx([occluded.tokens[place].item() for place in free if place != best], abs=1e-5)
-    many = removing(model, PROMPT * 3, attribute(model, PROMPT * 3, sites=()), k=3)
+    many = token_removal_control(model, PROMPT * 3, attribute(model, PROMPT * 3, sites=()), k=3)
     assert len(many.drawn) == 20
 
 

@@ -86,7 +86,7 @@ def test_several_explained_tokens_are_ranked_by_their_sum(model):
     best = found.top(1)[0]
     assert f"{best.relevance:+.4f}" in found.to_html()
     assert found.to_dict(1)["top"][best.neuron.site][0]["relevance"] == best.relevance
-    assert found.to_dict()["explained_at"] == list(places)
+    assert found.to_dict()["target_positions"] == list(places)
     assert found.top(1, "head")[0].relevance == pytest.approx(found.heads()[:, places].sum(1).max().item())
 
 

@@ -28,7 +28,7 @@ from icebear import (
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.terminal import comparison_table, relevance_report
 from icebear.app.web.steer import next_tokens
-from icebear.concepts.attribution.random_controls import removing
+from icebear.concepts.attribution.random_controls import token_removal_control
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
@@ -99,7 +99,7 @@ def test_the_control_of_tokens_removes_them_in_every_model_that_reads_text(name)
     model = make(name)
     with Double():
         found = attribute(model, prompt(model), sites=())
-        told = removing(model, prompt(model), found, k=1)
+        told = token_removal_control(model, prompt(model), found, k=1)
         occluded = attribute(model, prompt(model), found.target.id, method="occlusion", sites=()).tokens
     free = [place for place in range(len(occluded)) if place not in found.prompt.sinks]
     first = max(free, key=lambda place: found.tokens[place])

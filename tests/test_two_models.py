@@ -11,7 +11,7 @@ from families import dense
 from icebear import ATTNLRP, CP_LRP, Model, Neuron, attribute
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.controls import ablation
-from icebear.concepts.attribution.two_models import likeness
+from icebear.concepts.attribution.two_models import neuron_similarity
 from icebear.errors import InputError
 
 CONFIGS = dense()
@@ -60,7 +60,7 @@ def test_a_model_differs_from_itself_in_nothing(llama):
     assert not found.tokens.any()
     assert not found.ffn.any()
     assert found.conservation().target == 0
-    assert "Compared with the model" in found.meaning()
+    assert "Compared with the model" in found.comparison_text()
 
 
 def test_a_planted_edit_is_what_differs_most(llama):
@@ -77,9 +77,9 @@ def test_a_planted_edit_is_what_differs_most(llama):
     ]
     rows = attribute(llama, IDS, base_model=other, keep="top", k=5, record=[1, -1])
     assert rows.neurons.recorded == (1, len(IDS) - 1)
-    alike = likeness(llama, other, PLANTED)
+    alike = neuron_similarity(llama, other, PLANTED)
     assert alike == pytest.approx({"reads": 1, "writes": -1})
-    assert likeness(llama, other, Neuron(1, "ffn", 7)) == pytest.approx({"reads": 1, "writes": 1})
+    assert neuron_similarity(llama, other, Neuron(1, "ffn", 7)) == pytest.approx({"reads": 1, "writes": 1})
 
 
 def test_a_list_and_an_exchange(llama):

@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import score_text
-from icebear.actmax.page import RELMAX, counted, nearest_title
+from icebear.actmax.page import RELMAX, nearest_title, token_count_note
 from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.render import color, hexadecimal, ink, shares, visible
 from icebear.steering.flipping.phrases import prompt_line
@@ -25,11 +25,11 @@ from icebear.steering.side_effects import SideEffects
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
     from icebear.actmax.explanation import Explanation
-    from icebear.concepts.attribution.behaviour import Shared
+    from icebear.concepts.attribution.behaviour import BehaviourNeuron
     from icebear.concepts.attribution.controls import Ablation
     from icebear.concepts.attribution.matrix import Matrix
     from icebear.concepts.attribution.result import Relevance
-    from icebear.concepts.attribution.sources import Origins
+    from icebear.concepts.attribution.sources import SourceBreakdown
     from icebear.concepts.attribution.units import Unit
     from icebear.concepts.circuits.graph import Graph
     from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
@@ -91,7 +91,7 @@ def explanation_report(explanation: Explanation, units: Table | None = None) -> 
     if explanation.meanings:
         parts.append(labels_table(explanation.meanings))
     if explanation.nodes and not relevance.counterfactual:
-        parts.append(Text(relevance.meaning(), "dim"))
+        parts.append(Text(relevance.comparison_text(), "dim"))
     if explanation.ablations:
         parts.append(ablation_table(explanation.ablations))
     if explanation.removed:
@@ -116,8 +116,8 @@ def relevance_report(relevance: Relevance, units: Table | None = None) -> Group:
         head,
         Padding(picture, (1, 2)),
         *([] if relevance.image else [units or tokens_table(relevance)]),
-        Text(relevance.account(), "dim"),
-        *([Text(relevance.meaning(), "dim")] if relevance.counterfactual else []),
+        Text(relevance.conservation_text(), "dim"),
+        *([Text(relevance.comparison_text(), "dim")] if relevance.counterfactual else []),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
     )
 
@@ -199,7 +199,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
     )
 
 
-def behaviour_table(neurons: Sequence[Shared], words: dict[Any, Projection], prompts: int) -> Table:
+def behaviour_table(neurons: Sequence[BehaviourNeuron], words: dict[Any, Projection], prompts: int) -> Table:
     """Neurons by their mean relevance over prompts; `words` may lack some."""
     return grid(
         *("neuron", ">activation", ">relevance", ">95 % interval", f">in the top {len(neurons)}", "promotes"),
@@ -224,7 +224,7 @@ def probabilities(answer: Answer) -> Text:
     return Text.assemble(*((token, shade(probability - 1)) for token, probability in parts))
 
 
-def origins_report(origins: Origins) -> Group:
+def origins_report(origins: SourceBreakdown) -> Group:
     """What the parts of the input contributed to an answer, and the share that passes through FFN neurons."""
     parts = [(part.name, part.positive, part.negative) for part in origins.parts]
     parts.append(("biases", max(origins.biases, 0), min(origins.biases, 0)))
@@ -325,7 +325,7 @@ def card_report(card: Card) -> Group:
         Text.assemble((str(card.neuron), "bold"), f"  {card.title}"),
         Text(
             f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
-            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{counted(card)}",
+            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{token_count_note(card)}",
             "dim",
         ),
         Text(f"{_sparkline(statistics.histogram)}  histogram of activations, -128 to 128, log2 bins", "dim"),

@@ -22,7 +22,7 @@ from icebear.actmax.labels.score_text import title
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
-from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, explained, removing
+from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, objective_text, token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
@@ -157,7 +157,7 @@ class Tools:
         model, read = self.session.model, _read(prompt, chat)
         other = other_prompt(read, counterfactual)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
-        control = removing(model, read, relevance)
+        control = token_removal_control(model, read, relevance)
         explanation = Explanation.of(model, relevance, removed=control)
         rows = _largest(explanation.tokens, k, "relevance")
         return self._explained("tokens", explanation, control, tokens=rows)
@@ -202,9 +202,9 @@ class Tools:
         lists = {name: every for name, every in lists.items() if every}
         files = {"json": explanation.to_json, "html": explanation.to_html}
         return {
-            "explained": explained(relevance.target, relevance.contrast),
-            "compared": relevance.meaning(),
-            "account": relevance.account(),
+            "explained": objective_text(relevance.target, relevance.contrast),
+            "compared": relevance.comparison_text(),
+            "account": relevance.conservation_text(),
             **rows,
             "control": control.to_dict(),
             "handle": self.session.keep(kind, explanation, lists, **files),

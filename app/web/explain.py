@@ -75,9 +75,9 @@ def show() -> None:
     st.markdown(f"#### Why {ui.target_label(relevance)}?")
     ui.heat(relevance)
     st.caption("Red supports the target, blue opposes it; dotted: attention sinks, ignored.")
-    st.caption(ui.plain(relevance.meaning()))
+    st.caption(ui.plain(relevance.comparison_text()))
     with st.expander("Method check"):
-        st.caption(ui.plain(relevance.account()))
+        st.caption(ui.plain(relevance.conservation_text()))
     if not relevance.sites:
         st.info("For this model family only tokens have relevance; docs/new-family.md shows how to add its neurons.")
         return

@@ -55,7 +55,7 @@ def show() -> None:
 def _vocabulary(neuron: Neuron) -> None:
     """The part of a card that needs no index."""
     if neuron.site not in SILENT["writes"]:
-        _styled(page.vocabulary(project(ui.model(), neuron, EXAMPLES)))
+        _styled(page.vocabulary_html(project(ui.model(), neuron, EXAMPLES)))
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
@@ -66,16 +66,16 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
             card = describe(opened, neuron, k=EXAMPLES, whole=True)
     st.markdown(f"#### {card.neuron} {ui.plain(card.title)}")
     st.caption(page.statistics_line(card))
-    _styled(page.histogram(card.statistics.histogram))
+    _styled(page.histogram_html(card.statistics.histogram))
     if card.projection:
-        _styled(page.vocabulary(card.projection))
+        _styled(page.vocabulary_html(card.projection))
     if card.by == "relevance":
         st.caption(ui.plain(page.RELMAX))
     st.markdown(f"#### {page.heading(card, polarity)}")
-    _styled(page.meaning(card, polarity))
+    _styled(page.meaning_html(card, polarity))
     st.caption(ui.plain(f"class: {class_name(card.kind[polarity])}"))
     if card.examples[polarity]:
-        _styled(page.examples(card.examples[polarity]))
+        _styled(page.examples_html(card.examples[polarity]))
     else:
         st.caption("There is none.")
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):

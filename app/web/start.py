@@ -35,7 +35,7 @@ def show() -> None:
 
 def _example(relevance: Relevance) -> None:
     ui.heat(relevance, answer=True)
-    st.caption(ui.plain(relevance.meaning()))
+    st.caption(ui.plain(relevance.comparison_text()))
     explanation = ui.explanation_of(relevance, Ranking(10))
     word = relevance.target_text
     why, search, switch = (column.container(border=True) for column in st.columns(3))

@@ -13,7 +13,7 @@ from icebear.app.web import ui
 from icebear.app.web.explain import BLUE, RED, answered, explained_words
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.attribution.sources import Origins, origins
+from icebear.concepts.attribution.sources import SourceBreakdown, source_breakdown
 from icebear.concepts.attribution.units import units
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
@@ -45,8 +45,8 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
 
 
 @st.cache_data(max_entries=64, show_spinner="Explaining ...")
-def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> Origins:
-    return origins(ui.model(), answered(name, chat, turn), span)
+def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> SourceBreakdown:
+    return source_breakdown(ui.model(), answered(name, chat, turn), span)
 
 
 def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:
@@ -58,7 +58,7 @@ def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:
     st.caption("Red supports it, blue opposes it; dotted: attention sinks, ignored; gray: the chat template.")
 
 
-def _parts(relevance: Relevance, sources: Origins) -> None:
+def _parts(relevance: Relevance, sources: SourceBreakdown) -> None:
     left, right = st.columns(2)
     with left:
         st.markdown("#### What each message contributes")
@@ -77,7 +77,7 @@ def _parts(relevance: Relevance, sources: Origins) -> None:
         st.caption(f"{sources.through_ffn:.0%} passes through MLP neurons (overlaps with the bars).")
     with st.expander("Method check"):
         bars_line = f"The logits of {sources.text!r} by CP-LRP: {sources.target:.2f} = the bars {sources.rest:+.1e}."
-        st.caption(ui.plain(f"{relevance.account()}. {bars_line}"))
+        st.caption(ui.plain(f"{relevance.conservation_text()}. {bars_line}"))
 
 
 def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> None:

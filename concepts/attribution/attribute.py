@@ -7,18 +7,18 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, overload
 
-from icebear.concepts.attribution.alone import alone
-from icebear.concepts.attribution.paired import compared
+from icebear.concepts.attribution.paired import paired_relevance
 from icebear.concepts.attribution.request import (
+    AttributionOptions,
     AttributionRequest,
-    Options,
     PromptRequest,
     joint_objective,
     row_of_answer,
     rows_of,
 )
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.attribution.two_models import as_answered, check_same_shape, difference
+from icebear.concepts.attribution.single import single_relevances
+from icebear.concepts.attribution.two_models import as_answered, check_same_shape, model_difference
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
@@ -55,45 +55,59 @@ def attribute(
     position: int | Sequence[int] | None = None,
     **options: Any,
 ) -> Relevance | list[Relevance]:
-    """Relevance of tokens and neurons for what the model predicts after (or in, or of) `prompt`.
+    """Compute the relevance of tokens and neurons for a prediction.
 
     Parameters
     ----------
-    prompt: a text or token ids, with a mask token for a masked language model; for an image classifier the path of an
-        image, an image, or pixels (C, H, W). A list of them gives a list back. Or an answer of `Model.answer`, whose
-        own words are then explained, without target and target_text.
-    target: what is explained, one token or a label (default: the most probable one).
-    contrast: explains logit[target] - logit[contrast] instead of logit[target]. Of a target_text or an answer another
-        phrase, of any length, behind the same prompt: explained is then the sum of centered logits less the other's, or
-        of phrases of different lengths the means.
-    target_text: explains a whole continuation instead, summed over its tokens.
-    counterfactual: another prompt, or several, that this one is compared with: relevance is then (activation -
-        activation there) x multiplier, the mean over several. Without a contrast, that is the other prompt's own
-        answer. With a list of prompts one for each, or one for all.
-    base_model: another model of the same shape (fine-tuned, edited, without its adapter) that this one is compared
-        with on the same prompt: relevance is then relevance here less relevance there, of this model's answer.
-    method: a value, or its name (`icebear.concepts.methods.registry.METHODS`); many score tokens only. With a
-        counterfactual ``cp-lrp@midpoint`` or ``cp-lrp@prompt`` says where multipliers are taken. Default: AttnLRP; with
-        counterfactual difference rules (`icebear.concepts.attribution.paired.BY_DEFAULT`).
-    sites: neurons to record, of ``ffn``, ``attn``, ``q``, ``k``, ``v``, in some models ``cross`` and ``router``;
-        default ``ffn`` and ``attn`` (none for a family that icebear does not know).
-    span: of an answer the tokens (i, j), half open, or a phrase of it; default all of it.
-    position: the token whose label is explained, for a token classifier (default: the one least likely to have the
-        first label).
-    options: `icebear.concepts.attribution.request.Options`: prefix, number, record, keep, k, checkpoint, strict.
+    model : Model
+    prompt : str, sequence of int, Chat, Answer, image or list of these
+        A text, token ids or a chat. Masked language models need a mask token in it. Image classifiers take a path, an
+        image or pixels (C, H, W). An `Answer` of `Model.answer` explains the words of the answer itself.
+    target : str or int, optional
+        The token or label that is explained. Default: the most probable one.
+    contrast : str or int, optional
+        Explain logit[target] - logit[contrast]. With `target_text` or an answer, the contrast is a phrase of any
+        length; the explained number is then the sum of the centered logits minus that of the contrast, or the
+        difference of their means if the lengths differ.
+    target_text : str or sequence of int, optional
+        Explain a whole continuation, summed over its tokens, instead of `target`.
+    counterfactual : prompt or list of prompts, optional
+        Explain the difference to this prompt: relevance is (activation - counterfactual activation) x multiplier,
+        averaged over several counterfactuals. The default contrast is the answer to the counterfactual.
+    base_model : Model, optional
+        Explain the difference to another model of the same shape on the same prompt.
+    method : Method or str, optional
+        A method or its name (see `icebear.concepts.methods.registry.METHODS`). ``cp-lrp@midpoint`` and
+        ``cp-lrp@prompt`` set where multipliers are taken. Default: AttnLRP, or difference rules with a counterfactual.
+    sites : sequence of str, optional
+        The sites whose neurons are recorded: ``ffn``, ``attn``, ``q``, ``k``, ``v``, and in some models ``cross`` and
+        ``router``. Default: ``ffn`` and ``attn``, or none if the model's family is unknown.
+    span : (int, int) or str, optional
+        The tokens [i, j) of an answer, or a phrase of it. Default: the whole answer.
+    position : int, optional
+        For token classifiers, the token whose label is explained.
+    **options
+        The fields of `icebear.concepts.attribution.request.AttributionOptions`.
 
     Returns
     -------
-    A `Relevance`, or a list of them for a list of prompts.
+    Relevance or list of Relevance
+        A list if `prompt` is a list.
 
     Raises
     ------
-    InputError: for arguments that do not fit the model or each other. MissingRule: for an operation without a rule.
-    NumericalError: where a number is NaN or infinite.
+    InputError
+        If arguments do not fit the model or each other.
+    MissingRule
+        If the model has an operation without a relevance rule.
+    NumericalError
+        If a number is NaN or infinite.
 
-    Source: AttnLRP, Achtibat et al. 2024 (arXiv 2402.05602).
+    References
+    ----------
+    AttnLRP: Achtibat et al. 2024, arXiv 2402.05602, Eqs. 8-15. DeepLIFT: Shrikumar et al. 2017, arXiv 1704.02685.
     """
-    chosen = Options(**options)
+    chosen = AttributionOptions(**options)
     prefix = chosen.prefix
     if isinstance(prompt, Answer):
         if any(value is not None for value in (target, target_text, prefix, position)):
@@ -117,7 +131,7 @@ def _between_models(request: AttributionRequest, base: Model) -> list[Relevance]
     rows = tuple(as_answered(*pair) for pair in zip(request.prompts, here, strict=True))
     there = of_prompts(replace(whole, model=base, prompts=rows))
     pairs = zip(rows, here, there, strict=True)
-    return [request.reduced(difference(request.model, base, *pair)) for pair in pairs]
+    return [request.reduced(model_difference(request.model, base, *pair)) for pair in pairs]
 
 
 def of_prompts(request: AttributionRequest) -> list[Relevance]:
@@ -131,11 +145,11 @@ def of_prompts(request: AttributionRequest) -> list[Relevance]:
 
 
 def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:
-    if rows[0].rather is not None:
+    if rows[0].contrast_phrase is not None:
         return [_against_a_phrase(request, rows[0])]
     if rows[0].counterfactuals:
-        return [compared(request, rows[0])]
-    return alone(request, joint_objective(request.model, rows))
+        return [paired_relevance(request, rows[0])]
+    return single_relevances(request, joint_objective(request.model, rows))
 
 
 def _with_answer_start(relevance: Relevance, row: PromptRequest) -> Relevance:
@@ -147,7 +161,7 @@ def _with_answer_start(relevance: Relevance, row: PromptRequest) -> Relevance:
 
 def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:
     """A pass for each of both phrases."""
-    phrases = [replace(row, phrase=phrase, rather=None) for phrase in (row.phrase, row.rather)]
+    phrases = [replace(row, phrase=phrase, contrast_phrase=None) for phrase in (row.phrase, row.contrast_phrase)]
     whole = request.whole()
     (here,), (there,) = (_of_batch(whole, [phrase]) for phrase in phrases)
     return request.reduced(here.less(there))

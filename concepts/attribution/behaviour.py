@@ -39,7 +39,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Shared:
+class BehaviourNeuron:
     """A neuron (or head) of a behaviour: means over the prompts, where the prediction is made."""
 
     neuron: Neuron
@@ -74,7 +74,7 @@ def behaviour(
     checkpoint: bool | None = None,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Shared]:
+) -> list[BehaviourNeuron]:
     """The k neurons with the largest mean relevance over the prompts; one prompt gives what `Relevance.top` gives.
 
     prompts: texts, token ids or `Case`s. They are read in batches of `ROWS` of about the same length (pairs one by
@@ -108,10 +108,10 @@ def behaviour(
     low, high = _interval(values[:, chosen].double(), seed)
     numbers = (means[chosen].tolist(), low.tolist(), high.tolist(), activations[chosen].tolist())
     counts = [among_top[neuron] for neuron in neurons]
-    return [Shared(*row) for row in zip(neurons, *numbers, counts, strict=True)]
+    return [BehaviourNeuron(*row) for row in zip(neurons, *numbers, counts, strict=True)]
 
 
-def read(path: str | Path, **defaults: Any) -> list[Case]:
+def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
     """A file of JSON lines: objects with prompt and, if wanted, target, contrast and counterfactual, which otherwise
     are the defaults. Raises `InputError`."""
     names, cases = ("target", "contrast", "counterfactual"), []

@@ -52,13 +52,13 @@ class Nodes:
             raise InputError("Only a list that is compared with another prompt can be ablated; give counterfactual.")
         if len(relevance.neurons.recorded) != len(relevance.tokens) or not model.task.is_causal:
             raise InputError("Ablation is for causal models, and for what recorded all positions.")
-        if relevance.rather:
+        if relevance.contrast_phrase:
             raise InputError("A phrase against another one is not ablated; leave the contrast out.")
         contrast = relevance.contrast.id if relevance.contrast else None
         one = replace(relevance.counterfactual.pairs[0].rows([0]), contrasts=(contrast,))
         sites = sites or ("ffn",)
-        own = {site: relevance.activation(recorded(site)) for site in sites}
-        there = {site: relevance.neurons.counterfactual[recorded(site)] for site in sites}
+        own = {site: relevance.activation(neuron_site(site)) for site in sites}
+        there = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
         return cls(model, one, sites, own, there)
 
     @property
@@ -126,7 +126,7 @@ class Nodes:
         stays: dict[str, tuple[Tensor, Tensor]] = {}
         for site, part in parts.items():
             x = there[site].to(self.model.device, self.model.dtype)
-            stays[recorded(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
+            stays[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
         def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
             own, other = stays[site]
@@ -137,7 +137,7 @@ class Nodes:
             yield
 
 
-def recorded(site: str) -> str:
+def neuron_site(site: str) -> str:
     """Where a relevance keeps a site's activations: heads are in `attn`."""
     return "attn" if site == "head" else site
 
@@ -150,7 +150,7 @@ def largest(scores: Tensor, k: int) -> Tensor:
     return chosen.view(scores.shape)
 
 
-def matched(chosen: Tensor, generator: torch.Generator) -> Tensor:
+def random_nodes(chosen: Tensor, generator: torch.Generator) -> Tensor:
     """As many nodes at the same layers and tokens, drawn from the others there (from all, where there are too few)."""
     draw = torch.rand(chosen.shape, generator=generator).masked_fill(chosen, -1)
     counts = chosen.sum(-1, keepdim=True)
@@ -185,22 +185,22 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
     k, seed = whole(k, "The number of nodes"), seed_of(seed)
     scores = relevance.heads() if site == "head" else relevance.of(site)
     nodes = Nodes.of(model, relevance, site)
-    return ablated(nodes, largest(scores, k), torch.Generator().manual_seed(seed))
+    return ablate(nodes, largest(scores, k), torch.Generator().manual_seed(seed))
 
 
-def ablated(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation:
+def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation:
     """What a choice of nodes (L, T, W) carries, beside controls."""
     count = int(chosen.sum())
     parts = chosen.split(nodes.widths, -1)
-    draws = [torch.cat([matched(part, generator) for part in parts], -1) for _ in range(DRAWS)]
+    draws = [torch.cat([random_nodes(part, generator) for part in parts], -1) for _ in range(DRAWS)]
     choices = [chosen, largest(nodes.change(), count), *draws]
-    sufficiency, remaining = shares(nodes, choices)
+    sufficiency, remaining = recovered_shares(nodes, choices)
     necessity = [1 - share for share in remaining]
     random = (fmean(values[2:]) for values in (sufficiency, necessity))
     return Ablation(count, sufficiency[0], necessity[0], *random, sufficiency[1], necessity[1])
 
 
-def shares(
+def recovered_shares(
     nodes: Nodes, choices: Sequence[Tensor], ends: tuple[float, float] | None = None
 ) -> tuple[list[float], list[float]]:
     """F of each choice, and of all others. ends: `Nodes.ends`, where they are known."""

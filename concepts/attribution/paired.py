@@ -11,7 +11,13 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.prompt import Prediction, PromptTokens, kept_at, token_relevance, unranked
+from icebear.concepts.attribution.prompt import (
+    Prediction,
+    PromptTokens,
+    excluded_positions,
+    prompt_relevance,
+    recorded_at,
+)
 from icebear.concepts.attribution.ranking import NeuronScores
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
 from icebear.concepts.attribution.result import Counterfactual, Relevance
@@ -38,7 +44,7 @@ NODES = 100
 """Of each counterfactual, whose overlap is reported."""
 
 
-def compared(request: AttributionRequest, row: PromptRequest) -> Relevance:
+def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevance:
     """A prompt compared with its counterfactuals."""
     pairs = _pairs(request.model, row)
     method, note = _with_default(request.method, pairs)
@@ -127,7 +133,7 @@ class _Sums:
         self.there: dict[str, Tensor] = {}
         self.tops: list[set[int]] = []
         self.numbers: list[tuple[float, float]] = []
-        self.shares: list[Tensor] = []
+        self.alignments: list[Tensor] = []
         self.largest: Largest | None = None
 
     def add(
@@ -142,7 +148,7 @@ class _Sums:
         activations, the number explained here and there, and the alignment."""
         count = len(self.pairs)
         self.numbers.append(numbers)
-        self.shares.append(shares)
+        self.alignments.append(shares)
         scaled = [x / count for x in parts]
         self.parts = [a + x for a, x in zip(self.parts, scaled, strict=True)] if self.parts else scaled
         for means, values in ((self.sites, sites), (self.there, there)):
@@ -154,7 +160,7 @@ class _Sums:
     def relevance(self, method: Method, own_answers: bool, note: str) -> Relevance:
         """own_answers: whether the contrasts are the counterfactuals' own answers."""
         model, first = self.model, self.pairs[0].rows([0])
-        tokens, image = token_relevance(model, first, 0, self.parts)
+        tokens, image = prompt_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
             raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
         contrasts = tuple(model.answer_text(pair.contrasts[0]) for pair in self.pairs if pair.contrasts[0] is not None)
@@ -178,7 +184,7 @@ class _Sums:
             counterfactual=Counterfactual(
                 prompts=tuple(model.pieces(pair.batch.row_ids(1)) for pair in self.pairs),
                 pairs=tuple(self.pairs),
-                shares=tuple(self.shares),
+                alignments=tuple(self.alignments),
                 contrasts=contrasts,
                 own_answers=own_answers,
                 at=method.at or "both",
@@ -202,7 +208,7 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
     """Both prompts of a pair go through the model as partners: one pass of two rows."""
     model, sites, method = request.model, request.sites, request.method
     assert isinstance(method, Difference)
-    sums = _Sums(model, pairs, kept_at(pairs[0], 0, request.record))
+    sums = _Sums(model, pairs, recorded_at(pairs[0], 0, request.record))
     for pair in pairs:
         batch, columns = pair.batch, None
         if request.record != "all":
@@ -213,7 +219,9 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         recorders: list[Recorder] = [inputs, stream, values, neurons]
         largest: LargestNeurons | None = None
         if request.k is not None:
-            largest = LargestNeurons(model, batch, sites, request.k, partial(unranked, model, batch, stream), partner)
+            largest = LargestNeurons(
+                model, batch, sites, request.k, partial(excluded_positions, model, batch, stream), partner
+            )
             recorders.append(largest)
         numbers, _ = forward_backward(
             model, target, recorders, method, strict=request.strict, checkpoint=request.checkpoint
@@ -240,7 +248,7 @@ def _product(difference: Tensor, gradient: Tensor) -> Tensor:
 def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> _Sums:
     """A forward pass of each prompt, and a pass at one or several points between them."""
     model = request.model
-    sums = _Sums(model, pairs, kept_at(pairs[0], 0, request.record))
+    sums = _Sums(model, pairs, recorded_at(pairs[0], 0, request.record))
     recorded = list(sums.recorded)
     here = _read(request, pairs[0].rows([0]))
     sums.here = replace(here, activation={site: x[:, recorded] for site, x in here.activation.items()})
@@ -303,7 +311,7 @@ def _between(
     way = torch.tensor(points, dtype=reads[0][0].dtype, device=reads[0][0].device)
     moved = [y + way.view(-1, *[1] * x.dim()) * (x - y) for x, y in reads]
     inputs = Inputs(lambda stack, x: moved[stack])
-    columns = [[many.batch.columns(0)[place] for place in kept_at(one, 0, request.record)]] * len(points)
+    columns = [[many.batch.columns(0)[place] for place in recorded_at(one, 0, request.record)]] * len(points)
 
     def compared(site: str, layer: int, x: Tensor) -> Tensor:
         return difference[site][layer].to(x).expand_as(x)

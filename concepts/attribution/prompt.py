@@ -85,7 +85,7 @@ class Prediction:
 Recorded = Literal["all", "last"] | Sequence[int]
 
 
-def token_relevance(
+def prompt_relevance(
     model: Model, plan: Objective, row: int, parts: list[Tensor]
 ) -> tuple[Tensor, images.ImageMap | None]:
     """(T,) of the relevance of what each stack reads (T, D), or of an image's pixels (C, H, W)."""
@@ -99,7 +99,7 @@ def token_relevance(
     return tokens, image
 
 
-def kept_at(plan: Objective, row: int, record: Recorded) -> tuple[int, ...]:
+def recorded_at(plan: Objective, row: int, record: Recorded) -> tuple[int, ...]:
     """The positions whose neurons are kept."""
     return recorded_positions(record, plan.target_positions(row), len(plan.batch.columns(row)))
 
@@ -112,7 +112,7 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
     return tuple(sorted({whole(position, what, -count, count - 1) % count for position in several(record)}))
 
 
-def unranked(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int, ...]:
+def excluded_positions(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int, ...]:
     """Positions that a ranking sets apart: sinks, and what a chat's template wrote."""
     ids = batch.row_ids(row)
     turns = model.turns(ids, model.pieces(ids)) if model.task.is_causal else ()

@@ -58,7 +58,7 @@ class RandomControl:
         return (1 + self.as_large) / (1 + len(self.drawn))
 
     @property
-    def beyond(self) -> bool | None:
+    def beyond_chance(self) -> bool | None:
         """Whether chance changes it as much in at most one case of twenty; None where no draw does, but they are too
         few to say."""
         return None if self.p > 0.05 and not self.as_large else self.p <= 0.05
@@ -67,7 +67,7 @@ class RandomControl:
         """JSON-ready: the verdict in a sentence, and its numbers."""
         return {
             "verdict": str(self),
-            "beyond_chance": self.beyond,
+            "beyond_chance": self.beyond_chance,
             "change": self.change,
             "largest_by_chance": self.largest,
             "draws": len(self.drawn),
@@ -79,7 +79,7 @@ class RandomControl:
         if not self.drawn:
             return f"{told}; there is nothing else to compare with."
         chance = f"{self.others} ({len(self.drawn)} draws) change it by {self.largest:+.3f} at most"
-        if self.beyond:
+        if self.beyond_chance:
             return f"{told}; {chance}: more than chance (p {self.p:.2f})."
         if not self.as_large:
             return f"{told}; {chance}: more than any of these, which are too few to rule out chance (p {self.p:.2f})."
@@ -89,14 +89,16 @@ class RandomControl:
         )
 
 
-def explained(target: TokenScore | None, contrast: TokenScore | None) -> str:
+def objective_text(target: TokenScore | None, contrast: TokenScore | None) -> str:
     """The number, in words."""
     if target is None:
         return "The sum of the answer's logits"
     return f"The logit of {target.text!r}" + (f" less that of {contrast.text!r}" if contrast else "")
 
 
-def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0) -> RandomControl:
+def token_removal_control(
+    model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0
+) -> RandomControl:
     """The k tokens of a text that speak most for the answer removed (their embeddings are zero), or k others, drawn but
     for sinks and what a chat's template wrote; all choices where there are few. Measured is the number explained.
     Raises `InputError`."""
@@ -114,7 +116,7 @@ def removing(model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2,
         mask[list(places)] = True
     before, after, *drawn = without(model, found, 0, masks, value).float().tolist()
     names = ", ".join(repr(relevance.prompt.strings[place]) for place in sorted(first))
-    number = explained(relevance.target, relevance.contrast)
+    number = objective_text(relevance.target, relevance.contrast)
     number += " against all others" if relevance.prediction.objective == "log-odds" else ""
     return RandomControl(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
 

@@ -31,8 +31,8 @@ Explained = Literal["log-odds", "logit"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of `attribute` that few need."""
+class AttributionOptions:
+    """AttributionOptions of `attribute` that few need."""
 
     prefix: str | Sequence[str] | None = None
     """What the decoder of an encoder-decoder has written before the target."""
@@ -65,7 +65,7 @@ class PromptRequest:
     contrast: Token | None = None
     phrase: Phrase | None = None
     """A continuation of several tokens, explained instead of a target."""
-    rather: Phrase | None = None
+    contrast_phrase: Phrase | None = None
     """The phrase that it is explained against."""
     prefix: str | None = None
     position: int | None = None
@@ -77,7 +77,7 @@ class PromptRequest:
     @property
     def batched(self) -> bool:
         """Whether it can be explained in one pass with other prompts."""
-        return not self.counterfactuals and self.rather is None
+        return not self.counterfactuals and self.contrast_phrase is None
 
 
 def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
@@ -118,7 +118,7 @@ class AttributionRequest:
         method: Method | str | None,
         sites: Sequence[str] | None,
         base_model: Model | None,
-        options: Options,
+        options: AttributionOptions,
     ) -> AttributionRequest:
         """Raises `InputError` for what does not fit together."""
         compares = any(row.counterfactuals for row in prompts)
@@ -179,17 +179,17 @@ def _with_objective(model: Model, row: PromptRequest, number: Explained | None) 
     """With what is explained of the target; of a phrase against another one with the tokens of both."""
     if number is not None:
         one_of(number, "number to explain", get_args(Explained))
-    compares = bool(row.counterfactuals) or row.contrast is not None or row.rather is not None
+    compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
     if number == "log-odds" and compares:
         raise InputError("Log-odds are against all other answers; leave out number, or contrast and counterfactual.")
-    if row.rather is None:
+    if row.contrast_phrase is None:
         return replace(row, objective=number or ("logit" if compares else "log-odds"))
     assert row.phrase is not None
-    phrase, rather = (phrase_ids(model, text, row.prompt) for text in (row.phrase, row.rather))
-    if not rather or phrase == rather:
+    phrase, contrast_phrase = (phrase_ids(model, text, row.prompt) for text in (row.phrase, row.contrast_phrase))
+    if not contrast_phrase or phrase == contrast_phrase:
         raise InputError("The contrast is empty, or the explained phrase itself; name another one.")
-    objective: ObjectiveKind = "centered-logit" if len(phrase) == len(rather) else "mean-centered-logit"
-    return replace(row, phrase=phrase, rather=rather, objective=objective)
+    objective: ObjectiveKind = "centered-logit" if len(phrase) == len(contrast_phrase) else "mean-centered-logit"
+    return replace(row, phrase=phrase, contrast_phrase=contrast_phrase, objective=objective)
 
 
 # --- from the arguments of `attribute` ------------------------------------------------------------------
@@ -206,7 +206,7 @@ def rows_of(
     rows = []
     for one, token, against, phrase, written, at, compared in zip(prompts, *each, others, strict=True):
         row = PromptRequest(one, token, phrase=phrase, prefix=written, position=at, counterfactuals=tuple(compared))
-        rows.append(replace(row, contrast=against) if phrase is None else replace(row, rather=against))
+        rows.append(replace(row, contrast=against) if phrase is None else replace(row, contrast_phrase=against))
     return rows, single
 
 
@@ -232,10 +232,10 @@ def row_of_answer(
     read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too
-    rather = (contrast,) if isinstance(contrast, int) else contrast and phrase_ids(model, contrast, read)
+    contrast_phrase = (contrast,) if isinstance(contrast, int) else contrast and phrase_ids(model, contrast, read)
     (others,) = _counterfactuals(counterfactual, 1, True)
     compared = tuple(Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in others)
     row = PromptRequest(read, counterfactuals=compared, answer_start=len(answer.prompt_ids))
-    if len(explained) == 1 and (rather is None or len(rather) == 1):
-        return replace(row, target=explained[0], contrast=rather[0] if rather else None)
-    return replace(row, phrase=explained, rather=rather)
+    if len(explained) == 1 and (contrast_phrase is None or len(contrast_phrase) == 1):
+        return replace(row, target=explained[0], contrast=contrast_phrase[0] if contrast_phrase else None)
+    return replace(row, phrase=explained, contrast_phrase=contrast_phrase)

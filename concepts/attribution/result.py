@@ -43,7 +43,7 @@ class Counterfactual:
     """The tokens of each."""
     pairs: tuple[Objective, ...]
     """For each, the targets of both prompts: two rows, the other one second."""
-    shares: tuple[Tensor, ...]
+    alignments: tuple[Tensor, ...]
     """For each (T, T'): what of it stands for each token (`icebear.concepts.attribution.paired.alignment`)."""
     contrasts: tuple[str, ...]
     """What the target is explained against with each; empty for a whole continuation."""
@@ -63,7 +63,7 @@ class Counterfactual:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {name: value for name, value in vars(self).items() if name not in ("pairs", "shares")}
+        return {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
 
     def __str__(self) -> str:
         if self.model:
@@ -79,7 +79,7 @@ class Counterfactual:
 
 
 @dataclass(frozen=True, eq=False)
-class Rather:
+class ContrastPhrase:
     """Another phrase that an answer is explained against, behind the same prompt."""
 
     text: str
@@ -108,7 +108,7 @@ class Relevance(SavedResult, Tabled):
     """See `conservation`."""
     made_with: dict[str, Any]
     """See `Model.made_with`."""
-    rather: Rather | None = None
+    contrast_phrase: ContrastPhrase | None = None
     """The phrase that it is explained against."""
     positions: Tensor | None = None
     """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
@@ -157,7 +157,7 @@ class Relevance(SavedResult, Tabled):
     @property
     def contrast_text(self) -> str:
         """What it is explained against; empty for nothing."""
-        return self.contrast.text if self.contrast else self.rather.text if self.rather else ""
+        return self.contrast.text if self.contrast else self.contrast_phrase.text if self.contrast_phrase else ""
 
     def less(self, other: Relevance) -> Relevance:
         """Of this answer rather than another one behind the same prompt; their tokens before it have the difference."""
@@ -175,7 +175,7 @@ class Relevance(SavedResult, Tabled):
             self,
             tokens=tokens,
             neurons=self.neurons.less(other.neurons, common),
-            rather=Rather(other.target_text, other.prompt.strings[common:], other.tokens[common:]),
+            contrast_phrase=ContrastPhrase(other.target_text, other.prompt.strings[common:], other.tokens[common:]),
             sums=self.sums.less(other.sums),
             counterfactual=counterfactual,
         )
@@ -263,7 +263,7 @@ class Relevance(SavedResult, Tabled):
         """The tokens' relevance as a share of the number explained: 1 for difference rules; None where that is 0."""
         return self.sums.tokens / self.sums.target if self.sums.target else None
 
-    def account(self) -> str:
+    def conservation_text(self) -> str:
         """Where the number explained went, in a line."""
         if self.counterfactual is None:
             return f"{'Logit difference' if self.contrast_text else OBJECTIVES[self.prediction.objective]} {self.sums}"
@@ -273,7 +273,7 @@ class Relevance(SavedResult, Tabled):
             f"tokens {tokens:z.3f}, rest {total - tokens:z.3f}"
         )
 
-    def meaning(self) -> str:
+    def comparison_text(self) -> str:
         """What it is compared with, in a line."""
         if self.counterfactual is None:
             return "Compared with nothing: many of the largest are large for every prompt. Give a counterfactual."
@@ -283,7 +283,8 @@ class Relevance(SavedResult, Tabled):
 
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """JSON-ready: tokens, target, conservation, sinks, and the top k neurons of each site."""
-        k, prompt, rather, other = whole(k, "The number of neurons", 0), self.prompt, self.rather, self.counterfactual
+        k, prompt = whole(k, "The number of neurons", 0), self.prompt
+        phrase, other = self.contrast_phrase, self.counterfactual
         tokens = zip(prompt.ids, prompt.strings, self.tokens.tolist(), strict=True)
         return {
             **self.made_with,
@@ -291,18 +292,18 @@ class Relevance(SavedResult, Tabled):
             "target": vars(self.target) if self.target else None,
             "target_text": self.target_text,
             "contrast": vars(self.contrast) if self.contrast else None,
-            "rather": rather.to_dict() if rather else None,
+            "contrast_phrase": phrase.to_dict() if phrase else None,
             "predictions": [vars(token) for token in self.predictions],
             "tokens": [{"id": id, "text": text, "relevance": value} for id, text, value in tokens],
             "predicted_at": self.predicted_at,
-            "explained_at": list(prompt.target_positions),
-            "read": prompt.encoder_length,
+            "target_positions": list(prompt.target_positions),
+            "encoder_length": prompt.encoder_length,
             "positions": None if self.positions is None else self.positions.tolist(),
             "patches": self.image.patches.tolist() if self.image else None,
             "sinks": list(prompt.sinks),
             "turns": [vars(turn) for turn in prompt.turns],
             "template": list(prompt.template),
-            "answer_from": prompt.answer_start,
+            "answer_start": prompt.answer_start,
             "conservation": self.sums.to_dict(),
             "counterfactual": {**other.to_dict(), "linear_share": self.linear_share} if other else None,
             "missing_rules": list(self.missing_rules),

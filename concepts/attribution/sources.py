@@ -26,7 +26,7 @@ from icebear.concepts.passes.targets import Logits
 
 
 @dataclass(frozen=True)
-class Origin:
+class SourcePart:
     """A part of what was read; sums of its tokens' relevance, in logits."""
 
     name: str
@@ -35,13 +35,13 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Origins:
+class SourceBreakdown:
     """Where the number explained comes from."""
 
     text: str
     target: float
     """The sum of the logits of the explained tokens; the parts, `biases` and `rest` add up to it."""
-    parts: tuple[Origin, ...]
+    parts: tuple[SourcePart, ...]
     biases: float
     through_ffn: float
     """The share of it that goes through FFN neurons: the tokens' relevance less that with all of them blocked."""
@@ -56,13 +56,13 @@ class Origins:
         return {**asdict(self), "rest": self.rest}
 
 
-def origins(
+def source_breakdown(
     model: Model,
     answer: Answer,
     span: Span | None = None,
     counterfactual: PromptLike | None = None,
     checkpoint: bool | None = None,
-) -> Origins:
+) -> SourceBreakdown:
     """Of tokens of an answer.
 
     The question is the last sentence of what the user said last (or of a plain prompt), the context what is before it
@@ -78,7 +78,7 @@ def origins(
     parts = []
     for name in dict.fromkeys(names):
         values = relevance.tokens[[place for place, own in enumerate(names) if own == name]]
-        parts.append(Origin(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
+        parts.append(SourcePart(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
     drop = None
     if counterfactual is not None:
         other = Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
@@ -88,7 +88,7 @@ def origins(
     past = _past_ffn(model, answer.before(start), explained, checkpoint)
     through = (relevance.tokens.sum().item() - past) / target
     text = "".join(answer.token_strings[start:stop])
-    return Origins(text, target, tuple(parts), relevance.sums.biases, through, drop)
+    return SourceBreakdown(text, target, tuple(parts), relevance.sums.biases, through, drop)
 
 
 def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:

@@ -40,7 +40,7 @@ def check_same_shape(model: Model, other: Model) -> None:
         )
 
 
-def difference(model: Model, base: Model, row: PromptRequest, here: Relevance, there: Relevance) -> Relevance:
+def model_difference(model: Model, base: Model, row: PromptRequest, here: Relevance, there: Relevance) -> Relevance:
     """Relevance in a model less that in its base model, on one prompt. Raises `InputError` where tokens differ."""
     if here.prompt.ids != there.prompt.ids:
         raise InputError(f"{base.name} splits the prompt into other tokens than {model.name}; give token ids.")
@@ -54,8 +54,8 @@ def difference(model: Model, base: Model, row: PromptRequest, here: Relevance, t
         sums=here.sums.less(there.sums),
         counterfactual=Counterfactual(
             prompts=(here.prompt.strings,),
-            pairs=() if row.rather is not None else (joint_objective(model, [row]),),
-            shares=(torch.eye(len(here.tokens)),),
+            pairs=() if row.contrast_phrase is not None else (joint_objective(model, [row]),),
+            alignments=(torch.eye(len(here.tokens)),),
             contrasts=(here.contrast_text,) if here.contrast_text else (),
             own_answers=False,
             at="model",
@@ -66,7 +66,7 @@ def difference(model: Model, base: Model, row: PromptRequest, here: Relevance, t
     )
 
 
-def likeness(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:
+def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:
     """Cosines of what a neuron ``reads`` and ``writes`` in two models, of those that it does."""
     check_same_shape(model, other)
     cosines = {}

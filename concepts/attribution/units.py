@@ -37,11 +37,11 @@ def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]
     return list(zip(rows, summed(relevance.tokens, rows).tolist(), strict=True))
 
 
-def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_from: int | None, by: str) -> list[Unit]:
+def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_start: int | None, by: str) -> list[Unit]:
     """Of tokens, each with its text; they cover all of them, in order."""
     one_of(by, "unit", SPLIT)
     result = []
-    for turn, start, stop, template in _regions(len(pieces), turns, answer_from):
+    for turn, start, stop, template in _regions(len(pieces), turns, answer_start):
         if by == "token":
             cuts = list(range(start, stop + 1))
         else:
@@ -57,9 +57,9 @@ def summed(values: Tensor, parts: Sequence[Unit]) -> Tensor:
     return torch.stack([values[..., part.start : part.stop].sum(-1) for part in parts], -1)
 
 
-def _regions(count: int, turns: Sequence[Turn], answer_from: int | None) -> Iterator[tuple[str, int, int, bool]]:
+def _regions(count: int, turns: Sequence[Turn], answer_start: int | None) -> Iterator[tuple[str, int, int, bool]]:
     """(whose, start, stop, whether the template's)."""
-    begins = count if answer_from is None else answer_from
+    begins = count if answer_start is None else answer_start
     if not turns:
         yield from (("prompt", 0, begins, False), ("answer", begins, count, False))
         return

@@ -128,7 +128,7 @@ def _relevances(
         other = relevance.counterfactual
         if other is None or len(other.prompts) != 1:
             raise InputError("A circuit explains the difference to one other prompt; give one counterfactual prompt.")
-        if relevance.rather:
+        if relevance.contrast_phrase:
             raise InputError("A circuit explains a phrase against one token at most; leave the contrast out.")
         counts = len(relevance.tokens), len(other.prompts[0])
         if other.at != "both":

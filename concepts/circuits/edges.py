@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.prompt import token_relevance
+from icebear.concepts.attribution.prompt import prompt_relevance
 from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
@@ -100,7 +100,7 @@ class Sources(NeuronRecorder):
             self.remainders[:, neuron.layer, position] -= self.from_nodes[:, number]
         parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
         tokens = [
-            token_relevance(self.model, self.objective, row, [part[row] for part in parts])[0] for row in range(rows)
+            prompt_relevance(self.model, self.objective, row, [part[row] for part in parts])[0] for row in range(rows)
         ]
         self.edges.append(torch.cat((torch.stack(tokens), self.from_nodes.cpu(), self.remainders.flatten(1).cpu()), 1))
         self.on_targets(rows)

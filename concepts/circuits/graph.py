@@ -13,7 +13,7 @@ import pandas
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import Ablation, ablated
+from icebear.concepts.attribution.controls import Ablation, ablate
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks, drawing, neuronpedia
 from icebear.concepts.circuits import records as parts
@@ -181,7 +181,7 @@ class Graph(SavedResult, Tabled):
         """Measure sufficiency and necessity of the nodes, with random controls; for several pairs their mean."""
         generator = torch.Generator().manual_seed(seed_of(seed))
         each = [
-            ablated(patchable(self.model, relevance, self.heads), self.mask(), generator)
+            ablate(patchable(self.model, relevance, self.heads), self.mask(), generator)
             for relevance in self.relevances
         ]
         means = [fmean(column) for column in zip(*(list(vars(one).values())[1:] for one in each), strict=True)]
@@ -267,7 +267,7 @@ class Graph(SavedResult, Tabled):
         pair of prompts. Raises `InputError`."""
         mask = self.mask(self.group(group).nodes)
         nodes = patchable(self.model, self.relevances[0], self.heads)
-        measured = ablated(nodes, mask, torch.Generator().manual_seed(0))
+        measured = ablate(nodes, mask, torch.Generator().manual_seed(0))
         return GroupAblation(measured.necessity, measured.random_necessity, tuple(nodes.predictions(~mask)))
 
     def recipe(self, group: Group | str, off: bool = False) -> Recipe:

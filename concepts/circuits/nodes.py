@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import Nodes, largest, shares
+from icebear.concepts.attribution.controls import Nodes, largest, recovered_shares
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.models.model import Model
@@ -39,7 +39,7 @@ def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted
 
     def sufficiency(counts: Sequence[int]) -> list[float]:
         choices = [largest(scores, count) for count in counts]
-        each = [shares(nodes, choices, end)[0] for nodes, end in zip(pairs, ends, strict=True)]
+        each = [recovered_shares(nodes, choices, end)[0] for nodes, end in zip(pairs, ends, strict=True)]
         return [median(row) for row in zip(*each, strict=True)]
 
     powers = [1 << power for power in range(MOST.bit_length())]

@@ -12,7 +12,7 @@ import pandas
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import Nodes, largest, matched, recorded, shares
+from icebear.concepts.attribution.controls import Nodes, largest, neuron_site, random_nodes, recovered_shares
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.evaluation.metrics import correlations
@@ -58,7 +58,7 @@ class Compared:
     @classmethod
     def of(cls, model: Model, pair: Pair, site: str = "ffn") -> Compared:
         answer = answers(model, pair)
-        return cls(model, pair, answer, site, relevance_of(model, pair, answer, recorded(site), DIFFERENCE))
+        return cls(model, pair, answer, site, relevance_of(model, pair, answer, neuron_site(site), DIFFERENCE))
 
     @property
     def exchangeable(self) -> Nodes:
@@ -79,9 +79,9 @@ class Compared:
         if method == DIFFERENCE:
             return self.nodes(self.relevance)
         if method.needs_counterfactual:
-            return self.nodes(relevance_of(self.model, self.pair, self.answer, recorded(self.site), method))
+            return self.nodes(relevance_of(self.model, self.pair, self.answer, neuron_site(self.site), method))
         objective = objective_of(self.model, [self.pair.prompt], *self.answer)
-        scores = method.neuron_scores(self.model, objective, recorded(self.site))
+        scores = method.neuron_scores(self.model, objective, neuron_site(self.site))
         return scores.unflatten(-1, (self.model.heads, -1)).sum(-1) if self.site == "head" else scores
 
 
@@ -134,8 +134,8 @@ def sample(
         scores = compared.scores(method)
         choices = [largest(scores, size) for size in SIZES]
         if name == MATCHED:
-            choices = [matched(choice, generator) for choice in choices]
-        sufficiency, remaining = shares(nodes, choices, ends)
+            choices = [random_nodes(choice, generator) for choice in choices]
+        sufficiency, remaining = recovered_shares(nodes, choices, ends)
         row = {"distance": fmean(abs(1 - x) for x in sufficiency), "remaining": fmean(map(abs, remaining))}
         for size in (100, 1000):
             place = SIZES.index(size)
@@ -160,7 +160,7 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     by_length: dict[int, list[Tensor]] = {}
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.counterfactual)]:
         one = objective_of(model, [prompt])
-        by_length.setdefault(one.batch.lengths[0], []).append(activations(model, one, recorded(site)))
+        by_length.setdefault(one.batch.lengths[0], []).append(activations(model, one, neuron_site(site)))
     return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
 
 

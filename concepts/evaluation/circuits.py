@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from icebear.concepts.attribution.controls import Nodes, largest, matched, shares
+from icebear.concepts.attribution.controls import Nodes, largest, random_nodes, recovered_shares
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.checks import READINGS, between
@@ -171,7 +171,7 @@ def _alike(graph: Graph, groups: Sequence[Sequence[Node]], effects: pandas.DataF
     if not groups:
         return dict.fromkeys(PARTS["groups"], 0.0)
     members = [torch.tensor(effects.loc[[node.id for node in nodes]].to_numpy(copy=True)) for nodes in groups]
-    _, left = shares(Nodes.of(graph.model, graph.relevances[0]), [graph.mask(nodes) for nodes in groups])
+    _, left = recovered_shares(Nodes.of(graph.model, graph.relevances[0]), [graph.mask(nodes) for nodes in groups])
     return {
         "alike": fmean(map(_cosine, members)),
         "apart": _cosine(torch.stack([rows.sum(0) for rows in members])) if len(members) > 1 else 0.0,
@@ -211,8 +211,8 @@ def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], 
         for count, task in choices.items():
             chosen[f"task, {count}"] = task
             chosen[f"own, {count}"] = largest(relevance.ffn, count)
-            chosen[f"matched, {count}"] = matched(task, generator)
-        rows = zip(chosen, *shares(Nodes.of(model, relevance), list(chosen.values())), strict=True)
+            chosen[f"matched, {count}"] = random_nodes(task, generator)
+        rows = zip(chosen, *recovered_shares(Nodes.of(model, relevance), list(chosen.values())), strict=True)
         lines.append({"methods": {name: {"sufficiency": alone, "remaining": abs(left)} for name, alone, left in rows}})
     return lines, choices
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import recorded
+from icebear.concepts.attribution.controls import neuron_site
 from icebear.concepts.evaluation.metrics import area
 from icebear.concepts.evaluation.protocol import CorpusName, FfnOrHead, MethodEvaluation, Option, Part, Table
 from icebear.concepts.evaluation.questions import CORPORA, of_task
@@ -77,16 +77,16 @@ def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | st
 
     It is the sum over tokens, and over prompts, of a method's scores, or of the scores of a control of `CONTROLS`.
     """
-    total = torch.zeros(model.layers, model.width(recorded(site)), dtype=torch.float64)
+    total = torch.zeros(model.layers, model.width(neuron_site(site)), dtype=torch.float64)
     if method == "random":
         total = torch.rand(total.shape, generator=torch.Generator().manual_seed(seed))
     else:
         for prompt in prompts:
             objective = objective_of(model, [prompt]).resolved(model)
             if isinstance(method, Method):
-                scores = method.neuron_scores(model, objective, recorded(site))
+                scores = method.neuron_scores(model, objective, neuron_site(site))
             else:
-                scores = activations(model, objective, recorded(site)).abs()
+                scores = activations(model, objective, neuron_site(site)).abs()
             total += scores.sum(1).double()
     return total.unflatten(-1, (model.heads, -1)).sum(-1) if site == "head" else total
 
@@ -110,7 +110,7 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
         gone = rank < round(share * order.numel())  # (L, N)
         if site == "head":
             gone = gone.repeat_interleave(model.head_dim, 1)
-        places = [(recorded(site), layer) for layer in range(model.layers) if gone[layer].any()]
+        places = [(neuron_site(site), layer) for layer in range(model.layers) if gone[layer].any()]
         prune = lambda site, layer, x: x.masked_fill(gone[layer].to(x.device), 0)  # noqa: B023, E731
         with model.lock, torch.no_grad(), hooks(model, places, prune):
             for row, objective in enumerate(plans):

@@ -97,7 +97,7 @@ class _Conversation:
             phrase, _, contrast = words.partition(" | ")
             self.console.print(self._why(phrase or "0:1", contrast or None))
         elif command == "/from":
-            self.console.print(origins_report(icebear.origins(self.model, self._answer())))
+            self.console.print(origins_report(icebear.source_breakdown(self.model, self._answer())))
         else:
             raise InputError(f"{command} is not a command; type /help for a list.")
 

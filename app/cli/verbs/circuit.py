@@ -91,10 +91,12 @@ def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]
 
 
 def _pairs(options: Options) -> dict[str, Any]:
-    from icebear.concepts.attribution.behaviour import read
+    from icebear.concepts.attribution.behaviour import read_cases
 
     counterfactual = (*options.counterfactual, None)[0]
-    cases = read(str(options.file), target=options.target, contrast=options.contrast, counterfactual=counterfactual)
+    cases = read_cases(
+        str(options.file), target=options.target, contrast=options.contrast, counterfactual=counterfactual
+    )
     if any(case.counterfactual is None for case in cases):
         raise InputError(f"A prompt in {options.file} has no counterfactual; add one there, or give --counterfactual.")
     names = ("prompt", "target", "contrast", "counterfactual")

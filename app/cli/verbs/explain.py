@@ -86,9 +86,9 @@ def explain(options: Options) -> None:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
         checkpoint = attribution.checkpoint
-        origins = icebear.origins(model, prompt, arguments["span"], arguments["counterfactual"], checkpoint)
+        origins = icebear.source_breakdown(model, prompt, arguments["span"], arguments["counterfactual"], checkpoint)
         sentences = icebear.matrix(model, prompt, checkpoint=checkpoint)
-        document |= {**_answer(prompt), "origins": origins.to_dict(), "sentences": sentences.to_dict()}
+        document |= {**_answer(prompt), "source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
         tables += [probabilities(prompt), origins_report(origins), matrix_report(sentences)]
     if options.suggest:
         text = str(attribution.prompt.prompt)

@@ -69,14 +69,14 @@ def _card(model: icebear.Model, wanted: Neuron, store: icebear.Store, options: O
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
     """The vocabulary that a neuron promotes and suppresses, also in the base model."""
     from icebear.app.cli.terminal import projection_table
-    from icebear.concepts.attribution.two_models import likeness
+    from icebear.concepts.attribution.two_models import neuron_similarity
 
     words = icebear.project(model, wanted, options.top)
     document: dict[str, Any] = {"neuron": str(wanted), "vocabulary": words.to_dict()}
     tables: list[Any] = [projection_table(words)]
     if options.base_model:
         base = options.model.load(options.base_model)
-        base_words, cosines = icebear.project(base, wanted, options.top), likeness(model, base, wanted)
+        base_words, cosines = icebear.project(base, wanted, options.top), neuron_similarity(model, base, wanted)
         document["base_model"] = {**base_words.to_dict(), "cosines": cosines}
         line = "Cosines between the models: " + ", ".join(f"{what} {cosine:.4f}" for what, cosine in cosines.items())
         tables += [f"In {base.name}:", projection_table(base_words), line]
@@ -85,14 +85,14 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
 
 def _head(head: Neuron, options: Options) -> None:
     """The label of an attention head, which is of the tokens that it attends to."""
-    from icebear.actmax.card import held_out
+    from icebear.actmax.card import held_out_examples
     from icebear.app.cli.terminal import label_report
 
     with icebear.open_store(options.store) as store:
         labels, made_with = list(store.labels.meanings([head]).values()), store.made_with()
         if not labels:
             raise StoreError(f"{head} has no label yet; make one with icebear label --auto {head}.")
-        report = label_report("+ (attends to)", labels[0], held_out(store, labels[0]))
+        report = label_report("+ (attends to)", labels[0], held_out_examples(store, labels[0]))
     show(options.json, {**made_with, "neuron": str(head), "meaning": labels[0].to_dict()}, report)
 
 

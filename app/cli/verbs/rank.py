@@ -92,7 +92,7 @@ def rank(options: Options) -> None:
 def _rank_file(file: str, options: Options) -> None:
     """Rank neurons by their mean relevance over the prompts of a file."""
     from icebear.app.cli.terminal import behaviour_table
-    from icebear.concepts.attribution.behaviour import behaviour, read
+    from icebear.concepts.attribution.behaviour import behaviour, read_cases
     from icebear.concepts.vocabulary import projections
 
     attribution, context = options.attribution, click.get_current_context()
@@ -105,7 +105,7 @@ def _rank_file(file: str, options: Options) -> None:
         )
     method = method_named(attribution.method)
     target, contrast, counterfactual = attribution.target, attribution.contrast, (*attribution.counterfactual, None)[0]
-    cases = read(file, target=target, contrast=contrast, counterfactual=counterfactual)
+    cases = read_cases(file, target=target, contrast=contrast, counterfactual=counterfactual)
     model = options.model.load()
     with bar("prompts", len(cases)) as move:
         rows = behaviour(

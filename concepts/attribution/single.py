@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from icebear.concepts.attribution.prompt import Prediction, PromptTokens, kept_at, token_relevance, unranked
+from icebear.concepts.attribution.prompt import (
+    Prediction,
+    PromptTokens,
+    excluded_positions,
+    prompt_relevance,
+    recorded_at,
+)
 from icebear.concepts.attribution.ranking import NeuronScores
 from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.attribution.result import Relevance
@@ -21,14 +29,14 @@ from icebear.concepts.passes.targets import Logits
 from icebear.errors import NumericalError
 
 
-def alone(request: AttributionRequest, plan: Objective) -> list[Relevance]:
+def single_relevances(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     """What a plan explains, compared with nothing."""
     method = request.method
     if not isinstance(method, OnePass):
-        results = _by_scores(request.whole(), plan.resolved(request.model))
+        results = _method_scores(request.whole(), plan.resolved(request.model))
         return [request.reduced(relevance) for relevance in results] if request.sites else results
     model, batch, sites = request.model, plan.batch, request.sites
-    recorded = [kept_at(plan, row, request.record) for row in range(len(batch.ids))]
+    recorded = [recorded_at(plan, row, request.record) for row in range(len(batch.ids))]
     columns = None
     if request.record != "all":
         columns = [[batch.columns(row)[place] for place in places] for row, places in enumerate(recorded)]
@@ -38,7 +46,7 @@ def alone(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
     largest: LargestNeurons | None = None
     if request.k is not None:
-        largest = LargestNeurons(model, batch, sites, request.k, lambda row: unranked(model, batch, stream, row))
+        largest = LargestNeurons(model, batch, sites, request.k, partial(excluded_positions, model, batch, stream))
         recorders.append(largest)
     numbers, missing = forward_backward(
         model,
@@ -57,7 +65,7 @@ def alone(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     results = []
     for row in range(len(batch.ids)):
         sums = {name: entry[row].item() for name, entry in accounting.items()}
-        tokens, image = token_relevance(model, plan, row, [value[row] for value in values])
+        tokens, image = prompt_relevance(model, plan, row, [value[row] for value in values])
         strings = images.names(model) if image else model.pieces(batch.row_ids(row))
         positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
         if positions is not None:
@@ -80,7 +88,7 @@ def alone(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     return results
 
 
-def _by_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
+def _method_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
     """The same by a method's own scores; what those of the tokens lack to the number explained is `rest`."""
     model, method, results = request.model, request.method, []
     assert method is not None
@@ -89,7 +97,7 @@ def _by_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
         logits = model.logits(plan.batch, plan.all_positions)  # (B, P, V)
     targets, numbers = plan.evaluate(logits)
     for row, tokens in enumerate(scores):
-        one, places = plan.rows([row]), kept_at(plan, row, request.record) if request.sites else ()
+        one, places = plan.rows([row]), recorded_at(plan, row, request.record) if request.sites else ()
         values, columns = Values(model, one.batch, request.sites), list(places)
         if request.sites:
             forward(model, Logits(one), [values])
