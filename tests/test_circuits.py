@@ -363,9 +363,9 @@ def test_a_groups_recipe_is_its_exchange(graph):
 
 def test_fed_by_tokens_is_a_share(graph):
     """What a node is fed by sums to one, where nothing is lost."""
-    from icebear.concepts.circuits.groups import inputs
+    from icebear.concepts.circuits.groups import input_profiles
 
-    assert torch.allclose(inputs(graph).sum(-1), torch.ones(len(graph.nodes)).double(), atol=1e-6)
+    assert torch.allclose(input_profiles(graph).sum(-1), torch.ones(len(graph.nodes)).double(), atol=1e-6)
 
 
 # --- impossible wishes ---------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_the_picture_is_one_svg_with_a_place_for_everything(graph):
 
 def test_the_picture_begins_with_what_of_the_answer_it_shows(graph):
     """As a bar; a circuit that carries little says so."""
-    shares = drawing.shares(graph)
+    shares = drawing.direct_shares(graph)
     assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
     bar = [part for part in ElementTree.fromstring(graph.to_svg()).iter() if part.get("class") == "share"]
     widths = {part.get("data-share"): float(part.get("width")) for part in bar}

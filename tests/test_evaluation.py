@@ -373,7 +373,7 @@ def test_latent_rankings(model):
     neuron = (1, 7)
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
         asked = objective_of(model, [IDS]).resolved(model)
-        from icebear.concepts.methods.common import value
+        from icebear.concepts.methods.common import explained_numbers
         from icebear.concepts.passes.sites import hooks
 
         def scaled(factor):
@@ -381,7 +381,7 @@ def test_latent_rankings(model):
                 return torch.cat((x[..., : neuron[1]], factor * x[..., neuron[1], None], x[..., neuron[1] + 1 :]), -1)
 
             with torch.no_grad(), hooks(model, [("ffn", neuron[0])], visit):
-                return value(model, asked)[0].item()
+                return explained_numbers(model, asked)[0].item()
 
         slope = (scaled(1.01) - scaled(0.99)) / 0.02
     assert gxi[neuron].item() == pytest.approx(slope, abs=2e-3)

@@ -404,7 +404,7 @@ def test_a_list_of_names_is_split_at_the_commas_outside_brackets():
 def test_methods_by_relevance_are_as_they_are_written():
     assert repr(AttnLRP("constant", at="midpoint")) == "AttnLRP(at='midpoint', softmax='constant')"
     assert CP_LRP.compared() == AttnLRP("constant", at="midpoint")
-    assert IntegratedGradients(3).compared().shares() == pytest.approx([1 / 6, 1 / 2, 5 / 6])
+    assert IntegratedGradients(3).compared().points() == pytest.approx([1 / 6, 1 / 2, 5 / 6])
     assert METHODS["occlusion"].cost(1000) > 50 > METHODS["attnlrp"].cost(1000)
 
 

@@ -306,7 +306,7 @@ def _between(
     """
     model, method = request.model, request.method
     assert isinstance(method, Multiplying)
-    points = method.shares()
+    points = method.points()
     many = one.rows([0] * len(points))
     way = torch.tensor(points, dtype=reads[0][0].dtype, device=reads[0][0].device)
     moved = [y + way.view(-1, *[1] * x.dim()) * (x - y) for x, y in reads]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.methods.common import value, without
+from icebear.concepts.methods.common import explained_numbers, measure_without
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import PromptLike
@@ -114,7 +114,7 @@ def token_removal_control(
     masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
     for mask, places in zip(masks, choices, strict=True):
         mask[list(places)] = True
-    before, after, *drawn = without(model, found, 0, masks, value).float().tolist()
+    before, after, *drawn = measure_without(model, found, 0, masks, explained_numbers).float().tolist()
     names = ", ".join(repr(relevance.prompt.strings[place]) for place in sorted(first))
     number = objective_text(relevance.target, relevance.contrast)
     number += " against all others" if relevance.prediction.objective == "log-odds" else ""

@@ -96,7 +96,7 @@ def drawn(graph: Graph) -> list[Edge]:
 
 def svg(graph: Graph) -> Markup:
     """Return the picture alone, in the colors of its page."""
-    places, parts = layout(graph), shares(graph)
+    places, parts = layout(graph), direct_shares(graph)
     answer = places.boxes[graph.answer.id]
     wide = max(places.wide, LEFT + 2 * (GROUP_WIDE + GAP), answer.x + answer.wide + GAP)
     colors = [*COLORS, *[GREY] * len(graph.groups)]
@@ -118,7 +118,7 @@ def svg(graph: Graph) -> Markup:
     )
 
 
-def shares(graph: Graph) -> dict[str, float]:
+def direct_shares(graph: Graph) -> dict[str, float]:
     """Return the direct contributions to the answer as shares of its difference; they sum to 1."""
     first, count = len(graph.tokens), len(graph.nodes)
     parts = graph.contribution[-1] / graph.difference[-1]
@@ -128,7 +128,7 @@ def shares(graph: Graph) -> dict[str, float]:
 
 
 def caption(parts: dict[str, float]) -> str:
-    """Return `shares` in words, and say so if the circuit has little of the answer."""
+    """Return `direct_shares` in words, and say so if the circuit has little of the answer."""
     whole = sum(map(abs, parts.values()))
     more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > (1 - ELSEWHERE) * whole else ""
     return ", ".join(f"{name} {share:.0%}" for name, share in parts.items()) + more
@@ -153,7 +153,7 @@ def fragment(graph: Graph) -> Markup:
 
 def summary(graph: Graph) -> str:
     """Return what is drawn, and the direct contributions to the answer, in a line."""
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares(graph).items())
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in direct_shares(graph).items())
     return (
         f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits, directly from "
         f"{parts} (contributions by difference rules)."

@@ -35,7 +35,8 @@ def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE
         need("circuits")
         from sklearn.cluster import AgglomerativeClustering
 
-        profiles = [inputs(graph), effects(graph), outputs(graph), *([examples(graph, store)] if store else [])]
+        profiles = [input_profiles(graph), effect_profiles(graph), output_profiles(graph)]
+        profiles += [example_profiles(graph, store)] if store else []
         units = [normalize(profile, dim=-1) for profile in profiles]
         distances = (1 - torch.stack([unit @ unit.T for unit in units]).mean(0)).clamp(min=0).fill_diagonal_(0)
         clusters = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=distance)
@@ -47,7 +48,7 @@ def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE
     return tuple(sorted(groups, key=lambda group: -abs(group.score)))
 
 
-def inputs(graph: Graph) -> Tensor:
+def input_profiles(graph: Graph) -> Tensor:
     """Return the share (K, T) of each node's difference that comes from each token: directly, through the remainders
     at that token, and through other nodes."""
     first, count = len(graph.tokens), len(graph.nodes)
@@ -57,7 +58,7 @@ def inputs(graph: Graph) -> Tensor:
     return torch.linalg.solve(torch.eye(count, dtype=shares.dtype) - between, shares[:, :first] + remainders)
 
 
-def effects(graph: Graph) -> Tensor:
+def effect_profiles(graph: Graph) -> Tensor:
     """Return the effects (K, K + 1) of each node on the answer: through each other node, weighted by the score of that
     node per difference, and directly."""
     first, count = len(graph.tokens), len(graph.nodes)
@@ -67,7 +68,7 @@ def effects(graph: Graph) -> Tensor:
     return (graph.effect[:, first : first + count] * weights[:, None]).T
 
 
-def outputs(graph: Graph) -> Tensor:
+def output_profiles(graph: Graph) -> Tensor:
     """Return what the difference of each node adds to the residual stream, (K, D)."""
     rows = []
     for node in graph.nodes:
@@ -84,7 +85,7 @@ def outputs(graph: Graph) -> Tensor:
     return torch.stack(rows).to(graph.difference)
 
 
-def examples(graph: Graph, store: Store) -> Tensor:
+def example_profiles(graph: Graph, store: Store) -> Tensor:
     """Return whether each sentence is among a node's examples in the store, (K, sentences)."""
     rows = [
         {example.sentence.id for example in store.examples(node.neuron, polarity="+" if node.activation > 0 else "-")}

@@ -13,7 +13,7 @@ from torch import Tensor
 from icebear.concepts.evaluation.metrics import removal_metrics
 from icebear.concepts.evaluation.protocol import CorpusName, MethodEvaluation, Option, Part, accuracy
 from icebear.concepts.evaluation.questions import CORPORA, Question, of_task
-from icebear.concepts.methods.common import without
+from icebear.concepts.methods.common import measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
@@ -83,7 +83,7 @@ def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> d
     scores = {name: method.scores(model, objective)[0] for name, method in methods.items()}
     masks = torch.cat([removals(values).flatten(0, 1) for values in scores.values()])
     different, where = torch.unique(masks, dim=0, return_inverse=True)  # many methods begin and end alike
-    measured = without(model, objective, 0, different, _answer).cpu()[where]
+    measured = measure_without(model, objective, 0, different, _answer).cpu()[where]
     results: dict[str, Any] = {}
     for name, (most, least) in zip(scores, measured.view(-1, 2, STEPS + 1, 2), strict=True):
         logits = {"curve_most": most[:, 0].tolist(), "curve_least": least[:, 0].tolist()}

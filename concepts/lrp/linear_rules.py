@@ -1,4 +1,4 @@
-"""The rules of linear maps, as values: they can be compared, printed and read back."""
+"""The rules of linear maps as values, which can be compared, printed and read back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from icebear.values import real
 
 @dataclass(frozen=True)
 class Epsilon:
-    """Epsilon rule (AttnLRP Eq. 8): each contribution z_ij gets its share of z_j + eps sign(z_j); 0 is the gradient."""
+    """Epsilon rule: each contribution z_ij gets its share of z_j + eps sign(z_j); with eps = 0 it is the gradient.
+
+    References: AttnLRP Eq. 8 (Achtibat et al. 2024).
+    """
 
     eps: float = 0.0
 
@@ -19,10 +22,12 @@ class Epsilon:
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma rule (AttnLRP Eq. 24): contributions of the output's own sign count 1 + gamma times.
+    """Gamma rule: contributions with the sign of the output count 1 + gamma times.
 
-    Eq. 24 favours positive ones; for a negative output it is mirrored (Andeol et al. 2021), because its divisor would
-    pass through zero there. gamma 0 is `Epsilon()`, gamma to infinity `ZPlus()`.
+    Eq. 24 favors positive contributions; for a negative output it is mirrored, because its divisor would pass through
+    zero. gamma = 0 is `Epsilon()`, gamma to infinity is `ZPlus()`.
+
+    References: AttnLRP Eq. 24 (Achtibat et al. 2024); Andeol et al. 2021 (negative outputs).
     """
 
     gamma: float = 0.25
@@ -33,14 +38,14 @@ class Gamma:
 
 @dataclass(frozen=True)
 class ZPlus:
-    """Only contributions of the output's own sign count (z+ for a positive output): the limit of `Gamma`."""
+    """z+ rule: only contributions with the sign of the output count; the limit of `Gamma`."""
 
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """Alpha-beta rule (Bach et al. 2015): positive contributions share alpha, negative ones 1 - alpha.
+    """Alpha-beta rule: positive contributions share alpha of the relevance, negative ones 1 - alpha.
 
-    Where all have one sign, they share everything.
+    If all have one sign, they share all of it. References: Bach et al. 2015.
     """
 
     alpha: float = 2.0

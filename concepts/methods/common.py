@@ -61,7 +61,7 @@ def by_row(objective: Objective, stacks: list[Tensor]) -> list[Tensor]:
     return [joined[row, objective.batch.columns(row)] for row in range(len(joined))]
 
 
-def value(model: Model, objective: Objective) -> Tensor:
+def explained_numbers(model: Model, objective: Objective) -> Tensor:
     """Return the explained numbers (B,)."""
     return objective.evaluate(model.logits(objective.batch, objective.all_positions))[1]
 
@@ -74,7 +74,7 @@ def log_probability(model: Model, objective: Objective) -> Tensor:
     return replace(objective, contrasts=(None,) * len(objective.contrasts), kind="logit").evaluate(scores)[1]
 
 
-def variants(
+def measure_variants(
     model: Model,
     objective: Objective,
     row: int,
@@ -90,7 +90,7 @@ def variants(
     return torch.cat(measured)
 
 
-def without(
+def measure_without(
     model: Model, objective: Objective, row: int, removed: Tensor, measure: Callable[[Model, Objective], Tensor]
 ) -> Tensor:
     """Measure one prompt with some embeddings at zero, (N,); removed (N, T) is True for those tokens."""
@@ -100,4 +100,4 @@ def without(
         stacks = part[:, :read, None], part[:, read:, None]
         return input_hooks(model, lambda stack, x: x.masked_fill(stacks[stack], 0))
 
-    return variants(model, objective, row, removed, measure, zeroed)
+    return measure_variants(model, objective, row, removed, measure, zeroed)

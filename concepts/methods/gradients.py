@@ -1,4 +1,4 @@
-"""Plain gradients, PA-LRP's positions, and random numbers."""
+"""Plain gradients, relevance of positions, and random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from icebear.concepts.lrp.positions import Reading
 from icebear.concepts.methods import common
 from icebear.concepts.methods.lrp import PA_LRP
-from icebear.concepts.methods.method import Method, Multiplying, OnePass, Place
+from icebear.concepts.methods.method import Method, Multiplying, OnePass, Point
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import InputHook, Inputs
@@ -23,7 +23,7 @@ from icebear.concepts.passes.targets import Logits
 
 @dataclass(frozen=True, repr=False)
 class Random(Method):
-    """Uniform numbers that depend on nothing but the seed and the tokens."""
+    """Uniform random numbers, which depend only on the seed and the tokens."""
 
     seed: int = 0
 
@@ -56,11 +56,11 @@ class GradientTimesInput(OnePass):
 
 @dataclass(frozen=True, repr=False)
 class IntegratedGradients(Multiplying):
-    """Gradient x embedding, averaged on the way from zero, or from a counterfactual (Sundararajan et al. 2017), at
-    midpoints of equal steps."""
+    """Gradient x embedding, averaged over the midpoints of equal steps from zero, or from a counterfactual, to the
+    prompt (Sundararajan et al. 2017)."""
 
     steps: int = 10
-    places: ClassVar[tuple[Place, ...]] = ("path",)
+    known_points: ClassVar[tuple[Point, ...]] = ("path",)
 
     @property
     def scores_neurons(self) -> bool:
@@ -68,12 +68,12 @@ class IntegratedGradients(Multiplying):
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         steps = []
-        for share in self.shares():
+        for share in self.points():
             scaled = lambda stack, x, share=share: share * x  # noqa: E731
             steps.append([(x / share * g).sum(-1) for x, g in _pass(model, objective, scaled)])
         return common.by_row(objective, [torch.stack(step).mean(0) for step in zip(*steps, strict=True)])
 
-    def shares(self) -> list[float]:
+    def points(self) -> list[float]:
         return [(step + 0.5) / self.steps for step in range(self.steps)]
 
     def cost(self, tokens: int) -> float:
@@ -85,7 +85,7 @@ class IntegratedGradients(Multiplying):
 
 @dataclass(frozen=True, repr=False)
 class SmoothGrad(Method):
-    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise in standard deviations."""
+    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise: in standard deviations."""
 
     noise: float = 0.1
     samples: int = 10
@@ -117,10 +117,10 @@ class SmoothGrad(Method):
 
 @dataclass(frozen=True, repr=False)
 class Positions(Method):
-    """PA-LRP's positions, all layers together (Bakish et al. 2025).
+    """The relevance of positions in all layers together (PA-LRP, Bakish et al. 2025).
 
-    reading: of Eq. 11's sum, ``relu`` or ``signed`` (`icebear.concepts.lrp.positions.over_layers`).
-    tokens: whether the relevance of tokens is added; ``pa-lrp`` itself adds it to ``relu``.
+    reading: how Eq. 11 sums over layers, ``relu`` or ``signed`` (`icebear.concepts.lrp.positions.over_layers`).
+    tokens: whether to add the relevance of tokens, as ``pa-lrp`` does with ``relu``.
     """
 
     reading: Reading = "relu"

@@ -19,15 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class AttnLRP(OnePass):
-    """AttnLRP (Achtibat et al. 2024) and its variants.
+    """Attention-aware layer-wise relevance propagation (AttnLRP) and its variants.
 
-    softmax: ``taylor`` is the paper's rule (Eq. 13); ``zplus`` shares each weight's relevance among what raises it in
-        that expansion, leaving its bias nothing; ``constant`` takes the attention weights as constants, which is
-        CP-LRP (Ali et al. 2022), and conserves relevance exactly.
-    linear: the rule of linear maps.
-    conv: the rule of convolutions; None for that of linear maps.
-    positions: attribute to positions as well (PA-LRP, Bakish et al. 2025): `Relevance.positions`.
-    at: where multipliers are taken between a counterfactual and the prompt, ``midpoint`` or ``prompt``.
+    Parameters
+    ----------
+    softmax
+        The rule of the softmax. ``taylor`` is Eq. 13 of the paper. ``zplus`` distributes the relevance of each
+        attention weight over the positive terms of that expansion, and none to its bias. ``constant`` treats attention
+        weights as constants (CP-LRP), which conserves relevance exactly.
+    linear
+        The rule of linear maps: `Epsilon`, `Gamma`, `ZPlus` or `AlphaBeta`.
+    conv
+        The rule of convolutions; None for the rule of linear maps.
+    positions
+        Whether positions have relevance too (PA-LRP), see `Relevance.positions`.
+    at
+        The point between a counterfactual and the prompt where multipliers are computed, ``midpoint`` or ``prompt``.
+
+    Raises
+    ------
+    InputError
+        If an argument is not one of these values.
+
+    References
+    ----------
+    Achtibat et al. 2024 (AttnLRP, Eq. 8 to 19); Ali et al. 2022 (CP-LRP); Bakish et al. 2025 (PA-LRP).
     """
 
     softmax: Literal["taylor", "zplus", "constant"] = "taylor"
@@ -35,7 +51,7 @@ class AttnLRP(OnePass):
     conv: LinearRule | None = None
     positions: bool = False
     paired: ClassVar[bool] = False
-    """Whether the rules see a prompt and its counterfactual at once."""
+    """Whether a rule sees a prompt and its counterfactual together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,16 +74,22 @@ class AttnLRP(OnePass):
 
     def compared(self) -> Multiplying:
         if self.positions:
-            raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
+            raise InputError("Positions cannot be compared with a counterfactual; take attnlrp or cp-lrp.")
         return super().compared()
 
 
 @dataclass(frozen=True, repr=False)
 class Difference(Method):
-    """Relevance compared with a counterfactual, exact in the difference (`icebear.concepts.lrp.differences`).
+    """Difference rules: relevance compared with a counterfactual, which sums exactly to the difference.
 
-    softmax: ``exact`` follows the attention weights from one prompt to the other; ``constant`` holds them, at the mean
-        of both.
+    Parameters
+    ----------
+    softmax
+        ``exact`` attributes the change of attention weights too; ``constant`` fixes them at the mean of both prompts.
+
+    References
+    ----------
+    Shrikumar et al. 2017 (DeepLIFT's rescale rule); for the other rules see `icebear.concepts.lrp.differences`.
     """
 
     softmax: Literal["exact", "constant"] = "exact"
@@ -87,4 +109,4 @@ CP_LRP = AttnLRP(softmax="constant")
 PA_LRP = AttnLRP(positions=True)
 DIFFERENCE = Difference()
 VIT = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25))
-"""For vision transformers, whose gradients are noisy: AttnLRP's composite (its appendix B.4)."""
+"""For vision transformers, whose gradients are noisy: the composite of AttnLRP, appendix B.4."""

@@ -1,4 +1,4 @@
-"""What an attribution method is, whatever it computes."""
+"""The base classes of attribution methods."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
     from icebear.concepts.models.objective import Objective
 
-Place = Literal["prompt", "midpoint", "path"]
+Point = Literal["prompt", "midpoint", "path"]
 
 
 class Method:
-    """An attribution method as a value: it can be compared, printed as it is written, and read back.
+    """An attribution method as a value: it can be compared, printed as code, and read back.
 
-    A new method is one subclass, a frozen dataclass (``repr=False``) with `scores`, and one entry of
+    A new method is a subclass, a frozen dataclass (``repr=False``) with `scores`, and an entry of
     `icebear.concepts.methods.registry.METHODS`.
     """
 
-    at: Place | None = None
-    """Where multipliers are taken between the counterfactual and the prompt; None for a prompt alone."""
+    at: Point | None = None
+    """The point between the counterfactual and the prompt where multipliers are computed; None for a prompt alone."""
 
     @property
     def scores_neurons(self) -> bool:
-        """Whether it scores neurons too, not tokens only."""
+        """Whether it also scores neurons."""
         return False
 
     @property
@@ -39,26 +39,26 @@ class Method:
         return self.at is not None
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        """(T,) the scores of each prompt's tokens; the objective's targets are known. Raises `InputError`."""
+        """Return the scores (T,) of the tokens of each prompt, for an objective with targets. Raises `InputError`."""
         raise InputError(f"{self!r} does not score tokens of a prompt alone; choose another method.")
 
     def neuron_scores(self, model: Model, objective: Objective, site: str) -> Tensor:
-        """(L, T, N) the scores of a site's neurons, for an objective of one prompt. Raises `InputError`."""
+        """Return the scores (L, T, N) of the neurons of a site, for an objective of one prompt. Raises `InputError`."""
         raise InputError(f"{self!r} does not score neurons of a prompt alone; choose attnlrp, cp-lrp or gxi.")
 
     per_token = False
-    """Whether it takes a pass a token, or memory for each pair of tokens."""
+    """Whether it takes a pass for each token, or memory for each pair of tokens."""
 
     def cost(self, tokens: int) -> float:
-        """Roughly the time, or the memory where that is more, for a prompt of so many tokens; gradient x input is 1."""
+        """Return the approximate time (or memory, if that is larger) for a prompt, relative to gradient x input."""
         return float(tokens) if self.per_token else 1.0
 
     def variants(self) -> Sequence[Method]:
-        """What an evaluation tries that tunes the method's parameter; empty without one."""
+        """Return the methods that an evaluation tries when it tunes a parameter; empty if there is none."""
         return ()
 
     def compared(self) -> Method:
-        """The method for a prompt with a counterfactual, its place set. Raises `InputError` without multipliers."""
+        """Return the method for a prompt with a counterfactual. Raises `InputError` if it has no multipliers."""
         raise InputError(
             f"{self!r} has no multipliers for a counterfactual; take attnlrp, cp-lrp, difference, gxi or ig."
         )
@@ -71,34 +71,34 @@ class Method:
 
 @dataclass(frozen=True, repr=False)
 class Multiplying(Method):
-    """A method whose gradient, by whatever rules, can multiply the difference of two prompts' activations."""
+    """A method whose gradient (by its rules) can be the multiplier of the difference of two prompts."""
 
-    at: Place | None = field(default=None, kw_only=True)
-    places: ClassVar[tuple[Place, ...]] = ("midpoint", "prompt")
-    """What `at` may be; the first is the default of a comparison."""
+    at: Point | None = field(default=None, kw_only=True)
+    known_points: ClassVar[tuple[Point, ...]] = ("midpoint", "prompt")
+    """The values of `at`; the first is the default of a comparison."""
 
     def __post_init__(self) -> None:
         if self.at is not None:
-            one_of(self.at, "place of multipliers", self.places)
+            one_of(self.at, "point of multipliers", self.known_points)
 
     def compared(self) -> Multiplying:
-        return self if self.at else replace(self, at=self.places[0])
+        return self if self.at else replace(self, at=self.known_points[0])
 
-    def shares(self) -> list[float]:
-        """The points where multipliers are taken, as shares of the way from the counterfactual to the prompt."""
+    def points(self) -> list[float]:
+        """Return the points where multipliers are computed, from 0 (the counterfactual) to 1 (the prompt)."""
         return [1.0 if self.at == "prompt" else 0.5]
 
 
 class OnePass(Multiplying):
-    """A method whose one backward pass gives relevance of tokens and neurons, as activation x gradient."""
+    """A method with one backward pass, whose relevance of tokens and neurons is activation x gradient."""
 
     scores_neurons = True
     positions: bool = False
-    """Whether positions get relevance too."""
+    """Whether positions have relevance too."""
 
     @property
     def rules(self) -> AttnLRP | None:
-        """The relevance rules of the pass; None for the plain gradient."""
+        """The relevance rules of the backward pass; None for the plain gradient."""
         return None
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.common import log_probability, value, variants, without
+from icebear.concepts.methods.common import explained_numbers, log_probability, measure_variants, measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
@@ -25,7 +25,8 @@ class Occlusion(Method):
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         rows = []
         for row in range(len(objective.positions)):
-            measured = without(model, objective, row, _each_token(len(objective.batch.columns(row))), value)
+            count = len(objective.batch.columns(row))
+            measured = measure_without(model, objective, row, _each_token(count), explained_numbers)
             rows.append((measured[0] - measured[1:]).float().cpu())
         return rows
 
@@ -51,7 +52,7 @@ class AtMan(Method):
         scale = lambda part: hooks(model, keys, lambda site, layer, x: x * (1 - self.p * part[..., None]).to(x))  # noqa: E731
         rows = []
         for row, length in enumerate(objective.batch.lengths):
-            measured = variants(model, objective, row, _each_token(length), log_probability, scale).cpu()
+            measured = measure_variants(model, objective, row, _each_token(length), log_probability, scale).cpu()
             rows.append(measured[0] - measured[1:])
         return rows
 

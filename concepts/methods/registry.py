@@ -1,4 +1,4 @@
-"""All attribution methods by name, and the one parser of their names."""
+"""All attribution methods by name, and the parser of their names."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ METHODS: dict[str, Method] = {
     "difference": DIFFERENCE,
     "difference-constant": Difference("constant"),
 }
-"""In the order of tables."""
+"""In the order of the tables of evaluations."""
 
 
 def method_of(text: str) -> Method:
-    """A method by its name, with the place of its multipliers behind an @ (``cp-lrp@midpoint``), or as it is written,
+    """Return a method by its name, with the point of its multipliers after an @ (``cp-lrp@midpoint``), or written out,
     ``AttnLRP(linear=Gamma(0.1))``. Raises `UnknownName` or `InputError`."""
     text = text if isinstance(text, str) else shown(text)
     if "(" in text:
         return _written(text)
-    name, at, place = text.partition("@")
+    name, at, point = text.partition("@")
     if name not in METHODS:
         ways = f"The methods are {', '.join(METHODS)}, or one written out, as AttnLRP(linear=Gamma(0.1))."
         raise UnknownName("method", name, METHODS, ways)
@@ -65,21 +65,21 @@ def method_of(text: str) -> Method:
     if not at:
         return method
     if not isinstance(method, Multiplying):
-        raise InputError(f"{name} takes no multipliers at a place; leave out {at + place!r}.")
-    return replace(method, at=place)  # type: ignore[arg-type]  # it checks
+        raise InputError(f"{name} has no multipliers at a point; leave out {at + point!r}.")
+    return replace(method, at=point)  # type: ignore[arg-type]  # it checks
 
 
 def name_of(method: Method) -> str:
-    """What `method_of` takes: its short name, or how it is written."""
-    place = f"@{method.at}" if method.at else ""
+    """Return the short name of a method, or how it is written out; `method_of` reads both."""
+    point = f"@{method.at}" if method.at else ""
     alone = replace(method, at=None) if isinstance(method, Multiplying) else method
-    return next((name + place for name, known in METHODS.items() if known == alone), repr(method))
+    return next((name + point for name, known in METHODS.items() if known == alone), repr(method))
 
 
 def methods_of(names: str, usual: Sequence[str] = (), controls: Collection[str] = ()) -> dict[str, Any]:
-    """Methods of a comma-separated list, by their names there; a control of the one who asks is its name.
+    """Return the methods of a comma-separated list by their names; the value of a control of the caller is its name.
 
-    usual: what ``all`` stands for, by default every method that explains a prompt alone.
+    usual: the names that ``all`` stands for, by default every method that explains a prompt alone.
     """
     if names == "all":
         wanted = list(usual) or [name for name, method in METHODS.items() if not method.needs_counterfactual]
@@ -89,7 +89,7 @@ def methods_of(names: str, usual: Sequence[str] = (), controls: Collection[str] 
 
 
 def _split(names: str) -> list[str]:
-    """At the commas that stand in no brackets."""
+    """Split at the commas outside brackets."""
     parts, depth = [""], 0
     for sign in names:
         depth += (sign == "(") - (sign == ")")
@@ -101,7 +101,7 @@ def _split(names: str) -> list[str]:
 
 
 def why_not(model: Model, objective: Objective, method: Method) -> str | None:
-    """Why a method cannot score the tokens of a model, tried on one prompt; None if it can."""
+    """Return why a method cannot score the tokens of a model, after a try on one prompt; None if it can."""
     try:
         method.scores(model, objective.resolved(model))
     except IcebearError as error:
@@ -112,7 +112,7 @@ def why_not(model: Model, objective: Objective, method: Method) -> str | None:
 def able_and_unable(
     model: Model, prompt: Any, methods: Mapping[str, Method]
 ) -> tuple[dict[str, Method], dict[str, str]]:
-    """Methods that can score the tokens of a prompt, and why others cannot."""
+    """Return the methods that can score the tokens of a prompt, and why the others cannot."""
     tried = {name: why_not(model, objective_of(model, [prompt]), method) for name, method in methods.items()}
     unable = {name: why for name, why in tried.items() if why}
     return {name: method for name, method in methods.items() if name not in unable}, unable
@@ -129,9 +129,9 @@ def _written(text: str) -> Method:
 
 
 def _value(node: Any) -> Any:
-    """Of a constant, or a call of a method's class or of a linear rule's."""
+    """Return the value of a constant, or of a call of a method or a linear rule."""
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     kinds = {*map(type, METHODS.values()), Epsilon, Gamma, ZPlus, AlphaBeta}
-    made = {kind.__name__: kind for kind in kinds}[node.func.id]  # type: ignore[attr-defined]
-    return made(*map(_value, node.args), **{str(word.arg): _value(word.value) for word in node.keywords})
+    called = {kind.__name__: kind for kind in kinds}[node.func.id]  # type: ignore[attr-defined]
+    return called(*map(_value, node.args), **{str(word.arg): _value(word.value) for word in node.keywords})
