@@ -1,4 +1,4 @@
-"""`with steer(model, edits):` the model runs with edited neurons, and is as before on exit."""
+"""`with steer(model, edits):` runs a model with edited neurons."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from icebear.values import real, whole
 Statistic = Callable[[Neuron, str], float]
 
 PADDING, UNKNOWN = -1, -2
-"""In place of the ids of tokens."""
+"""Stand for token ids."""
 
 
 @dataclass(frozen=True)
 class Act:
-    """One edit on one token: the row of the batch, the token's position in its text, and the activation (of a head its
+    """One edit of one token: the row of the batch, the token's position in its text, and the activation (for a head its
     mean) before and after."""
 
     edit: Edit
     row: int
     position: int
     token: int
-    """Its id; negative where the model is given none (patches of images, embeddings)."""
+    """The token id; negative if the model is given none (image patches, embeddings)."""
     before: float
     after: float
 
@@ -50,14 +50,34 @@ def steer(
     trace: bool = False,
     prompt_tokens: int | None = None,
 ) -> Iterator[list[Act]]:
-    """Inside, every forward pass of `model` has `edits` applied, in order; also under `generate` and `attribute`.
+    """Apply `edits`, in order, in every forward pass inside the context, also under `generate` and `attribute`.
 
-    Works with and without KV cache, in batches, with left padding and beam search. Outside `generate`, the
-    whole input counts as the prompt, or its first `prompt_tokens` columns. Other threads wait, or have their turns
-    between the tokens of a `Model.generate`, without the edits.
-    statistic: gives a neuron's recorded ``max`` or ``std`` for edits in those units (an index's does).
-    trace: the list that ``with ... as acts`` gives gets an `Act` for each edit, row and token that it acts on, in the
-        order of the passes.
+    It works with and without a KV cache, in batches, with left padding and beam search. Other threads wait, or run
+    without the edits between the tokens of a `Model.generate`.
+
+    Parameters
+    ----------
+    edits
+        A recipe, or edits (``L29.ffn.860*0``), one or several.
+    statistic
+        ``statistic(neuron, unit)`` returns a neuron's recorded ``max`` or ``std`` for edits in those units; see
+        `Store`.
+    trace
+        Add an `Act` to the list of ``with ... as acts`` for each edit, row and token that it acts on.
+    prompt_tokens
+        Outside `generate`, the first columns that count as the prompt; default all.
+
+    Yields
+    ------
+    list of Act
+        Empty without `trace`.
+
+    Raises
+    ------
+    InputError
+        For an edit of a neuron or token that the model does not have, or a unit without `statistic`.
+    RecipeError
+        For a recipe of another model.
     """
     if isinstance(edits, Recipe):
         edits.check(model)
@@ -71,7 +91,7 @@ def steer(
         if edit.condition:
             model.token_id(edit.condition[1], "token of a condition")
     acts: list[Act] = []
-    where = _Positions(model, prompt_tokens)
+    where = _TokenTracker(model, prompt_tokens)
     by_place: dict[tuple[str, int], list[Edit]] = {}
     for edit in wanted:
         site = "attn" if edit.neuron.site == "head" else edit.neuron.site
@@ -91,8 +111,8 @@ def steer(
         yield acts
 
 
-def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[Act] | None) -> Tensor:
-    """x (B, T, N) with one edit applied at the tokens where it acts."""
+def _apply(edit: Edit, x: Tensor, where: _TokenTracker, head_dim: int, trace: list[Act] | None) -> Tensor:
+    """Return x (B, T, N) with one edit applied at the tokens where it acts."""
     width = head_dim if edit.neuron.site == "head" else 1
     columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
     old = x[..., columns]  # (B, T, 1 or head_dim)
@@ -106,12 +126,9 @@ def _apply(edit: Edit, x: Tensor, where: _Positions, head_dim: int, trace: list[
     return torch.cat((x[..., : columns.start], new, x[..., columns.stop :]), dim=-1)
 
 
-class _Positions:
-    """Which token of its text each column of the running forward pass is, what was read before it, and how long the
-    prompt is, in each stack.
-
-    The prompt of a decoder that looks at an encoder is its start token.
-    """
+class _TokenTracker:
+    """Tracks, in each stack, the position of each column of the running forward pass in its text, the ids before it,
+    and the length of the prompt. The prompt of an encoder-decoder's decoder is its start token."""
 
     def __init__(self, model: Model, prompt_columns: int | None = None) -> None:
         self.model = model
@@ -127,7 +144,7 @@ class _Positions:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep up with the calls of the model's stacks and of its `generate`."""
+        """Track the calls of the model's stacks and of its `generate`."""
         net = self.model.net
         parts = [net] if len(self.position) == 1 else [net.get_encoder(), net.get_decoder()]
         with ExitStack() as undo:
@@ -147,7 +164,7 @@ class _Positions:
         return prepare(ids, *args, **kwargs)
 
     def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """transformers' `generate`, followed."""
+        """Track a call of transformers' `generate`."""
         prompt = next(
             (x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None
         )
@@ -187,18 +204,18 @@ class _Positions:
         self.cache[stack] = cache
         self.turns = {}
 
-    def _mask(self, given: Tensor | None, batch: int, columns: int, writes: bool) -> Tensor:
-        """(B, past + T) 1 for tokens; where a pass has only a mask of pairs (static caches), that of the prompt."""
-        if given is None or given.dim() != 2:
-            given = self.prompt_mask if writes else None
-        if given is None:
+    def _mask(self, attention_mask: Tensor | None, batch: int, columns: int, writes: bool) -> Tensor:
+        """(B, past + T) 1 for tokens; if a pass has only a mask of pairs (static caches), the mask of the prompt."""
+        if attention_mask is None or attention_mask.dim() != 2:
+            attention_mask = self.prompt_mask if writes else None
+        if attention_mask is None:
             return torch.ones(batch, columns, dtype=torch.long)
-        mask = given.cpu().long()
+        mask = attention_mask.cpu().long()
         mask = mask.repeat_interleave(batch // len(mask), 0)[:, :columns]  # beams of a prompt are next to each other
         return torch.cat((mask, torch.ones(batch, columns - mask.shape[1], dtype=torch.long)), 1)
 
     def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
-        """The acts of an edit in the running pass; acts, old and new (B, T, ...)."""
+        """Return the acts of an edit in the running pass; acts, old and new (B, T, ...)."""
         stack = self.model.stack_of(edit.neuron.layer)
         position = self.position[stack]
         columns = (position, self.read[stack][:, -position.shape[1] :], old.mean(-1), new.mean(-1))
@@ -206,7 +223,7 @@ class _Positions:
         return [Act(edit, row, *(column[row, place].item() for column in columns)) for row, place in places]
 
     def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
+        """Return where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
         stack = self.model.stack_of(edit.neuron.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)
@@ -214,7 +231,7 @@ class _Positions:
             read = self.read[stack]
             if (read == UNKNOWN).any():
                 raise InputError(
-                    f"{edit} waits for a token or a message; give the model input_ids, all of them inside `steer`."
+                    f"{edit} depends on earlier tokens; run the model on input_ids, all of them inside `steer`."
                 )
             acts = self._holds(edit, read) if edit.condition else self._in_message(edit, read)
             acts = acts[:, -positions.shape[1] :] & (positions >= 0)
@@ -240,13 +257,13 @@ class _Positions:
             turns = self.turns[ids]
             named = turns[number : number + 1] if number is not None else [one for one in turns if one.role == role]
             if not named:
-                raise InputError(f"{edit} names a message that the prompt does not have; name one of a chat's.")
+                raise InputError(f"{edit} names a message that the prompt does not have; name a message of the chat.")
             for turn in named[-1:] if last else named:
                 acts[row, columns[turn.first : turn.last]] = True
         return acts
 
     def _holds(self, edit: Edit, read: Tensor) -> Tensor:
-        """(B, past + T) whether the token of the edit's condition was seen at each token, or was not."""
+        """(B, past + T) whether the condition of the edit holds at each token."""
         kind, text = edit.condition or ("", "")
         seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
         return seen if kind == "seen" else ~seen

@@ -1,4 +1,4 @@
-"""`compare`: what a model writes after a prompt without and with edits."""
+"""`compare`: a model's continuations of a prompt without and with edits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from icebear.steering.flipping.phrases import prompt_json
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a model writes, and which tokens it finds probable first."""
+    """A continuation, and the most probable first tokens."""
 
     text: str
-    """The answer alone where the model does not generate."""
+    """Only the answer if the model does not generate."""
     next: tuple[TokenScore, ...]
-    """The five most probable next tokens, then those of the other continuation."""
+    """The five most probable next tokens, then the ones of the other continuation."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"first_token": self.next[0].text, "text": self.text, "next": [vars(token) for token in self.next]}
@@ -39,7 +39,7 @@ class Comparison:
     task: str
     edits: tuple[str, ...]
     recipe: str | None
-    """The name of the recipe that the edits are of."""
+    """The name of the recipe, if the edits are of one."""
     temperature: float
     seed: int
     made_with: dict[str, Any]
@@ -61,7 +61,7 @@ def compare(
     seed: int = 0,
     on_token: Callable[[int], None] | None = None,
 ) -> Comparison:
-    """The text and next-token probabilities without and with `edits`.
+    """Generate text and next-token probabilities without and with `edits`.
 
     Parameters
     ----------

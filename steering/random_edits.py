@@ -1,4 +1,4 @@
-"""What edits do to an answer beside what the same edits do to other neurons: the control of a causal claim."""
+"""Random-edit control: the effect of edits, and of the same edits of random other neurons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from icebear.steering.apply import Statistic, steer
 from icebear.values import seed_of, whole
 
 TRIES = 20
-"""For each draw, to find one that was not drawn yet."""
+"""Tries for each draw, to find neurons that were not drawn yet."""
 
 
 def random_edit_control(
@@ -31,10 +31,33 @@ def random_edit_control(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RandomControl:
-    """The logit of the target (less the contrast's) where the next token is predicted, without edits, with them, and
-    with the same edits of as many neurons drawn from the others of the same layers and sites.
+    """Compare the effect of edits on a logit with the effect of the same edits of random other neurons.
 
-    target: the most probable token without edits, unless told otherwise.
+    Parameters
+    ----------
+    target, contrast
+        The logit of `target`, less that of `contrast`, where the next token is predicted; default the most probable
+        token without edits.
+    statistic
+        As of `steer`.
+    draws
+        The number of random draws, each of as many neurons of the same layers and sites.
+    on_progress
+        Called with (done, total) draws.
+
+    Returns
+    -------
+    RandomControl
+        The number without edits, with them, and for each draw, with a permutation p-value.
+
+    Raises
+    ------
+    InputError
+        For a token, a neuron or a unit that cannot be used.
+
+    References
+    ----------
+    The p-value: Phipson & Smyth 2010.
     """
     draws, seed = whole(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
@@ -64,8 +87,8 @@ def random_edit_control(
 
 
 def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
-    """The same edits of other neurons of the same layers and sites, drawn so often, each draw another one; fewer where
-    there are few others (heads), none where there are not enough."""
+    """Return `draws` different draws of the same edits of other neurons of the same layers and sites; fewer, or
+    none, if there are not enough other neurons (heads)."""
     generator = random.Random(seed)
     choices: dict[frozenset[str], list[Edit]] = {}
     for _ in range(TRIES * draws):
@@ -77,12 +100,12 @@ def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> 
 
 
 def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:
-    """The same edits of other neurons; none where there are not enough."""
+    """Return the same edits of random other neurons; none if there are not enough."""
     own = dict.fromkeys(model.check(edit.neuron) for edit in edits)
     taken: dict[tuple[int, str], set[int]] = defaultdict(set)
     for neuron in own:
         taken[neuron.layer, neuron.site].add(neuron.index)
-    moved: dict[Neuron, Neuron] = {}  # one that has several edits moves as a whole
+    moved: dict[Neuron, Neuron] = {}  # a neuron with several edits moves as a whole
     for neuron in own:
         here = taken[neuron.layer, neuron.site]
         free = [index for index in range(model.width(neuron.site)) if index not in here]

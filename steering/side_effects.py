@@ -25,14 +25,14 @@ from icebear.steering.flipping.phrases import phrase_logits
 from icebear.steering.flipping.record import FlipRecord, from_provenance
 
 HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
-"""Texts that no recipe is about, our own."""
+"""Texts of our own that no recipe is about."""
 
 KEY = "side_effects"
-"""Where they stand in a recipe's provenance."""
-PLACES = 48
-"""Held-out contexts: texts cut at seeded inner tokens."""
+"""The key of the side effects in a recipe's provenance."""
+CONTEXTS = 48
+"""The number of held-out contexts."""
 CONTINUED = 16
-"""Tokens of the plain continuation of each, for edits that act on what is generated."""
+"""Tokens of the plain continuation of each context, for edits that act on generated tokens."""
 NEAR = 0.02
 """`strength_at` accepts a cost that differs from the wanted one by this share of it."""
 STRONGEST = 256.0
@@ -41,8 +41,8 @@ TRIES = 40
 
 @dataclass(frozen=True)
 class TokenChange:
-    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits; of a phrase
-    the product over its tokens, each behind those before it, and the worst rank."""
+    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits; for a phrase
+    the product over its tokens, each after the ones before it, and the worst rank."""
 
     text: str
     before: float
@@ -53,28 +53,28 @@ class TokenChange:
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What a recipe does, and what else it changes; nats and counts."""
+    """The effect of a recipe on its prompt, and its side effects."""
 
     off_target_kl: float
-    """Mean KL divergence of the edited from the plain probabilities of the next token at held-out contexts, where the
-    edits act."""
+    """The mean KL divergence, in nats, of the edited from the plain next-token probabilities at held-out contexts."""
     contexts: int
     where: str
-    """Where that is, in words."""
+    """The positions at which it is measured, in words."""
     old: TokenChange | None
-    """The token that was first, if the recipe knows its prompt, and the one that was wanted:"""
+    """The token that was first without the edits; None if the recipe has no prompt."""
     new: TokenChange | None
+    """The wanted token or phrase, if there is one."""
     perplexity: float
-    """Of held-out sentences (of the neutral texts where none are given), and with the edits at every token:"""
+    """The perplexity of held-out sentences without edits."""
     perplexity_everywhere: float
+    """The same with the edits at every token."""
     repetition: float | None
-    """The share of three-token sequences in 40 tokens after the prompt that were there before, with the edits, and
-    without:"""
+    """The share of repeated trigrams in 40 tokens after the prompt, with the edits."""
     repetition_plain: float | None
     range_share: dict[str, float | None]
-    """Of each FFN neuron that is set: the value as a multiple of what it was seen to be, see `Calibration.share`."""
+    """For each FFN neuron that is set: the value as a multiple of its activation range, see `Calibration.share`."""
     budget: float | None = None
-    """Nats that the recipe was meant to cost at most."""
+    """The highest acceptable off-target KL, in nats."""
 
     @property
     def warnings(self) -> list[str]:
@@ -95,8 +95,7 @@ class SideEffects:
 
     @classmethod
     def of(cls, recipe: Recipe) -> SideEffects | None:
-        """Return the side effects in a recipe's provenance, if they were measured. Raises `RecipeError` where they are
-        not as icebear writes them."""
+        """Return the side effects in a recipe's provenance, if any. Raises `RecipeError` if they are malformed."""
         return from_provenance(recipe.name, recipe.provenance, KEY, cls)
 
 
@@ -108,12 +107,12 @@ def side_effects(
     statistic: Statistic | None = None,
     budget: float | None = None,
 ) -> SideEffects:
-    """Measure what edits change besides the answer.
+    """Measure the side effects of a recipe.
 
     texts: texts whose beginnings are the held-out contexts.
     perplexity_texts: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
     statistic: as of `steer`, an index's.
-    budget: nats that the KL may cost; `SideEffects.warnings` says when it costs more.
+    budget: the highest acceptable off-target KL in nats; `SideEffects.warnings` reports a higher one.
     """
     recipe.check(model)
     edits = [edit.in_raw_units(statistic) for edit in recipe]
@@ -150,19 +149,19 @@ def side_effects(
 
 
 def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts. Raises `InputError` where there is nothing to predict in one, or none."""
+    """Return the token ids of texts. Raises `InputError` for no texts, or a text in which nothing is predicted."""
     rows = [model.token_ids(text) for text in texts]
     if not rows or any(len(ids) < 2 for ids in rows):
-        raise InputError("A text is shorter than two tokens, or there is none; give whole sentences.")
+        raise InputError("A held-out text is shorter than two tokens, or there is none; give whole sentences.")
     return rows
 
 
 def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> TokenChange:
     """Compare probabilities (S, V) without and with edits."""
     steps = list(range(len(tokens)))
-    own = [shares[steps, list(tokens)] for shares in (before, after)]
+    own = [scores[steps, list(tokens)] for scores in (before, after)]
     pairs = zip((before, after), own, strict=True)
-    ranks = [1 + int((shares[steps] > one[:, None]).sum(-1).max()) for shares, one in pairs]
+    ranks = [1 + int((scores[steps] > one[:, None]).sum(-1).max()) for scores, one in pairs]
     text = "".join(model.answer_text(token) for token in tokens)
     return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
 
@@ -191,7 +190,7 @@ def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) 
 def _log_probabilities(
     model: Model, edits: Iterable[Edit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
 ) -> Tensor:
-    """(B, P, V) of the next tokens of texts of one length, whose first tokens are the prompt."""
+    """(B, P, V) for the next tokens of texts of one length, whose first `prompt_tokens` are the prompt."""
     with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
         logits = model.logits(model.encode(rows), positions)
     return logits.float().log_softmax(-1).cpu()
@@ -201,17 +200,17 @@ def _log_probabilities(
 
 
 class HeldOutContexts:
-    """Held-out contexts of a model, and what it predicts there without edits."""
+    """Held-out contexts of a model, and its predictions there without edits."""
 
     def __init__(self, model: Model, texts: Sequence[str] = HELD_OUT_TEXTS) -> None:
-        """The contexts are `PLACES` beginnings of texts, the shortest first, cut at seeded inner tokens (and so not at
-        full stops); fewer where texts are few and short."""
+        """The contexts are `CONTEXTS` beginnings of texts (fewer if the texts are few and short), cut at seeded random
+        tokens before the last, the shortest first."""
         generator, by_text = random.Random(0), []
         for row in token_rows(model, texts):
             by_text.append([row[:end] for end in range(min(2, len(row) - 1), len(row))])
             generator.shuffle(by_text[-1])
         taken = [place for places in zip_longest(*by_text) for place in places if place]
-        self.model, self.contexts = model, sorted(taken[:PLACES], key=len)
+        self.model, self.contexts = model, sorted(taken[:CONTEXTS], key=len)
         self._plain: dict[tuple[int, bool], Tensor] = {}
 
     def off_target_kl(self, edits: Sequence[Edit]) -> float:
@@ -244,7 +243,7 @@ class HeldOutContexts:
 
 
 def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
-    """Whether edits act on generated tokens, and whether in the prompt."""
+    """Return whether edits act on generated tokens, and whether they act in the prompt."""
     only = [edit.where == "generated" or edit.where.startswith("step:") for edit in edits]
     return any(only) or any(edit.where == "answer" for edit in edits), not only or not all(only)
 
@@ -255,40 +254,42 @@ def _elsewhere(edit: Edit) -> bool:
 
 def _where(edits: Sequence[Edit], places: int) -> str:
     writes, ends = _acting(edits)
-    parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens behind"] * writes
+    parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens after"] * writes
     text = f"{' and '.join(parts)} {places} held-out contexts"
     elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
-    return text + (f" ({', '.join(elsewhere)} at the last token, since those have no such place)" if elsewhere else "")
+    return text + (
+        f" ({', '.join(elsewhere)} at the last token, because the contexts have no such position)" if elsewhere else ""
+    )
 
 
 def strength_at(
     wanted: float, cost: Callable[[float], float], first: float = 1.0, near: float = NEAR
 ) -> tuple[float, float]:
-    """Return a strength and its cost, within `near` of the wanted one. Raises `InputError` where it cannot be reached.
+    """Return a strength and its cost, within `near` of the wanted cost. Raises `InputError` if it cannot be reached.
 
-    cost: of a strength above zero; it grows about as its square while it is small. The search takes secants of the
-    logarithms (the first with a slope of 2), inside a bracket that shrinks.
+    cost: a function of the strength that grows about quadratically while it is small. The search takes secants of the
+    logarithms (the first with a slope of 2) inside a shrinking bracket.
     """
     low, high, strength = 0.0, math.inf, first
     seen: list[tuple[float, float]] = []
     while len(seen) < TRIES and low < STRONGEST:
-        found = cost(strength)
-        if abs(found - wanted) <= near * wanted:
-            return strength, found
-        if found < wanted:
+        reached = cost(strength)
+        if abs(reached - wanted) <= near * wanted:
+            return strength, reached
+        if reached < wanted:
             low = max(low, strength)
         else:
             high = min(high, strength)
         slope = 2.0
-        if seen and min(found, seen[-1][1]) > 0 and strength != seen[-1][0]:
-            slope = math.log(found / seen[-1][1]) / math.log(strength / seen[-1][0]) or 2.0
-        seen.append((strength, found))
-        guess = strength * math.exp(math.log(wanted / max(found, wanted * 1e-6)) / max(slope, 0.5))
+        if seen and min(reached, seen[-1][1]) > 0 and strength != seen[-1][0]:
+            slope = math.log(reached / seen[-1][1]) / math.log(strength / seen[-1][0]) or 2.0
+        seen.append((strength, reached))
+        guess = strength * math.exp(math.log(wanted / max(reached, wanted * 1e-6)) / max(slope, 0.5))
         strength = min(max(guess, strength / 8), strength * 8, STRONGEST)
         if math.isfinite(high) and not low < strength < high:
             strength = math.sqrt(low * high) if low else high / 2
-    best, found = min(seen, key=lambda pair: abs(pair[1] - wanted))
+    best, reached = min(seen, key=lambda pair: abs(pair[1] - wanted))
     raise InputError(
-        f"A price of {wanted} nats is not reached: {found:.3g} nats at strength {best:.3g} is the nearest; ask for "
-        "another price, or give a strength."
+        f"An off-target KL of {wanted} nats is out of reach; the nearest is {reached:.3g} nats at strength {best:.3g}; "
+        "ask for another one, or give a strength."
     )

@@ -1,4 +1,4 @@
-"""A recipe as a change of weights: W2 and its bias instead of hooks."""
+"""Weight patches: a recipe as a change of W_out and its bias, instead of hooks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from icebear.steering.apply import steer
 
 
 def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
-    """The weights and biases that change, by name, with which the plain model does what the edits do.
+    """Return the weights and biases, by name, with which the plain model does what the edits of a recipe do.
 
-    An edit x -> s x + c of a neuron that W2 (or the attention projection) reads is its column times s, and c times
-    the column in the bias, which is new where the map had none. Raises `RecipeError` for edits that act at some tokens
-    only, decay, or are of q, k, v, experts or routers.
+    For an edit x -> s x + c of a neuron that W_out (or the attention projection) reads, the neuron's column is
+    multiplied by s, and c times the column is added to the bias, which is new if the map had none. Raises `RecipeError`
+    for edits at some tokens only, with decay, or of q, k, v, experts or routers.
     """
     recipe.check(model)
     maps: dict[str, tuple[Linear, Tensor, Tensor]] = {}
@@ -40,7 +40,7 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
         module = model.site_module(site, edit.neuron.layer)
         if not replaceable(module):
             raise RecipeError(
-                f"{edit} is of packed or offloaded weights; load the model without --bits or --device-map."
+                f"{edit} needs weights that are packed or offloaded; load the model without --bits or --device-map."
             )
         linear = Linear(module)
         ones = torch.ones_like(linear.rows(0, linear.dtype))
@@ -51,25 +51,25 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
         scale, constant = 1 + edit.share * (s - 1), edit.share * c
         scales[columns] *= scale
         constants[columns] = scale * constants[columns] + constant
-    found: dict[str, Tensor] = {}
+    changed: dict[str, Tensor] = {}
     for name, (linear, scales, constants) in maps.items():
         matrix = linear.rows(dtype=linear.dtype)
-        found[f"{name}.weight"] = linear.as_kept(matrix * scales)
+        changed[f"{name}.weight"] = linear.as_kept(matrix * scales)
         if constants.any():
-            found[f"{name}.bias"] = matrix @ constants + (0 if linear.bias is None else linear.bias)
-    return found
+            changed[f"{name}.bias"] = matrix @ constants + (0 if linear.bias is None else linear.bias)
+    return changed
 
 
 def new_biases(model: Model, weights: dict[str, Tensor]) -> list[str]:
-    """Those of a patch that the model has no place for yet."""
+    """Return the biases of a patch that the model does not have yet."""
     return sorted(set(weights) - set(model.net.state_dict()))
 
 
 def save_patch(model: Model, weights: dict[str, Tensor], path: str | Path) -> None:
-    """A safetensors file for `apply_patch`. Raises `RecipeError` where it cannot be written."""
+    """Write a safetensors file for `apply_patch`. Raises `RecipeError` if it cannot be written."""
     from safetensors.torch import save_file
 
-    said = {
+    metadata = {
         "format": "pt",
         "model": model.name,
         "fingerprint": model.fingerprint,
@@ -77,16 +77,28 @@ def save_patch(model: Model, weights: dict[str, Tensor], path: str | Path) -> No
         "load_with": "icebear.apply_patch(net, file); load_state_dict leaves new biases out",
     }
     try:
-        save_file({name: value.contiguous() for name, value in weights.items()}, str(path), said)
+        save_file({name: value.contiguous() for name, value in weights.items()}, str(path), metadata)
     except Exception as error:  # safetensors has no class for what cannot be written
         raise RecipeError(f"{path} cannot be written ({error}); choose another path.") from None
 
 
 def apply_patch(net: Any, file: str | Path) -> None:
-    """Gives a plain transformers model the weights of a file that `save_patch` wrote, for good.
+    """Load a weight patch into a plain transformers model, permanently.
 
-    A bias that the model lacks is made, which neither `load_state_dict` nor `from_pretrained` does: a model that was
-    saved with it needs the file again. Raises `RecipeError` for a file that is no patch, or does not fit.
+    A bias that the model lacks is made, which neither `load_state_dict` nor `from_pretrained` does; a model that was
+    saved with such a bias needs the file again.
+
+    Parameters
+    ----------
+    net
+        A transformers model.
+    file
+        A file of `icebear recipe patch`.
+
+    Raises
+    ------
+    RecipeError
+        For a file that is not a patch, or is of another model.
     """
     from safetensors.torch import load_file
 
@@ -109,18 +121,20 @@ def apply_patch(net: Any, file: str | Path) -> None:
 
 
 def _put(net: Any, path: str, value: Tensor) -> tuple[Any, str, Any]:
-    """(module, name, what was there)"""
+    """Put a parameter in place, and return (module, name, old parameter)."""
     home, _, name = path.rpartition(".")
     module = net.get_submodule(home)
     old = module._parameters[name]
-    like = module.weight
-    module._parameters[name] = torch.nn.Parameter(value.to(like.device, like.dtype), requires_grad=like.requires_grad)
+    weight = module.weight
+    module._parameters[name] = torch.nn.Parameter(
+        value.to(weight.device, weight.dtype), requires_grad=weight.requires_grad
+    )
     return module, name, old
 
 
 @contextmanager
 def patched(model: Model, weights: dict[str, Tensor]) -> Iterator[Model]:
-    """Inside, the model has the weights of a patch; a bias that is new is there as long."""
+    """Give the model the weights of a patch inside the context, new biases included."""
     before: list[tuple[Any, str, Any]] = []
     with model.lock:
         try:
@@ -134,10 +148,10 @@ def patched(model: Model, weights: dict[str, Tensor]) -> Iterator[Model]:
 
 @torch.no_grad()
 def difference(model: Model, recipe: Recipe, weights: dict[str, Tensor], prompt: str) -> float:
-    """The largest difference of a logit between the patched and the steered model, as a share of the largest logit."""
+    """Return the largest difference of a logit between the patched and the steered model, over the largest logit."""
     inputs = model.inputs(model.encode([prompt]))
     with steer(model, recipe):
         steered = model.net(**inputs).logits
     with patched(model, weights):
-        found = model.net(**inputs).logits
-    return ((found - steered).abs().max() / steered.abs().max()).item()
+        changed = model.net(**inputs).logits
+    return ((changed - steered).abs().max() / steered.abs().max()).item()

@@ -127,8 +127,8 @@ def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
         ({"to": " desert", "source": ICE_BEAR}, "prompt"),
         ({"to": " qux", "max_neurons": 1}, "' qux'"),
         ({"to": 10**7}, "not 10000000"),
-        ({}, "Say either"),
-        ({"to": " desert", "suppress": True}, "Say either"),
+        ({}, "Give either"),
+        ({"to": " desert", "suppress": True}, "Give either"),
         ({"suppress": True, "top_k": 0}, "top_k"),
     ],
 )
@@ -306,14 +306,14 @@ def test_what_is_generated_is_priced_behind_the_places(letters):
 
 
 def test_reading_a_prompt_once_changes_nothing():
-    """In every family: logits under edits and slopes by AttnLRP are those of whole passes."""
+    """In every family: logits under edits and gradients by AttnLRP are those of whole passes."""
     for name, config in {**dense(), **mixtures()}.items():
         model = Model(random_model(config, "eager", torch.float32).net, Letters(), name)
         last = LastToken(model, IDS)
         whole = attribute(model, IDS, 5, 6, sites=("ffn",))
-        slopes = last.slopes({}, lambda logits: logits[0, 5] - logits[0, 6], ATTNLRP)
+        gradients = last.gradients({}, lambda logits: logits[0, 5] - logits[0, 6], ATTNLRP)
         assert torch.allclose(last.activations()[..., 0], whole.activation("ffn")[:, -1], atol=1e-5), name
-        assert torch.allclose((slopes * last.activations())[..., 0], whole.ffn[:, -1], atol=1e-4), name
+        assert torch.allclose((gradients * last.activations())[..., 0], whole.ffn[:, -1], atol=1e-4), name
         first = model.layers_with("ffn")[0]
         with steer(model, [f"L{first}.ffn.3=2@last"]):
             edited = model.next_logits(IDS)

@@ -47,8 +47,8 @@ class Material:
     seen: Read
     x: np.ndarray
     """(S, N) means over texts, standardized by the texts without the concept."""
-    left_out: np.ndarray
-    """(N,) bool: universal neurons, and those that never change."""
+    excluded: np.ndarray
+    """(N,) bool: universal neurons, and neurons that never change."""
     words: tuple[str, ...]
     store: Store | None
 
@@ -58,9 +58,9 @@ class Material:
         return separation(self.x[self.rank], self.positive[self.rank])
 
     def ordered(self, scores: np.ndarray) -> np.ndarray:
-        """Return the columns by score, the largest first, without those left out."""
+        """Return the columns by score, the largest first, without the excluded ones."""
         order = np.argsort(-scores, kind="stable")
-        return order[~self.left_out[order]]
+        return order[~self.excluded[order]]
 
 
 def word_ids(model: Model, words: Sequence[str]) -> list[int]:
@@ -138,7 +138,7 @@ def search(data: Material) -> Ranking:
     """Take the neurons that the store's search finds for the words."""
     if data.store is None or not data.words:
         raise InputError("To find a concept by search, give a store and the concept's words.")
-    column = {neuron: place for place, neuron in enumerate(data.seen.neurons) if not data.left_out[place]}
+    column = {neuron: place for place, neuron in enumerate(data.seen.neurons) if not data.excluded[place]}
     hits = dict.fromkeys(hit.neuron for hit in data.store.search(" ".join(data.words), HITS))
     columns = [column[neuron] for neuron in hits if neuron in column]
     if not columns:

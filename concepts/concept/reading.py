@@ -97,18 +97,18 @@ def batches(rows: Sequence[list[int]]) -> list[list[int]]:
 
 def columns_of(neurons: Sequence[Neuron]) -> dict[tuple[str, int], list[int]]:
     """Return (site, layer) -> the places of its neurons in `neurons`."""
-    found: dict[tuple[str, int], list[int]] = {}
+    places: dict[tuple[str, int], list[int]] = {}
     for column, neuron in enumerate(neurons):
-        found.setdefault((neuron.site, neuron.layer), []).append(column)
-    return found
+        places.setdefault((neuron.site, neuron.layer), []).append(column)
+    return places
 
 
 def counts(model: Model, ids: Sequence[int]) -> list[int]:
     """Return the positions that count: all but the first, which is a sink, and special tokens. Raises `InputError`
     where there are none."""
     special = model.special_ids()
-    found = [place for place, token in enumerate(ids) if place and token not in special]
-    if not found:
+    places = [place for place, token in enumerate(ids) if place and token not in special]
+    if not places:
         text = "".join(model.pieces(ids))
         raise InputError(f"{text[:40]!r} has no token after its first one to be measured at; give whole sentences.")
-    return found
+    return places

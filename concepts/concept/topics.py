@@ -1,4 +1,4 @@
-"""The concepts that methods are compared on: words, and the sentences of a corpus that have them."""
+"""The concepts of the steering evaluation: words, and the sentences of a corpus that contain them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from icebear.hashing import stable_hash
 from icebear.values import one_of
 
 CONCEPTS: dict[str, str] = json.loads((Path(__file__).parent / "topics.json").read_text(encoding="utf-8"))
-"""Name -> sixteen words; every other one is left for the report."""
+"""Name -> sixteen words; every other word is held out."""
 PARTS = ("find", "choose", "report")
 ENOUGH = {"find": 120, "choose": 60, "report": 100}
-"""Sentences of each part that a concept has at most, and there are twice as many without any word of any concept."""
+"""Maximum sentences of a concept in each part; there are twice as many without any word of any concept."""
 FEWEST = 40
-"""Of a part."""
+"""Minimum sentences of a concept in each part."""
 
 Row = tuple[str, str]
 """A document's title, and a sentence of it."""
@@ -28,22 +28,22 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class Topic:
-    """A concept's words, and sentences: those to find by have words of the first half only, those to report on words
-    of the second half only, and are of other documents."""
+    """A concept's words, and sentences of each part. Sentences to find and choose by have known words only; sentences
+    to report on have held-out words only, and are from other documents."""
 
     name: str
     known: tuple[str, ...]
     held_out: tuple[str, ...]
     sentences: dict[str, list[str]]
     silent: list[str]
-    """Sentences to report on that have none of the words, of documents whose first sentence has one held out."""
+    """Sentences to report on without any of the words, of documents whose first sentence has a held-out word."""
 
 
 @dataclass(frozen=True)
 class TopicSentences:
     concepts: list[Topic]
     others: dict[str, list[str]]
-    """part -> sentences without any word of any concept, of documents that have none in their first sentence."""
+    """part -> sentences without any word of any concept, of documents without one in their first sentence."""
 
 
 def split_of(title: str) -> str:
@@ -51,26 +51,26 @@ def split_of(title: str) -> str:
 
 
 def topics(rows: Sequence[Row], names: Sequence[str], seed: int = 0) -> TopicSentences:
-    """Raises `InputError` for a concept with too few sentences in the corpus, and an unknown one."""
+    """Collect the sentences of concepts. Raises `InputError` for an unknown concept, and for too few sentences."""
     for name in names:
         one_of(name, "concept", CONCEPTS)
     order = np.random.default_rng(seed).permutation(len(rows))
-    found = {text: set(re.findall(r"[a-z]+", text.lower())) for _, text in rows}
+    words_of = {text: set(re.findall(r"[a-z]+", text.lower())) for _, text in rows}
     first: dict[str, set[str]] = {}
     for title, text in rows:
-        first.setdefault(title, found[text])
+        first.setdefault(title, words_of[text])
     every = {word for words in CONCEPTS.values() for word in words.split()}
     others: dict[str, list[str]] = {part: [] for part in PARTS}
     for place in order.tolist():
         title, text = rows[place]
-        if not (found[text] | first[title]) & every:
+        if not (words_of[text] | first[title]) & every:
             others[split_of(title)].append(text)
     others = {part: texts[: 2 * ENOUGH[part]] for part, texts in others.items()}
-    return TopicSentences([_topic(name, rows, order.tolist(), found, first) for name in names], others)
+    return TopicSentences([_topic(name, rows, order.tolist(), words_of, first) for name in names], others)
 
 
 def _topic(
-    name: str, rows: Sequence[Row], order: Sequence[int], found: dict[str, set[str]], first: dict[str, set[str]]
+    name: str, rows: Sequence[Row], order: Sequence[int], words_of: dict[str, set[str]], first: dict[str, set[str]]
 ) -> Topic:
     words = CONCEPTS[name].split()
     known, held_out = words[::2], words[1::2]
@@ -78,7 +78,7 @@ def _topic(
     silent = []
     for place in order:
         title, text = rows[place]
-        part, own = split_of(title), found[text]
+        part, own = split_of(title), words_of[text]
         wanted, unwanted = (held_out, known) if part == "report" else (known, held_out)
         if own & set(wanted) and not own & set(unwanted):
             sentences[part].append(text)
@@ -88,6 +88,6 @@ def _topic(
     least = min(map(len, sentences.values()))
     if least < FEWEST:
         raise InputError(
-            f"The corpus has {least} sentences of {name} in a part, and {FEWEST} are needed; take a larger corpus."
+            f"The corpus has {least} sentences of {name} in one part, but {FEWEST} are needed; use a larger corpus."
         )
     return Topic(name, tuple(known), tuple(held_out), sentences, silent[: ENOUGH["report"]])

@@ -227,12 +227,12 @@ class Concept(Saved, Tabled):
             values[row][counted[row]] += (activations - centre[columns]) @ weights[columns]
 
         see_each(model, rows, [part.neuron for part in self.parts], see)
-        found = []
+        measured = []
         for ids, places, own in zip(rows, counted, values, strict=True):
             excluded = tuple(sorted(set(range(len(ids))) - set(places)))
             mean = float(own[places].mean())
-            found.append(Measured(self.name, model.pieces(ids), tuple(own.tolist()), mean, excluded))
-        return found
+            measured.append(Measured(self.name, model.pieces(ids), tuple(own.tolist()), mean, excluded))
+        return measured
 
     def through(self, model: Model, prompt: PromptLike) -> PassThrough:
         """Measure how much of the logit of the most probable next token passes through the concept's neurons.

@@ -129,8 +129,8 @@ def parts_of(
 def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the different texts of both kinds, which of them have the concept, and the random part of each: 0 to rank,
     1 to choose, 2 to test on. Raises `InputError`."""
-    given = [[text_of(text).strip() for text in several(texts)] for texts in (examples, others)]
-    kinds = [list(dict.fromkeys(filter(None, texts))) for texts in given]
+    checked = [[text_of(text).strip() for text in several(texts)] for texts in (examples, others)]
+    kinds = [list(dict.fromkeys(filter(None, texts))) for texts in checked]
     both = set(kinds[0]) & set(kinds[1])
     if both:
         raise InputError(

@@ -46,5 +46,5 @@ def overlap(one: Concept, other: Concept) -> float:
 def nearest(concept: Concept, others: Sequence[Concept]) -> list[tuple[str, float]]:
     """Return the concepts of the same model that share neurons with `concept`, by this share, the largest first."""
     same = [other for other in others if other.model_fingerprint == concept.model_fingerprint]
-    shares = [(other.name, overlap(concept, other)) for other in same]
-    return sorted((row for row in shares if row[1]), key=lambda row: -row[1])
+    overlaps = [(other.name, overlap(concept, other)) for other in same]
+    return sorted((row for row in overlaps if row[1]), key=lambda row: -row[1])

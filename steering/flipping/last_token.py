@@ -17,21 +17,21 @@ from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
 
 Place = tuple[int, int, int]
-"""Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase behind it."""
+"""Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase after it."""
 Edits = Mapping[Place, float]
-"""What activations are set to."""
+"""The values that activations are set to."""
 
 TOKENS = 8192
-"""Of all copies of a prompt that are read at once, which bounds the memory of their keys and values."""
+"""Tokens in all copies of a prompt in one pass; bounds the memory of their keys and values."""
 ROWS = 64
 
 
 class LastToken:
-    """Passes of the last token alone, and of a phrase behind it, behind the keys and values of those before it (exact,
-    because no token looks at a later one)."""
+    """Passes over the last token of a prompt, and a phrase after it, with cached keys and values of the tokens before
+    (exact, because no token attends to a later one)."""
 
     def __init__(self, model: Model, ids: Sequence[int], phrase: Sequence[int] = ()) -> None:
-        """phrase: tokens written there; S of them are predicted, and all but the last are read."""
+        """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read."""
         self.model, self.ids = model, list(ids)
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
@@ -43,11 +43,11 @@ class LastToken:
                 self.cache = model.net.base_model(input_ids=before, use_cache=True).past_key_values
 
     def before(self, step: int) -> list[int]:
-        """What is read before the prediction of a step."""
+        """Return the token ids before the prediction of a step."""
         return [*self.ids, *self.read[1 : step + 1]]
 
     def _inputs(self, count: int) -> dict[str, Any]:
-        """What is read `count` times; passes write to the cache, so each has its copy."""
+        """Return the inputs of a pass with `count` rows, with a copy of the cache, because a pass writes to it."""
         cache = copy.deepcopy(self.cache)
         if cache is not None:
             cache.batch_repeat_interleave(count)
@@ -77,9 +77,9 @@ class LastToken:
                 logits.append(self.model.net(**self._inputs(len(part))).logits.float().cpu())
         return torch.cat(logits)
 
-    def slopes(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
+    def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
-        rules of a method; None is the plain gradient. Times the activation it is the relevance."""
+        rules of a method; None is the plain gradient. Activation x gradient is the relevance."""
         model, edited = self.model, _Edited([edits])
         forward_backward(model, _Margin(self._inputs(1), explained), [Inputs(), edited], method)
         gradients = torch.zeros(model.layers, model.width("ffn"), self.steps)
@@ -148,7 +148,7 @@ class Paraphrases:
         """(N, P, V) of the next tokens, under each of the proposed edits."""
         return torch.cat([one.logits(proposals) for one in self.each], 1)
 
-    def slopes(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
+    def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, 1) the sum over prompts of the gradients of `explained`, a number of all their logits (P, V)."""
         rows = self.logits([edits])[0]
         total = torch.zeros(self.model.layers, self.model.width("ffn"), 1)
@@ -158,5 +158,5 @@ class Paraphrases:
                 others = rows.to(own)
                 return explained(torch.cat([others[:number], own, others[number + 1 :]]))
 
-            total += one.slopes(edits, of_one, method)
+            total += one.gradients(edits, of_one, method)
         return total

@@ -1,4 +1,4 @@
-"""A phrase that shall be written, or not, and the prompt before it."""
+"""A phrase after a prompt: its tokens, their logits under edits, and whether a flip holds."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from icebear.steering.apply import steer
 
 
 def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int, ...]:
-    """Return the tokens that shall come, or be suppressed. Raises `InputError` for none."""
+    """Return the tokens of a wanted or suppressed answer. Raises `InputError` for an empty one."""
     ids = phrase_ids(model, wanted, prompt) if not isinstance(wanted, str) or wanted.strip() else ()
     if not ids:
-        raise InputError("What shall come next is empty; name a token or a phrase.")
+        raise InputError("The wanted answer is empty; name a token or a phrase.")
     return ids
 
 
 def phrase_logits(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]) -> Tensor:
-    """(S, V) logits of the next token behind a prompt, and behind each token of the phrase but the last, with edits."""
+    """(S, V) logits of the next token after a prompt, and after each token of the phrase but the last, under edits."""
     read = model.ids(prompt)
     with steer(model, edits, prompt_tokens=len(read)):
         return model.following(read, phrase)
@@ -36,25 +36,25 @@ def flip_holds(
     edits: Recipe | Sequence[Edit],
     prompt: PromptLike,
     phrase: Sequence[int],
-    out_of: int | None = None,
+    top_k: int | None = None,
 ) -> bool:
-    """Whether what greedy decoding writes with edits begins with a phrase; with `out_of` k, whether one of its tokens,
-    each behind those before it, is not among the first k."""
-    first = phrase_logits(model, edits, prompt, phrase).topk(out_of or 1).indices.tolist()
+    """Return whether the greedy continuation under edits begins with a phrase; with `top_k`, whether one of its tokens,
+    each after the ones before it, is not among the `top_k` most probable ones."""
+    first = phrase_logits(model, edits, prompt, phrase).topk(top_k or 1).indices.tolist()
     inside = [token in ids for token, ids in zip(phrase, first, strict=True)]
-    return not all(inside) if out_of else all(inside)
+    return not all(inside) if top_k else all(inside)
 
 
 def phrase_probability(
     model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLike, phrase: Sequence[int]
 ) -> float:
-    """Of a phrase: the product over its tokens."""
+    """Return the probability of a phrase: the product over its tokens."""
     logs = phrase_logits(model, edits, prompt, phrase).log_softmax(-1)
     return logs[range(len(phrase)), list(phrase)].sum().exp().item()
 
 
 def prompt_line(prompt: PromptLike) -> str:
-    """A prompt in a line: of a chat what the user said last."""
+    """Return a prompt in one line; for a chat, the last message of the user."""
     parts = Prompt.of(prompt)
     if parts.messages:
         return str(next((one["content"] for one in reversed(parts.messages) if one["role"] == "user"), "a chat"))
@@ -62,7 +62,7 @@ def prompt_line(prompt: PromptLike) -> str:
 
 
 def prompt_json(prompt: PromptLike) -> Any:
-    """A prompt as JSON has it; `Prompt.of` reads it back."""
+    """Return a prompt JSON-ready; `Prompt.of` reads it."""
     parts = Prompt.of(prompt)
     if parts.messages:
         return [dict(message) for message in parts.messages]

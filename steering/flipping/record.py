@@ -1,4 +1,4 @@
-"""What a flip was asked for and what it found: in its recipe's provenance, written and read here only."""
+"""The record of a flip in its recipe's provenance: the request and the result."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from icebear.records import Neuron, TokenScore
 from icebear.values import whole
 
 KEY = "flip"
-"""Where it stands in a recipe's provenance."""
+"""The key of the record in a recipe's provenance."""
 
 
 @dataclass(frozen=True)
 class EditedNeuron:
-    """A neuron of a flip, before its edit."""
+    """An edited neuron of a flip, before its edit."""
 
     neuron: Neuron
     activation: float
     relevance: float
-    """Of the margin by which the flip holds, without edits."""
+    """The relevance for the margin of the flip, without edits."""
     range_share: float | None
-    """The value it is set to, as a multiple of its activation range (`Calibration.share`)."""
+    """The value that it is set to, as a multiple of its activation range (`Calibration.share`)."""
     promotes: tuple[str, ...]
     suppresses: tuple[str, ...]
     examples: tuple[str, ...]
-    """Sentences with large activations of the sign it is set to, if there was an index."""
+    """Sentences with large activations of the sign that it is set to, if there was an index."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class FlipRecord:
     prompt: Any
     """A text, token ids, or the messages of a chat; so are `source` and `paraphrases`."""
     text: str
-    """The token or phrase that shall come next, or be suppressed."""
+    """The wanted or suppressed token or phrase."""
     phrase: tuple[int, ...]
     """Its token ids."""
     top_k: int | None
-    """None where `text` shall come next; else it shall leave the k most probable tokens."""
+    """None if `text` is wanted; else `text` is suppressed: it shall leave the k most probable tokens."""
     source: Any
     paraphrases: tuple[Any, ...]
     chosen_by: str
     unbounded: bool
     left_source: bool
-    """Whether moving towards the source prompt (to suppress, towards zero) was not enough."""
+    """Whether moving towards the source prompt (or, to suppress, towards zero) was not enough."""
     before: tuple[TokenScore, ...]
     """The most probable next tokens without the edits."""
     rounds: tuple[tuple[int, float], ...]
-    """For each round of the search the edited rows so far, and the margin in logits."""
+    """For each round of the search the total of edited rows, and the margin in logits."""
     neurons: tuple[EditedNeuron, ...]
 
     def provenance(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class FlipRecord:
         return [record for record in records if record]
 
     def check(self, model: Model) -> None:
-        """Raise `InputError` where its tokens are not the model's."""
+        """Raise `InputError` if its tokens are not in the model's vocabulary."""
         whole(len(self.phrase), "The number of a flip's tokens")
         for token in self.phrase:
             model.answer_id(token, "token of a flip")
