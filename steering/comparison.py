@@ -63,17 +63,7 @@ def compare(
 ) -> Comparison:
     """Generate text and next-token probabilities without and with `edits`.
 
-    Parameters
-    ----------
-    edits, statistic
-        As of `steer`.
-    max_new_tokens, temperature, seed, on_token
-        As of `Model.generate`; on_token counts through both texts.
-
-    Raises
-    ------
-    InputError
-        For edits that the model does not have.
+    edits, statistic: as of `steer`. Other parameters: as of `Model.generate`; `on_token` counts through both texts.
     """
 
     def continuation(also: Sequence[TokenScore], done: int) -> Continuation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -101,16 +100,14 @@ def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> 
 
 def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:
     """Return the same edits of random other neurons; none if there are not enough."""
-    own = dict.fromkeys(model.check(edit.neuron) for edit in edits)
-    taken: dict[tuple[int, str], set[int]] = defaultdict(set)
-    for neuron in own:
-        taken[neuron.layer, neuron.site].add(neuron.index)
+    neurons = dict.fromkeys(model.check(edit.neuron) for edit in edits)
+    taken = {(neuron.layer, neuron.site, neuron.index) for neuron in neurons}
     moved: dict[Neuron, Neuron] = {}  # a neuron with several edits moves as a whole
-    for neuron in own:
-        here = taken[neuron.layer, neuron.site]
-        free = [index for index in range(model.width(neuron.site)) if index not in here]
+    for neuron in neurons:
+        layer, site = neuron.layer, neuron.site
+        free = [index for index in range(model.width(site)) if (layer, site, index) not in taken]
         if not free:
             return []
         moved[neuron] = replace(neuron, index=generator.choice(free))
-        here.add(moved[neuron].index)
+        taken.add((layer, site, moved[neuron].index))
     return [replace(edit, neuron=moved[edit.neuron]) for edit in edits]

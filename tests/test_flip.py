@@ -202,8 +202,8 @@ def test_what_cannot_be_done_says_how_near_it_came(letters):
     assert len(reasons) > 5
     for reason in reasons:
         assert re.match(
-            r"No 1 neurons inside their activation range make '.' the next token: with [01] it has 0\.\d+, behind "
-            r"'.' with 0\.\d+; try .*--unbounded",
+            r"No flip to '.' found with at most 1 neurons inside their activation range; with [01] its probability is "
+            r"0\.\d+, and '.' has 0\.\d+\. Try .*--unbounded",
             reason,
         )
 

@@ -154,24 +154,10 @@ class Concept(Saved, Tabled):
 
     @classmethod
     def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
-        """Make a concept by hand.
+        """Make a concept by hand, of (neuron or its id, polarity) -> weight above 0; other keywords are provenance.
 
-        Parameters
-        ----------
-        weights
-            (neuron or its id, polarity) -> weight above 0.
-        **provenance
-            Additional provenance, JSON-ready.
-
-        Returns
-        -------
-        Concept
-            The means and standard deviations of its neurons are over icebear's calibration texts.
-
-        Raises
-        ------
-        InputError
-            For a neuron that the model does not have, a neuron given twice, or a weight that is not positive.
+        Means and standard deviations are over icebear's calibration texts. Raises `InputError` for a neuron that is
+        given twice or that the model does not have, and for another weight.
         """
         if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
             raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
@@ -202,9 +188,8 @@ class Concept(Saved, Tabled):
                 raise InputError(f"{node.neuron} has many activations; a concept is made of single neurons.")
             key = (node.neuron, "+" if node.activation >= (node.counterfactual or 0.0) else "-")
             weights[key] = weights.get(key, 0.0) + abs(node.score)
-        strongest: dict[Neuron, tuple[Neuron, str]] = {}  # a neuron at several tokens may go to both sides
-        for key in sorted(weights, key=lambda key: weights[key]):
-            strongest[key[0]] = key
+        # A neuron at several tokens may have both polarities; the one with the larger weight counts.
+        strongest = {key[0]: key for key in sorted(weights, key=lambda key: weights[key])}
         return cls.of(graph.model, group.name, {key: weights[key] for key in strongest.values()}, found_by="circuit")
 
     # --- used ---------------------------------------------------------------------------------------------
@@ -235,13 +220,7 @@ class Concept(Saved, Tabled):
         return measured
 
     def through(self, model: Model, prompt: PromptLike) -> PassThrough:
-        """Measure how much of the logit of the most probable next token passes through the concept's neurons.
-
-        Returns
-        -------
-        PassThrough
-            The share by CP-LRP, and the share that is lost when the neurons take their means.
-        """
+        """Measure how much of the logit of the most probable next token passes through the concept's neurons."""
         self.check(model)
         neurons = [part.neuron for part in self.parts]
         by_place = columns_of(neurons).items()

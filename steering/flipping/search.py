@@ -438,15 +438,15 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     own = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
-    further = "" if state.unbounded else ", or let them leave it (--unbounded)"
+    further = "" if state.unbounded else ", or --unbounded"
     if state.top_k:
         return (
-            f"No {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the first {place} tokens: with "
-            f"{len(edits)} it still has {own.probability:.3f}; try more neurons or fewer tokens (top_k){further}."
+            f"No edits of at most {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the top {place};"
+            f" with {len(edits)} its probability is {own.probability:.3f}. Try more neurons, a smaller top_k{further}."
         )
-    other = "another source prompt" if source else "a prompt that it follows (source)"
+    other = "another source prompt" if source else "a source prompt that it follows"
     return (
-        f"No {state.max_neurons} neurons{within} make {own.text!r}{phrase} the next token: with {len(edits)} it has "
-        f"{own.probability:.3f}, behind {tokens[0].text!r} with {tokens[0].probability:.3f}; try more neurons or "
-        f"{other}{further}."
+        f"No flip to {own.text!r}{phrase} found with at most {state.max_neurons} neurons{within}; with {len(edits)} "
+        f"its probability is {own.probability:.3f}, and {tokens[0].text!r} has {tokens[0].probability:.3f}. "
+        f"Try more neurons, {other}{further}."
     )
