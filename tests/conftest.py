@@ -276,7 +276,7 @@ def few_contexts(monkeypatch):
     """Side effects are measured in 6 held-out contexts instead of 48, and on 2 held-out sentences instead of 24, for
     tests that assert no number of theirs."""
     few = partial(held_out, 2)
-    monkeypatch.setattr(side_effects, "PLACES", 6)
+    monkeypatch.setattr(side_effects, "CONTEXTS", 6)
     monkeypatch.setattr("icebear.concepts.corpus.held_out", few)
 
 
