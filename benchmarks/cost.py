@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.evaluation.protocol import Evaluation, Methods, Option, Part
+from icebear.concepts.evaluation.protocol import Evaluation, Methods, Part, Setting
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable, methods_of
 from icebear.concepts.models.model import Model
@@ -37,9 +37,9 @@ class Cost(Evaluation):
 
     name: ClassVar = "cost"
     methods: Methods = "all"
-    lengths: Annotated[str, Option("Of prompts, in tokens.", decides=False)] = "32,128"
-    watts: Annotated[float, Option("Of the machine while busy, for the energy.")] = 65.0
-    rounds: Annotated[int, Option("How often each is measured.", least=1)] = 3
+    lengths: Annotated[str, Setting("Of prompts, in tokens.", decides=False)] = "32,128"
+    watts: Annotated[float, Setting("Of the machine while busy, for the energy.")] = 65.0
+    rounds: Annotated[int, Setting("How often each is measured.", least=1)] = 3
 
     def parts(self, model: Model) -> Iterator[Part]:
         generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ import torch
 
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
+from icebear.concepts.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import unembedding, written
 from icebear.edits import Edit
@@ -202,9 +202,9 @@ class KnowledgeEdits(Evaluation):
     """
 
     name: ClassVar = "edits"
-    cases: Annotated[int, Option("How many of the facts that the model predicts; 0 for all.", least=0)] = 0
+    cases: Annotated[int, Setting("How many of the facts that the model predicts; 0 for all.", least=0)] = 0
     seed: Seed = 0
-    max_neurons: Annotated[int, Option()] = 10
+    max_neurons: Annotated[int, Setting()] = 10
 
     def parts(self, model: Model) -> Iterator[Part]:
         known, tried = cases(model, self.seed)

@@ -16,7 +16,7 @@ import torch
 
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
+from icebear.concepts.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.concepts.methods.common import ROWS, log_probability
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
@@ -104,10 +104,10 @@ class KnowledgeNeurons(Evaluation):
     """
 
     name: ClassVar = "knowledge"
-    data: Annotated[str, Option("A file of facts.", is_file=True)]
-    top: Annotated[int, Option()] = 20
+    data: Annotated[str, Setting("A file of facts.", is_file=True)]
+    top: Annotated[int, Setting()] = 20
     quorum: Annotated[
-        float, Option("The share of a fact's prompts whose top a neuron must be in to be the fact's.", least=0)
+        float, Setting("The share of a fact's prompts whose top a neuron must be in to be the fact's.", least=0)
     ] = 0.7
     seed: Seed = 0
 

@@ -21,7 +21,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.calibration import TEXTS
 from icebear.concepts.evaluation.groundtruth import tokens_between
 from icebear.concepts.evaluation.metrics import localization_metrics
-from icebear.concepts.evaluation.protocol import Evaluation, Methods, Option, Part, Samples, Seed
+from icebear.concepts.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import methods_of, why_not
@@ -375,11 +375,11 @@ class Spans(Evaluation):
     methods: Methods = "all"
     samples: Samples = 20
     seed: Seed = 0
-    task: Annotated[Literal["facts", "needle", "two-hop", "documents"], Option("What is asked of the model.")] = (
+    task: Annotated[Literal["facts", "needle", "two-hop", "documents"], Setting("What is asked of the model.")] = (
         "needle"
     )
     sizes: Annotated[
-        str | None, Option("Facts, tokens, pairs of facts or documents; commas. Default: the task's.", decides=False)
+        str | None, Setting("Facts, tokens, pairs of facts or documents; commas. Default: the task's.", decides=False)
     ] = None
 
     def parts(self, model: Model) -> Iterator[Part]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from icebear.concepts.evaluation.protocol import Evaluation, Option, Part, Seed
+from icebear.concepts.evaluation.protocol import Evaluation, Part, Seed, Setting
 
 MEASURED = []
 
@@ -17,9 +17,9 @@ class WordLengths(Evaluation):
     """
 
     name: ClassVar = "lengths"
-    count: Annotated[int, Option("How many words.", least=1)] = 3
-    words: Annotated[Literal["short", "long"], Option("Which words.")] = "short"
-    squared: Annotated[bool, Option("Square the distance.", decides=False)] = False
+    count: Annotated[int, Setting("How many words.", least=1)] = 3
+    words: Annotated[Literal["short", "long"], Setting("Which words.")] = "short"
+    squared: Annotated[bool, Setting("Square the distance.", decides=False)] = False
     seed: Seed = 0
 
     def parts(self, model):

@@ -116,9 +116,11 @@ def test_patching_a_node_is_exchanging_it_alone(model, given, monkeypatch):
     """Ranks and correlations, on few nodes, by the test's own hooks."""
     monkeypatch.setattr(evaluation.Compared, "of", lambda *_: given)
     monkeypatch.setattr(evaluation, "DRAWN", 8)
-    told = evaluation.patched(model, given.pair, methods_of("difference,matched", controls=evaluation.CONTROLS))
+    told = evaluation.patching_correlations(
+        model, given.pair, methods_of("difference,matched", controls=evaluation.CONTROLS)
+    )
     scores = given.relevance.ffn
-    drawn = evaluation._drawn([scores], torch.Generator().manual_seed(0))
+    drawn = evaluation._patched_nodes([scores], torch.Generator().manual_seed(0))
     assert set(drawn[:8].tolist()) == set(scores.abs().flatten().topk(8).indices.tolist())
     assert len(set(drawn.tolist())) == 16
     effects = []
@@ -164,20 +166,20 @@ def test_templates_are_pairs_that_differ_in_the_answer():
         assert all(pair.prompt != pair.counterfactual and pair.answer != pair.counterfactual_answer for pair in found)
         assert len({(pair.prompt, pair.counterfactual) for pair in found}) == len(found)
     with pytest.raises(UnknownName, match="capitals"):
-        pairs.named("capitls")
+        pairs.pairs_of("capitls")
 
 
 def test_a_file_of_pairs(tmp_path):
     file = tmp_path / "pairs.jsonl"
     row = {"clean_prefix": "The keys", "patch_prefix": "The key", "clean_answer": " are", "patch_answer": " is"}
     file.write_text(json.dumps(row) + "\n")
-    assert pairs.read(str(file)) == [pairs.Pair("The keys", "The key", " are", " is")]
+    assert pairs.read_pairs(str(file)) == [pairs.Pair("The keys", "The key", " are", " is")]
     for text, message in (("{}", "JSON"), ("", "has no pair")):
         file.write_text(text)
         with pytest.raises(InputError, match=message):
-            pairs.read(str(file))
+            pairs.read_pairs(str(file))
     with pytest.raises(InputError):
-        pairs.read(str(tmp_path / "none"))
+        pairs.read_pairs(str(tmp_path / "none"))
 
 
 def test_only_clear_pairs_of_equal_length_count(smol):

@@ -146,7 +146,7 @@ def test_on_real_weights_too(smol):
     """Also where attention turns from one token to another."""
     benchmark = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "differences.py"))
     for task in ("across-clause", "capitals", "indirect-object"):
-        for pair in next(pairs.usable_by_task(smol, pairs.named(task), 2, 0))[1]:
+        for pair in next(pairs.usable_by_task(smol, pairs.pairs_of(task), 2, 0))[1]:
             assert max(benchmark["errors"](smol, pair)) < 1e-3, pair
 
 

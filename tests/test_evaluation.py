@@ -292,27 +292,27 @@ def test_blimp_and_squad_files(smol, tmp_path):
         {"one_prefix_prefix": "Susan revealed", "one_prefix_word_good": "herself", "one_prefix_word_bad": "themselves"},
     ]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = {item.prompt[slice(*item.evidence)] for item in groundtruth.read(str(tmp_path / "b.jsonl"), 5)}
+    found = {item.prompt[slice(*item.evidence)] for item in groundtruth.read_items(str(tmp_path / "b.jsonl"), 5)}
     assert found == {"niece", "Susan"}
     asked = {"question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]}
     squad = {"data": [{"paragraphs": [{"context": "Was Ann there?", "qas": [asked]}]}]}
     (tmp_path / "s.json").write_text(json.dumps(squad))
-    (item,) = groundtruth.read(str(tmp_path / "s.json"), 5)
+    (item,) = groundtruth.read_items(str(tmp_path / "s.json"), 5)
     assert item.prompt[slice(*item.evidence)] == "Ann"
     (tmp_path / "x.jsonl").write_text("nothing")
     for name, message in (("x.jsonl", "neither BLiMP"), ("none", "cannot be read")):
         with pytest.raises(InputError, match=message):
-            groundtruth.read(str(tmp_path / name), 5)
+            groundtruth.read_items(str(tmp_path / name), 5)
 
 
 def test_only_what_the_model_predicts_counts(smol):
     item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
-    lines = groundtruth.samples(smol, [item], methods_of("attnlrp,random"))
+    lines = groundtruth.score_items(smol, [item], methods_of("attnlrp,random"))
     (found,) = groundtruth.counted(lines)
     assert found["counts"]
     assert found["evidence"] == [1]
     wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
-    assert groundtruth.counted(groundtruth.samples(smol, [wrong], methods_of("random"))) == [
+    assert groundtruth.counted(groundtruth.score_items(smol, [wrong], methods_of("random"))) == [
         {"counts": False, "correct": False}
     ]
     (bare,) = groundtruth.counted(lines, "inner")
@@ -323,7 +323,7 @@ def test_only_what_the_model_predicts_counts(smol):
 
 
 def test_of_a_question_the_text_alone_may_count(smol):
-    lines = groundtruth.samples(smol, groundtruth.facts(8), methods_of("random"))
+    lines = groundtruth.score_items(smol, groundtruth.facts(8), methods_of("random"))
     found = [line for line in groundtruth.counted(lines, "context") if line["counts"]]
     assert found
     for line in found:
@@ -335,8 +335,8 @@ def test_of_a_question_the_text_alone_may_count(smol):
 def test_items_together_are_items_one_by_one(smol):
     methods = methods_of("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
     items = [*groundtruth.subject_verb(3), *groundtruth.facts(1), groundtruth.Item("The keys", " are", "", (4, 8))]
-    for item, found in zip(items, groundtruth.samples(smol, items, methods), strict=True):
-        (alone,) = groundtruth.samples(smol, [item], methods)
+    for item, found in zip(items, groundtruth.score_items(smol, items, methods), strict=True):
+        (alone,) = groundtruth.score_items(smol, [item], methods)
         scores = found.pop("methods", {}), alone.pop("methods", {})
         assert found == alone
         for name, one in scores[0].items():
@@ -350,7 +350,7 @@ def test_items_together_are_items_one_by_one(smol):
 def test_pruning_is_zeroing_weights(model, site):
     """Against the model with columns of W2 (or of the attention projection) set to zero."""
     order = torch.rand(model.layers, model.width(site), generator=torch.Generator().manual_seed(0))
-    curve = pruning.measure(model, [IDS], site, order)[0]
+    curve = pruning.answer_curves(model, [IDS], site, order)[0]
     asked = objective_of(model, [IDS]).resolved(model)
     for share, found in zip(pruning.SHARES, curve, strict=True):
         plain = random_model(LLAMA, dtype=torch.float32)
@@ -389,7 +389,7 @@ def test_latent_rankings(model):
     assert heads.shape == (3, 4)
     methods = methods_of("random,attnlrp", controls=pruning.CONTROLS)
     found = {name: pruning.curves(model, [IDS], [IDS[::-1]], method, "ffn") for name, method in methods.items()}
-    (line,) = pruning.samples([IDS], found)
+    (line,) = pruning.prompt_lines([IDS], found)
     assert line["methods"]["attnlrp"]["curve_least"][0] == line["methods"]["random"]["curve_most"][0]
     with pytest.raises(UnknownName, match="'random'"):
         methods_of("randon", controls=pruning.CONTROLS)

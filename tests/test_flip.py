@@ -433,7 +433,7 @@ def test_evaluating_flips(smol, few_contexts, tmp_path, monkeypatch):
             assert row["rows"] in [rows for rows, _ in record.rounds]
     (counts,) = part.listings["pairs"]
     assert (counts["pairs"], counts["left out, as the token was first already"]) == (1, 1)
-    medians = {(row["limit"], row["chosen_by"]): row for row in part.listings["medians over what flipped"]}
+    medians = {(row["limit"], row["chosen_by"]): row for row in part.listings["medians over flips"]}
     assert medians["bounded", "gradient"]["flipped"] == 1
     assert {name for limit, name in medians if limit == "unbounded"} == set(choosers)
     assert part.tables[""].cells["gradient, bounded"]["flipped"].mean == 1
@@ -545,7 +545,7 @@ def test_the_commands_of_evaluations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
     flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", "--no-controls"])
-    assert "medians over what flipped" in flips.stdout, flips.stderr
+    assert "medians over flips" in flips.stdout, flips.stderr
     assert '"flipped": true' in (tmp_path / "f" / "samples.jsonl").read_text()
     for text, message in (("nothing", "JSON"), ("[{}]", "JSON")):
         (tmp_path / "x.json").write_text(text)

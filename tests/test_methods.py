@@ -446,7 +446,7 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
         model, pair, (11, 12), "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
     )
     monkeypatch.setattr(ablation.Compared, "of", lambda *_: compared)
-    curves = ablation.sample(model, pair, methods)["methods"]
+    curves = ablation.ablate(model, pair, methods)["methods"]
     assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size
     assert curves["length"]["curve_sufficiency"][-1] == pytest.approx(1, abs=1e-4)
     with pytest.raises(InputError, match="Length"):

@@ -17,7 +17,7 @@ from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, sign
 from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
 from icebear.actmax.labels.side import Side, sides
-from icebear.concepts.evaluation.protocol import Evaluation, Lines, Option, Part, Seed, Table
+from icebear.concepts.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table
 from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
@@ -31,7 +31,7 @@ BARS = (0.6, 0.7, 0.8)
 COLUMNS = {
     "token": "AUROC for the 1 % of tokens with the largest activations, of the best candidate by token",
     "sentence": "AUROC for the 5 % of sentences with the largest means, of the best candidate by sentence",
-    "significant": "share that passes its bar (0.85 by token, else 0.70 by sentence) and 95 % of both nulls",
+    "passes": "share of significant labels: above the bar (0.85 by token, 0.70 by sentence) and 95 % of both nulls",
     **{f"{bar}": f"share whose score, by the unit that it was chosen by, is {bar} or more" for bar in BARS},
     "train": "that score on the train documents",
     "validation": "that score on the validation documents",
@@ -51,9 +51,9 @@ class Labels(Evaluation):
 
     name: ClassVar = "labels"
     needs: ClassVar = ("evaluate", "index")
-    neurons: Annotated[int, Option("How many neurons of each third of the layers.", least=1)] = 200
+    neurons: Annotated[int, Setting("How many neurons of each third of the layers.", least=1)] = 200
     seed: Seed = 0
-    store: Annotated[str, Option(decides=False)] = "icebear.db"
+    store: Annotated[str, Setting(decides=False)] = "icebear.db"
 
     def parts(self, model: Model) -> Iterator[Part]:
         with open_store(self.store) as store:
@@ -63,13 +63,13 @@ class Labels(Evaluation):
                 yield Part(
                     COLUMNS,
                     drawn,
-                    partial(measure, model, store, samples, seed=self.seed),
+                    partial(label_lines, model, store, samples, seed=self.seed),
                     name=third,
                     batch_size=self.neurons,
                     methods={name: name for name in METHODS},
                     settings={"index": index},
                     tables=lambda lines: {"": Table(COLUMNS, pairs(lines))},
-                    notes=notes,
+                    notes=label_notes,
                 )
 
 
@@ -86,7 +86,7 @@ def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
     return drawn
 
 
-def measure(
+def label_lines(
     model: Model, store: Store, parts: dict[str, Sample], group: Sequence[Neuron], seed: int
 ) -> list[dict[str, Any]]:
     """Return a line for each neuron, with a pair (neuron, polarity) for each polarity at which it is active."""
@@ -96,11 +96,11 @@ def measure(
         if side.active:
             voita = store.neurons.classes(side.neuron)[side.polarity]
             name = f"{side.neuron} {side.polarity}"
-            rows[side.neuron].append({"pair": name, "class": voita, **_measured(side, known)})
+            rows[side.neuron].append({"pair": name, "class": voita, **_pair_line(side, known)})
     return [{"neuron": str(neuron), "pairs": pairs} for neuron, pairs in rows.items()]
 
 
-def _measured(side: Side, known: dict[str, Any]) -> dict[str, Any]:
+def _pair_line(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     labels, fired = side.candidates(), side.fired
     chosen = choose_label(labels, fired)
     other = next(iter(other_labels(known["labels"], side, chosen)), None)
@@ -143,14 +143,14 @@ def _of_chosen(chosen: Chosen, by_chance: Nulls) -> dict[str, float]:
 
 def _numbers(passes: bool, test: float, train: float, validation: float) -> dict[str, float]:
     over = {f"{bar}": float(test >= bar) for bar in BARS}
-    return {"significant": float(passes), **over, "train": train, "validation": validation}
+    return {"passes": float(passes), **over, "train": train, "validation": validation}
 
 
 def pairs(lines: Lines) -> list[dict[str, Any]]:
     return [pair for line in lines for pair in line["pairs"]]
 
 
-def notes(lines: Lines) -> list[str]:
+def label_notes(lines: Lines) -> list[str]:
     """Return how many labels are significant together, by class and kind, and how much higher scores on the train and
     validation documents are."""
     rows = pairs(lines)
@@ -158,8 +158,8 @@ def notes(lines: Lines) -> list[str]:
         [row["methods"]["label"] | {"test": row["methods"]["label"][row["by"]]} for row in rows]
     )
     frame = pandas.DataFrame({name: [row[name] for row in rows] for name in ("class", "kind")})
-    frame["significant"] = of_label.significant
-    together = (np.array(scores.benjamini_hochberg([row["p"] for row in rows])) & (of_label.significant > 0)).mean()
+    frame["significant"] = of_label.passes
+    together = (np.array(scores.benjamini_hochberg([row["p"] for row in rows])) & (of_label.passes > 0)).mean()
     higher = {part: of_label[part] - of_label.test for part in ("train", "validation")}
     on = {part: f"{gain.mean():.3f} ± {gain.sem():.3f}" for part, gain in higher.items()}
     return [

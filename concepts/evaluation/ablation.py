@@ -17,7 +17,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.evaluation.metrics import correlations
 from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
-from icebear.concepts.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Option, Part, Tasks
+from icebear.concepts.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Part, Setting, Tasks
 from icebear.concepts.evaluation.pruning import activations
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
@@ -116,7 +116,7 @@ METHODS = (
 )
 
 
-def sample(
+def ablate(
     model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn", means: Mapping[int, Tensor] = {}
 ) -> dict[str, Any]:
     """Return each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready.
@@ -164,7 +164,9 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
 
 
-def patched(model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn") -> dict[str, Any]:
+def patching_correlations(
+    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn"
+) -> dict[str, Any]:
     """Return each score's `PATCHED` on a pair: its correlation, over one set of nodes, with activation patching.
 
     Activation patching sets one node to its counterfactual value. JSON-ready.
@@ -172,7 +174,7 @@ def patched(model: Model, pair: Pair, methods: Mapping[str, Method | str], site:
     compared = Compared.of(model, pair, site)
     scores = {name: compared.scores(method).float() for name, method in methods.items() if name != MATCHED}
     nodes = compared.exchangeable
-    drawn = _drawn(list(scores.values()), torch.Generator().manual_seed(0))
+    drawn = _patched_nodes(list(scores.values()), torch.Generator().manual_seed(0))
     chosen = torch.ones(1 + len(drawn), *nodes.shape, dtype=torch.bool)
     chosen[1:].flatten(1)[range(len(drawn)), drawn] = False
     whole, *without = nodes.numbers(list(chosen))
@@ -181,7 +183,7 @@ def patched(model: Model, pair: Pair, methods: Mapping[str, Method | str], site:
     return {**vars(pair), "methods": rows}
 
 
-def _drawn(scores: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+def _patched_nodes(scores: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     """Return the places of `DRAWN` nodes of the union of each score's `DRAWN` largest, and of as many others."""
     union = torch.stack([largest(values, DRAWN) for values in scores]).any(0).flatten()
     draws = torch.rand(2, len(union), generator=generator)
@@ -208,9 +210,9 @@ class AblationCurves(MethodEvaluation):
     data: DataFile = None
     site: FfnOrHead = "ffn"
     mean: Annotated[
-        bool, Option("All other nodes take the mean over the task's prompts, not their counterfactual values.")
+        bool, Setting("All other nodes take the mean over the task's prompts, not their counterfactual values.")
     ] = False
-    patching: Annotated[bool, Option("Correlate scores with activation patching of single nodes instead.")] = False
+    patching: Annotated[bool, Setting("Correlate scores with activation patching of single nodes instead.")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -218,11 +220,11 @@ class AblationCurves(MethodEvaluation):
             raise InputError("--patching takes counterfactual values; leave out --mean.")
 
     def parts(self, model: Model) -> Iterator[Part]:
-        tasks = {"data": pairs.read(self.data)} if self.data else pairs.named(self.tasks)
+        tasks = {"data": pairs.read_pairs(self.data)} if self.data else pairs.pairs_of(self.tasks)
         methods = self.chosen()
         for task, usable, tried in pairs.usable_by_task(model, tasks, self.samples, self.seed):
             means = task_means(model, usable, self.site) if self.mean else {}
-            measure = patched if self.patching else partial(sample, means=means)
+            measure = patching_correlations if self.patching else partial(ablate, means=means)
             note = f"{task}: the model is right on {len(usable)} of {tried} pairs"
             yield Part(
                 PATCHED if self.patching else COLUMNS,

@@ -26,7 +26,7 @@ from icebear.concepts.circuits.records import Node
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.evaluation.metrics import correlations
 from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
-from icebear.concepts.evaluation.protocol import Evaluation, Lines, Option, Part, Samples, Seed, Table, Tasks
+from icebear.concepts.evaluation.protocol import Evaluation, Lines, Part, Samples, Seed, Setting, Table, Tasks
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 
@@ -81,23 +81,23 @@ class Circuits(Evaluation):
     samples: Samples = 20
     seed: Seed = 0
     tasks: Tasks = "all"
-    nodes: Annotated[int, Option()] = 60
+    nodes: Annotated[int, Setting()] = 60
 
     def __post_init__(self) -> None:
-        pairs.named(self.tasks)
+        pairs.pairs_of(self.tasks)
         if self.nodes < FEWEST:
             raise InputError(f"{self.nodes} nodes are too few to correlate their edges; give at least {FEWEST}.")
 
     def parts(self, model: Model) -> Iterator[Part]:
         choices: dict[str, dict[int, Tensor]] = {}
         count = max(self.samples, 3 * LEARN)
-        for task, usable, _ in pairs.usable_by_task(model, pairs.named(self.tasks), count, self.seed):
-            held_out, choices[task] = of_task(model, usable)
+        for task, usable, _ in pairs.usable_by_task(model, pairs.pairs_of(self.tasks), count, self.seed):
+            held_out, choices[task] = task_circuit(model, usable)
             note = f"a circuit of the task is made of {LEARN} pairs and checked on {len(held_out)} others"
             yield Part(
                 {},
                 usable[: self.samples],
-                partial(sample, model, nodes=self.nodes),
+                partial(check_circuit, model, nodes=self.nodes),
                 name=task,
                 tables=partial(_tables, held_out),
                 listings=partial(_listings, overlaps(task, choices)),
@@ -117,7 +117,7 @@ def _listings(overlap: list[dict[str, Any]], lines: Lines) -> dict[str, list[dic
     return {"correlation of the edges of all pairs together": [together], "nodes shared with other tasks": overlap}
 
 
-def sample(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
+def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     """Return all `PARTS` of a pair's circuit, and `moments` for correlations over all pairs; JSON-ready."""
     target, contrast = answers(model, pair)
     graph = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes)
@@ -189,7 +189,7 @@ def _cosine(rows: Tensor) -> float:
 # --- a task's circuit ----------------------------------------------------------------------------------
 
 
-def of_task(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], dict[int, Tensor]]:
+def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], dict[int, Tensor]]:
     """Check a task's circuit on other pairs, and compare it with each pair's own nodes and with matched nodes.
 
     Returns a line with `TASK`'s numbers for each pair (none where too few pairs have one length), and the circuit's

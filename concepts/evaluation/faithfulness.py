@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation.metrics import removal_metrics
-from icebear.concepts.evaluation.protocol import CorpusName, MethodEvaluation, Option, Part, accuracy
-from icebear.concepts.evaluation.questions import CORPORA, Question, of_task
+from icebear.concepts.evaluation.protocol import CorpusName, MethodEvaluation, Part, Setting, accuracy
+from icebear.concepts.evaluation.questions import CORPORA, Question, questions_of
 from icebear.concepts.methods.common import measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable
@@ -46,11 +46,11 @@ class Faithfulness(MethodEvaluation):
 
     name: ClassVar = "faithfulness"
     steps: ClassVar = SHARES
-    task: Annotated[Literal["next-word", "reviews", "choice"], Option("The kind of prompts.")] = "next-word"
+    task: Annotated[Literal["next-word", "reviews", "choice"], Setting("The kind of prompts.")] = "next-word"
     corpus: CorpusName = None
-    max_tokens: Annotated[int, Option(least=17)] = 128
+    max_tokens: Annotated[int, Setting(least=17)] = 128
     tune: Annotated[
-        bool, Option("Choose the parameters of methods that have some on other samples first.", decides=False)
+        bool, Setting("Choose the parameters of methods that have some on other samples first.", decides=False)
     ] = False
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Faithfulness(MethodEvaluation):
     def parts(self, model: Model) -> Iterator[Part]:
         corpus = self.corpus or CORPORA[self.task]
         count = self.samples + TUNING_SAMPLES * self.tune
-        questions = of_task(model, self.task, corpus, count, self.seed, self.max_tokens)
+        questions = questions_of(model, self.task, corpus, count, self.seed, self.max_tokens)
         methods, unable = able_and_unable(model, questions[0].prompt, self.chosen())
         if self.tune:
             methods = tuned(model, questions[self.samples :], methods)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.evaluation.metrics import localization_metrics
-from icebear.concepts.evaluation.protocol import DataFile, MethodEvaluation, Option, Part, Table, accuracy
+from icebear.concepts.evaluation.protocol import DataFile, MethodEvaluation, Part, Setting, Table, accuracy
 from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
@@ -104,7 +104,7 @@ def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
 TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}
 
 
-def read(path: str, count: int, seed: int = 0) -> list[Item]:
+def read_items(path: str, count: int, seed: int = 0) -> list[Item]:
     """Read a BLiMP file (JSON lines with a common prefix) or a SQuAD file (JSON). Raises `InputError`."""
     try:
         text = read_text(path)
@@ -151,12 +151,12 @@ class GroundTruth(MethodEvaluation):
     """
 
     name: ClassVar = "groundtruth"
-    task: Annotated[Literal["agreement", "anaphora", "qa"], Option("The kind of prompts.")] = "agreement"
+    task: Annotated[Literal["agreement", "anaphora", "qa"], Setting("The kind of prompts.")] = "agreement"
     data: DataFile = None
-    no_contrast: Annotated[bool, Option("Explain the right answer alone, without the wrong one as contrast.")] = False
+    no_contrast: Annotated[bool, Setting("Explain the right answer alone, without the wrong one as contrast.")] = False
     tokens: Annotated[
         Literal["all", "inner", "context"],
-        Option(
+        Setting(
             "Which tokens count: all, inner (without special tokens and the first) or context (the text of a question)."
             " You can change this for a folder whose samples are complete.",
             decides=False,
@@ -165,12 +165,12 @@ class GroundTruth(MethodEvaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         make = TASKS[self.task]
-        items = read(self.data, self.samples, self.seed) if self.data else make(self.samples, self.seed)
+        items = read_items(self.data, self.samples, self.seed) if self.data else make(self.samples, self.seed)
         methods, unable = able_and_unable(model, items[0].prompt, self.chosen())
         yield Part(
             COLUMNS,
             items,
-            lambda group: samples(model, group, methods, not self.no_contrast),
+            lambda group: score_items(model, group, methods, not self.no_contrast),
             batch_size=BATCH_SIZE,
             methods=methods,
             unable=unable,
@@ -182,7 +182,7 @@ class GroundTruth(MethodEvaluation):
 # --- measured -------------------------------------------------------------------------------------------
 
 
-def samples(
+def score_items(
     model: Model, items: Sequence[Item], methods: Mapping[str, Any], contrastive: bool = True
 ) -> list[dict[str, Any]]:
     """Return each method's scores on each item that the model predicts; JSON-ready.
@@ -203,7 +203,7 @@ def samples(
 
 
 def counted(lines: Sequence[dict[str, Any]], part: str = "all") -> list[dict[str, Any]]:
-    """Return each method's `COLUMNS` for the lines of `samples`, over the tokens of a part: all, inner or context.
+    """Return each method's `COLUMNS` for the lines of `score_items`, over the tokens of a part: all, inner or context.
 
     Raises `InputError` where the prompts have no such part.
     """

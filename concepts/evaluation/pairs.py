@@ -100,7 +100,7 @@ TASKS: dict[str, list[Pair]] = {
 }
 
 
-def named(names: str) -> dict[str, list[Pair]]:
+def pairs_of(names: str) -> dict[str, list[Pair]]:
     """Return the pairs of each task of a comma-separated list. Raises `UnknownName`."""
     wanted = list(TASKS) if names == "all" else [name.strip() for name in names.split(",")]
     for name in wanted:
@@ -109,7 +109,7 @@ def named(names: str) -> dict[str, list[Pair]]:
     return {name: TASKS[name] for name in wanted}
 
 
-def read(path: str) -> list[Pair]:
+def read_pairs(path: str) -> list[Pair]:
     """Read JSON lines with clean_prefix, patch_prefix, clean_answer and patch_answer. Raises `InputError`."""
     names = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
     try:

@@ -21,7 +21,7 @@ Lines = Sequence[Line]
 
 
 @dataclass(frozen=True)
-class Option:
+class Setting:
     """How the command line shows a field of an evaluation; `Annotated` adds it to the field's type.
 
     A `Literal` type gives the choices; a field without a default is required.
@@ -35,14 +35,14 @@ class Option:
     """Whether the samples of a folder depend on it: a folder with another value is refused."""
 
 
-Seed = Annotated[int, Option()]
-Samples = Annotated[int, Option("How many prompts are measured.", least=1)]
-Methods = Annotated[str, Option("Names, with commas (docs/evaluate.md). LRP can be written out.", decides=False)]
+Seed = Annotated[int, Setting()]
+Samples = Annotated[int, Setting("How many prompts are measured.", least=1)]
+Methods = Annotated[str, Setting("Names, with commas (docs/evaluate.md). LRP can be written out.", decides=False)]
 """`Part.methods` has the settings of the methods."""
-Tasks = Annotated[str, Option("simple, phrase, across-clause, capitals, ...; commas.", decides=False)]
-DataFile = Annotated[str | None, Option("A file of your own to evaluate on.", is_file=True)]
-CorpusName = Annotated[str | None, Option(decides=False)]
-FfnOrHead = Annotated[Literal["ffn", "head"], Option()]
+Tasks = Annotated[str, Setting("simple, phrase, across-clause, capitals, ...; commas.", decides=False)]
+DataFile = Annotated[str | None, Setting("A file of your own to evaluate on.", is_file=True)]
+CorpusName = Annotated[str | None, Setting(decides=False)]
+FfnOrHead = Annotated[Literal["ffn", "head"], Setting()]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A subclass has its options as fields with an `Option` each, its help as docstring, and `parts`."""
+    """A subclass has its options as fields with a `Setting` each, its help as docstring, and `parts`."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ("evaluate",)

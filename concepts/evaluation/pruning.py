@@ -12,8 +12,8 @@ from torch import Tensor
 
 from icebear.concepts.attribution.controls import neuron_site
 from icebear.concepts.evaluation.metrics import area
-from icebear.concepts.evaluation.protocol import CorpusName, FfnOrHead, MethodEvaluation, Option, Part, Table
-from icebear.concepts.evaluation.questions import CORPORA, of_task
+from icebear.concepts.evaluation.protocol import CorpusName, FfnOrHead, MethodEvaluation, Part, Setting, Table
+from icebear.concepts.evaluation.questions import CORPORA, questions_of
 from icebear.concepts.methods.common import log_probability
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
@@ -51,13 +51,13 @@ class Pruning(MethodEvaluation):
     steps: ClassVar = SHARES
     site: FfnOrHead = "ffn"
     corpus: CorpusName = None
-    max_tokens: Annotated[int, Option(least=17)] = 64
+    max_tokens: Annotated[int, Setting(least=17)] = 64
 
     def parts(self, model: Model) -> Iterator[Part]:
         """Yield one part whose samples are the methods: each is measured on all prompts."""
         methods = self.chosen()
         corpus = self.corpus or CORPORA["next-word"]
-        questions = of_task(model, "next-word", corpus, 2 * self.samples, self.seed, self.max_tokens)
+        questions = questions_of(model, "next-word", corpus, 2 * self.samples, self.seed, self.max_tokens)
         mixed = random.Random(self.seed).sample([question.prompt for question in questions], len(questions))
         prompts, reference = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
         note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(SHARES)} of all."
@@ -67,7 +67,7 @@ class Pruning(MethodEvaluation):
             lambda method: curves(model, prompts, reference, method, self.site, self.seed),
             methods=methods,
             settings={"corpus": corpus},
-            tables=lambda lines: {"": Table(COLUMNS, samples(prompts, dict(zip(methods, lines, strict=True))))},
+            tables=lambda lines: {"": Table(COLUMNS, prompt_lines(prompts, dict(zip(methods, lines, strict=True))))},
             notes=lambda _: [note],
         )
 
@@ -98,7 +98,7 @@ def activations(model: Model, plan: Objective, site: str) -> Tensor:
     return values.values(0, values.activation[site])
 
 
-def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> list[list[float]]:
+def answer_curves(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> list[list[float]]:
     """Return for each prompt the log-probability of the unpruned model's answer at each of `SHARES`.
 
     order: (L, N), the neurons with the smallest values are pruned (set to zero at every token) first.
@@ -121,12 +121,12 @@ def measure(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> l
 def curves(
     model: Model, prompts: Sequence[Any], reference: Sequence[Any], method: Method | str, site: str, seed: int = 0
 ) -> dict[str, Any]:
-    """Rank neurons by a method on `reference` prompts, and `measure` others, least and most relevant pruned first."""
+    """Rank neurons on `reference` prompts, and return `answer_curves` of other prompts, pruned from both ends."""
     scores = ranking(model, reference, site, method, seed)
-    return {"least": measure(model, prompts, site, scores), "most": measure(model, prompts, site, -scores)}
+    return {"least": answer_curves(model, prompts, site, scores), "most": answer_curves(model, prompts, site, -scores)}
 
 
-def samples(prompts: Sequence[Any], by_method: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def prompt_lines(prompts: Sequence[Any], by_method: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a line with `COLUMNS` for each prompt; by_method: name -> `curves`."""
     lines = []
     for row, prompt in enumerate(prompts):

@@ -34,7 +34,7 @@ CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": "
 """Task -> its default corpus."""
 
 
-def of_task(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
+def questions_of(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:
     """Return questions of one of the tasks in `CORPORA`, at most `longest` tokens long."""
     if task == "choice":
         return choices(model, samples, seed)

@@ -23,7 +23,7 @@ from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, TopicSentenc
 from icebear.concepts.concept.vectors import stream_means, vector_added
 from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation import report
-from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, Option, Part, Seed, Table
+from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table
 from icebear.concepts.evaluation.questions import CORPORA
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
@@ -92,7 +92,7 @@ class ConceptSteering(Evaluation):
 
     name: ClassVar = "steering"
     needs: ClassVar = ("evaluate", "circuits")
-    concepts: Annotated[str, Option("music, sport, animals, medicine, ...; commas.", decides=False)] = "all"
+    concepts: Annotated[str, Setting("music, sport, animals, medicine, ...; commas.", decides=False)] = "all"
     seed: Seed = 0
     corpus: CorpusName = None
 
@@ -104,15 +104,15 @@ class ConceptSteering(Evaluation):
         yield Part(
             {},
             material.concepts,
-            partial(sample, Ground.of(model, material), seed=self.seed),
+            partial(compare_methods, Ground.of(model, material), seed=self.seed),
             settings={"corpus": corpus, "concepts": names, "off_target_kls": list(KLS)},
             tables=tables,
-            notes=notes,
+            notes=steering_notes,
             write=frontier,
         )
 
 
-def sample(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, Any]:
+def compare_methods(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, Any]:
     """Return how well each method detects a concept, and the effects of steering; JSON-ready."""
     data = ConceptData.of(ground, topic)
     classifier, aurocs = classifier_of(ground, topic)
@@ -146,12 +146,12 @@ class Ground:
             {part: read(model, topics.others[part], neurons) for part in PARTS},
             {part: stream_means(model, topics.others[part]) for part in PARTS},
             contexts,
-            predicted(model, contexts, nullcontext),
+            next_log_probabilities(model, contexts, nullcontext),
         )
 
 
 @torch.no_grad()
-def predicted(model: Model, contexts: Sequence[list[int]], steering: Steering) -> Tensor:
+def next_log_probabilities(model: Model, contexts: Sequence[list[int]], steering: Steering) -> Tensor:
     """Return the log-probabilities (P, V) of the next token after contexts in order of length."""
     last = []
     with steering():
@@ -344,7 +344,7 @@ def steered(ground: Ground, data: ConceptData, classifier: Any, seed: int) -> di
     request = f"Write about {data.topic.name}."
     special = model.special_ids()
     contexts = [[*model.ids(request), *(token for token in row if token not in special)] for row in ground.contexts]
-    words = float((predicted(model, contexts, nullcontext) - ground.plain)[:, ids].mean())
+    words = float((next_log_probabilities(model, contexts, nullcontext) - ground.plain)[:, ids].mean())
     prompted = {**outcome(nullcontext, [f"{request} {opening}" for opening in OPENINGS]), "words": words}
     plain = {**outcome(nullcontext, OPENINGS), "words": 0.0}
     return {kl: {**cells, PROMPT: prompted, PLAIN: plain} for kl, cells in rows.items()}
@@ -358,7 +358,7 @@ def _at(kl: float, direction: Direction, ground: Ground, first: float) -> tuple[
     rises: dict[float, Tensor] = {}
 
     def divergence(strength: float) -> float:
-        rises[strength] = predicted(ground.model, ground.contexts, direction(strength)) - ground.plain
+        rises[strength] = next_log_probabilities(ground.model, ground.contexts, direction(strength)) - ground.plain
         return float(-(ground.plain.exp() * rises[strength]).sum(-1).mean())
 
     try:
@@ -407,7 +407,7 @@ def tables(lines: Lines) -> dict[str, Table]:
     return {"detection": Table(columns, detected), **by_kl}
 
 
-def notes(lines: Lines) -> list[str]:
+def steering_notes(lines: Lines) -> list[str]:
     """Return medians of detection and their ratio to a logistic model, and the off-target KLs that were not met."""
     texts = []
     for column in DETECTED:

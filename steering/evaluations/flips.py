@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
-from icebear.concepts.evaluation.protocol import Evaluation, Line, Lines, Option, Part
+from icebear.concepts.evaluation.protocol import Evaluation, Line, Lines, Part, Setting
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
@@ -49,20 +49,20 @@ class Flips(Evaluation):
     """
 
     name: ClassVar = "flips"
-    data: Annotated[str, Option("A file of your own to evaluate on.", is_file=True, decides=False)]
-    max_neurons: Annotated[int, Option()] = 10
-    no_source: Annotated[bool, Option("Without the source prompts.", decides=False)] = False
+    data: Annotated[str, Setting("A file of your own to evaluate on.", is_file=True, decides=False)]
+    max_neurons: Annotated[int, Setting()] = 10
+    no_source: Annotated[bool, Setting("Without the source prompts.", decides=False)] = False
     controls: Annotated[
-        bool, Option("The same search with candidates by distance, activation and chance, too.", decides=False)
+        bool, Setting("The same search with candidates by distance, activation and chance, too.", decides=False)
     ] = True
 
     def parts(self, model: Model) -> Iterator[Part]:
-        pairs = [replace(pair, source=None) if self.no_source else pair for pair in read(self.data)]
+        pairs = [replace(pair, source=None) if self.no_source else pair for pair in read_flips(self.data)]
         choosers, contexts = list(CHOOSERS)[: None if self.controls else 1], HeldOutContexts(model)
         yield Part(
             COLUMNS,
             pairs,
-            lambda pair: sample(model, pair, choosers, self.max_neurons, contexts),
+            lambda pair: try_flips(model, pair, choosers, self.max_neurons, contexts),
             methods={f"{choose}, {limit}": choose for limit in LIMITS for choose in choosers},
             settings={"pairs": [vars(pair) for pair in pairs], "limits": list(LIMITS)},
             listings=listings,
@@ -70,7 +70,7 @@ class Flips(Evaluation):
         )
 
 
-def read(path: str) -> list[FlipPair]:
+def read_flips(path: str) -> list[FlipPair]:
     """Read a JSON list of objects with prompt, to and (if wanted) source. Raises `InputError`.
 
     Prompts are texts, or lists of a chat's messages.
@@ -86,7 +86,9 @@ def _prompt(prompt: Any) -> PromptLike:
     return list(Chat(prompt).messages) if isinstance(prompt, list) else str(prompt)
 
 
-def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: int, contexts: HeldOutContexts) -> Line:
+def try_flips(
+    model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: int, contexts: HeldOutContexts
+) -> Line:
     """Return whether a pair flips, with how many neurons and at what off-target KL.
 
     Each name of `choosers` (`icebear.steering.flipping.search.CHOOSERS`) chooses candidates for the same search; all
@@ -98,7 +100,7 @@ def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: i
         return {**vars(pair), "why": str(error), "runs": [], "counts": False}
     already = flips(model, pair, [])
     runs = [
-        {"limit": limit, "chosen_by": choose, **_run(model, pair, limit, choose, max_neurons, contexts)}
+        {"limit": limit, "chosen_by": choose, **_try_flip(model, pair, limit, choose, max_neurons, contexts)}
         for limit in LIMITS
         for choose in choosers
         if not already
@@ -108,7 +110,7 @@ def sample(model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: i
     return {**line, "counts": bool(runs), "methods": methods}
 
 
-def _run(
+def _try_flip(
     model: Model, pair: FlipPair, limit: str, choose: str, max_neurons: int, contexts: HeldOutContexts
 ) -> dict[str, Any]:
     unbounded = limit == "unbounded"
@@ -177,10 +179,10 @@ def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
         "left out, as the token was first already": sum(line.get("already", False) for line in lines),
         "left out, as it cannot be asked": sum("why" in line for line in lines),
     }
-    return {"flips": flipped, "medians over what flipped": summary(lines), "pairs": [counts]}
+    return {"flips": flipped, "medians over flips": flip_medians(lines), "pairs": [counts]}
 
 
-def summary(lines: Lines) -> list[dict[str, Any]]:
+def flip_medians(lines: Lines) -> list[dict[str, Any]]:
     """Return a row for each limit and chooser: medians over flips, and how many flips took at most so many `ROWS`."""
     runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for line in lines:
