@@ -1,7 +1,7 @@
-"""What a model does on fixed texts of ours: how far its neurons go, and what its norms divide by.
+"""The activation ranges of a model's neurons, and the divisors of its norms, on fixed texts.
 
-The texts are part of icebear, so that a claim or a limit is the same on every machine; they are measured once a model
-(some seconds to minutes) and kept in the cache.
+The texts are part of icebear, so that limits are the same on every machine. Each model is measured once (seconds to
+minutes), and the result is cached.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from icebear.paths import write_file
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
 """162 lines: prose, facts, dialogue, code, numbers, eight languages; our own, and public domain."""
 LONGEST = 64
-"""Tokens of a text that are read."""
+"""Longer texts are cut to this many tokens."""
 BATCH = 4
 QUANTILES = (0.1, 0.5, 0.9)
 KEPT_FROM = 10_000_000
-"""Parameters; a smaller model is measured again each time, because that takes no longer than reading a file."""
+"""Models with fewer parameters are not cached, because measuring them is as fast as reading a file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Measured at all tokens but sinks."""
+    """Activation ranges and norm divisors, measured at all tokens except sinks."""
 
     low: Tensor
-    """(L, F) the least activation of each FFN neuron, or 0 if all are above."""
+    """(L, F) the smallest activation of each FFN neuron, or 0 if all are positive."""
     high: Tensor
-    """(L, F) the largest one, or 0 if all are below."""
+    """(L, F) the largest activation of each FFN neuron, or 0 if all are negative."""
     divisors: dict[str, tuple[float, float, float]]
-    """Path of a norm -> 10th, 50th and 90th percentile of what it divides by."""
+    """From the path of a norm to the 10th, 50th and 90th percentile of its divisor."""
 
     def share(self, place: tuple[int, int], value: float) -> float | None:
-        """An activation of the FFN neuron (layer, index) as a multiple of the furthest that it was seen to go to that
-        side of zero: up to 1 is inside. None where it never went there."""
+        """Return an activation of the FFN neuron (layer, index) as a multiple of the end of its activation range on the
+        same side of zero; None if the range has no such side."""
         end = (self.high if value > 0 else self.low)[place].item()
         return abs(value / end) if end else 0.0 if value == 0 else None
 
@@ -60,27 +60,27 @@ _MEASURED: WeakKeyDictionary[Model, Calibration] = WeakKeyDictionary()
 
 
 def calibrate(model: Model) -> Calibration:
-    """Of a model of a known family. What is measured inside `steer` is that of the steered model, and not kept."""
+    """Calibrate a model of a known family. Inside `steer`, the steered model is measured and not cached."""
     if model in _MEASURED:
         return _MEASURED[model]
-    with model.lock:  # one thread measures and the others wait; and hooks that are seen are this thread's
+    with model.lock:  # one thread measures; the others wait, so that all hooks are this thread's
         if model in _MEASURED:
             return _MEASURED[model]
         if _edited(model):
             return _measured(model)
         large = sum(parameter.numel() for parameter in model.net.parameters()) >= KEPT_FROM
-        found = _read(_file(model)) if large else None
-        if found is None:
-            found = _measured(model)
+        calibration = _read(_file(model)) if large else None
+        if calibration is None:
+            calibration = _measured(model)
             if large:
-                _write(_file(model), found)
-        _MEASURED[model] = found
-        return found
+                _write(_file(model), calibration)
+        _MEASURED[model] = calibration
+        return calibration
 
 
 def _edited(model: Model) -> bool:
-    """Whether hooks are there that may change values. Those that transformers leaves, once attention weights were asked
-    for, only look."""
+    """Return whether hooks may change values. The hooks that transformers leaves after it returned attention weights do
+    not."""
     kinds = ((part._forward_hooks, part._forward_pre_hooks) for part in model.net.modules())
     hooks = (hook for both in kinds for kind in both for hook in kind.values())
     return not all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
@@ -97,24 +97,24 @@ def _measured(model: Model) -> Calibration:
         seen: dict[str, tuple[int, Tensor]] = {}
         with model.lock, torch.no_grad(), neurons.reading(model), stream.reading(model), _dividing(model, seen):
             model.final_stream(batch)
-        kept = torch.zeros(len(batch.ids), batch.spans[1].stop, dtype=torch.bool, device=model.device)
-        for row in range(len(kept)):
-            kept[row, batch.columns(row)] = True
-            kept[row, [batch.columns(row)[place] for place in stream.sinks(row)]] = False
+        counted = torch.zeros(len(batch.ids), batch.spans[1].stop, dtype=torch.bool, device=model.device)
+        for row in range(len(counted)):
+            counted[row, batch.columns(row)] = True
+            counted[row, [batch.columns(row)[place] for place in stream.sinks(row)]] = False
         for layer in range(model.layers):
-            here = kept[:, neurons.span(layer)]
-            found = neurons.activation["ffn"][:, layer, neurons.span(layer)][here.cpu()].float()  # (tokens, F)
-            if len(found):
-                low[layer] = torch.minimum(low[layer], found.amin(0))
-                high[layer] = torch.maximum(high[layer], found.amax(0))
+            here = counted[:, neurons.span(layer)]
+            values = neurons.activation["ffn"][:, layer, neurons.span(layer)][here.cpu()].float()  # (tokens, F)
+            if len(values):
+                low[layer] = torch.minimum(low[layer], values.amin(0))
+                high[layer] = torch.maximum(high[layer], values.amax(0))
         for path, (layer, values) in seen.items():
-            divided.setdefault(path, []).append(values[kept[:, batch.span_of(model, layer)]].cpu())
+            divided.setdefault(path, []).append(values[counted[:, batch.span_of(model, layer)]].cpu())
     quantiles = {path: torch.cat(parts).quantile(torch.tensor(QUANTILES)) for path, parts in divided.items()}
-    return Calibration(low, high, {path: tuple(found.tolist()) for path, found in quantiles.items()})  # type: ignore[misc]
+    return Calibration(low, high, {path: tuple(three.tolist()) for path, three in quantiles.items()})  # type: ignore[misc]
 
 
 def _batches(model: Model) -> Iterator[Batch]:
-    """The texts; for a model without a tokenizer random tokens, for one that looks at images noise."""
+    """Yield the texts; random tokens for a model without a tokenizer, noise for an image classifier."""
     generator = torch.Generator().manual_seed(0)
     if not model.task.reads_text:
         config = model.net.config
@@ -133,7 +133,7 @@ def _batches(model: Model) -> Iterator[Batch]:
 
 @contextmanager
 def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[None]:
-    """Keeps what the norms between a neuron and the unembedding divide by: path -> (layer, (B, T))."""
+    """Record the divisors of the norms between neurons and the unembedding: path -> (layer, (B, T))."""
 
     def before(path: str, layer: int, norm: Any, args: tuple) -> None:
         seen[path] = layer, norm_divisor(norm, args[0])[..., 0]
@@ -148,7 +148,7 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
         yield
 
 
-# --- kept in the cache ----------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------------
 
 
 def _file(model: Model) -> Path:
@@ -161,18 +161,18 @@ def _read(file: Path) -> Calibration | None:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(file)
-        low, high = found.pop("low"), found.pop("high")
+        tensors = load_file(file)
+        low, high = tensors.pop("low"), tensors.pop("high")
     except (OSError, SafetensorError, KeyError):
         return None
-    return Calibration(low, high, {path: tuple(values.tolist()) for path, values in found.items()})  # type: ignore[misc]
+    return Calibration(low, high, {path: tuple(values.tolist()) for path, values in tensors.items()})  # type: ignore[misc]
 
 
-def _write(file: Path, found: Calibration) -> None:
-    """A cache that cannot be written costs time, no more."""
+def _write(file: Path, calibration: Calibration) -> None:
+    """Write the cache; a failure only costs time later."""
     from safetensors.torch import save
 
-    values = {path: torch.tensor(quantiles) for path, quantiles in found.divisors.items()}
+    values = {path: torch.tensor(quantiles) for path, quantiles in calibration.divisors.items()}
     with suppress(OSError, InputError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, save({"low": found.low, "high": found.high, **values}))
+        write_file(file, save({"low": calibration.low, "high": calibration.high, **values}))

@@ -62,14 +62,14 @@ class Architecture:
 
     @cached_property
     def family(self) -> Family:
-        found = family_of(self.net.config)
-        if found is None:
+        family = family_of(self.net.config)
+        if family is None:
             raise ModelError(
                 f"icebear does not know where {self.net.config.model_type!r} models have their neurons; it can only "
                 f"compute the relevance of tokens (sites=()). It knows {', '.join(FAMILIES)}; docs/new-family.md shows "
                 "how to add a family in a dozen lines."
             )
-        return found
+        return family
 
     @cached_property
     def task(self) -> Task:

@@ -31,7 +31,7 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
 def from_gguf(
     parts: Sequence[Path], folder: Path, preset: Preset | None = None, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Convert a GGUF file, which takes half a minute; float32 holds every de-quantised value exactly."""
+    """Convert a GGUF file, which takes half a minute; float32 holds every dequantized value exactly."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     (file,) = parts
@@ -45,13 +45,13 @@ def from_gguf(
 
 
 def flan_t5_small(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
-    """Encoder and decoder as ONNX graphs with int8 weights, and a tokenizer."""
+    """Convert an encoder and a decoder, ONNX graphs with int8 weights, and a tokenizer."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     encoder, decoder, tokenizer = parts
     config = T5Config(**preset.config)
     net = T5ForConditionalGeneration(config)
-    config.tie_word_embeddings = False  # transformers ties T5's unembedding whatever one says
+    config.tie_word_embeddings = False  # transformers ties T5's unembedding in any case
     net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
     weights = {f"encoder.{path.removeprefix('enc.')}": w for path, w in onnx_weights(encoder).items()}
     weights |= {path.removeprefix("m."): w for path, w in onnx_weights(decoder).items()}
@@ -60,7 +60,7 @@ def flan_t5_small(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
 
 
 def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
-    """An ONNX graph with int8 weights, a tokenizer and the list of labels."""
+    """Convert an ONNX graph with int8 weights, a tokenizer and a list of labels."""
     from transformers import DistilBertConfig, DistilBertForTokenClassification
 
     graph, tokenizer, labels = parts
@@ -76,9 +76,9 @@ CONVERSIONS = {"gguf": from_gguf, "flan-t5-small": flan_t5_small, "distilbert-ta
 
 
 def onnx_weights(path: Path) -> dict[str, Tensor]:
-    """Parameter name -> float32 weight of an ONNX graph that was exported from PyTorch, de-quantised.
+    """Return the dequantized float32 weights of an ONNX graph that was exported from PyTorch, by parameter name.
 
-    A matrix has lost its name there; it is that of the multiplication that uses it, and the other way round.
+    A matrix has no name there and is transposed; it gets the name of the multiplication that uses it.
     """
     try:
         import onnx
@@ -91,20 +91,20 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
     matrices = {}
     for node in graph.node:
         if node.op_type in ("MatMul", "MatMulInteger"):
-            source = made.get(node.input[1])  # a matrix itself, or what is de-quantised from one
+            source = made.get(node.input[1])  # a matrix itself, or one that is dequantized
             matrix = source.input[0] if source is not None and source.op_type == "DequantizeLinear" else node.input[1]
             matrices[matrix] = node.name[1:].rpartition("/")[0].replace("/", ".") + ".weight"
-    found = {}
+    weights = {}
     for name, value in stored.items():
         plain = name.removesuffix("_quantized")
         if plain != name:
             zero, scale = stored[f"{plain}_zero_point"], stored[f"{plain}_scale"]
             value = (value.float() - zero.float()) * scale
         if name in matrices:
-            found[matrices[name]] = value.T.contiguous()
+            weights[matrices[name]] = value.T.contiguous()
         elif not name.endswith(("_scale", "_zero_point")):
-            found[plain] = value
-    return found
+            weights[plain] = value
+    return weights
 
 
 def _save(net: Any, weights: dict[str, Tensor], tokenizer_file: Path, folder: Path, preset: Preset) -> None:

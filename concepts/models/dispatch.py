@@ -1,4 +1,4 @@
-"""Where weights are: of a dispatched model on several devices, or on the CPU or on disk until they are used; packed."""
+"""Weights on several devices, weights that are offloaded to the CPU or the disk, and quantized weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from icebear.errors import ModelError
 
 PACKED = ("Params4bit", "Int8Params")
-"""Weights as bitsandbytes keeps them."""
+"""The classes of bitsandbytes' quantized weights."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -21,8 +21,8 @@ def packed(module: nn.Module) -> bool:
 
 
 def keep_packing(net: nn.Module) -> None:
-    """bitsandbytes would pack 4-bit weights anew, and round their scales, at the first forward pass without a gradient
-    on some CPUs: a pass would no longer be what a pass with a gradient is."""
+    """Stop bitsandbytes from repacking 4-bit weights, with rounded scales, at the first pass without a gradient on some
+    CPUs, after which passes with and without a gradient would differ."""
     module: Any
     for module in net.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -30,17 +30,17 @@ def keep_packing(net: nn.Module) -> None:
 
 
 def offloaded(net: nn.Module) -> bool:
-    """Whether some weights come only when their module runs. They are on ``meta`` before and after, and for hooks."""
+    """Return whether some weights are loaded only while their module runs; they are on ``meta`` otherwise."""
     return any(parameter.is_meta for parameter in net.parameters())
 
 
 def replaceable(module: nn.Module) -> bool:
-    """Whether its weight can be exchanged for another one."""
+    """Return whether its weight can be replaced."""
     return not packed(module) and not any(parameter.is_meta for parameter in module.parameters())
 
 
 def present(module: nn.Module) -> AbstractContextManager[Any]:
-    """Inside, the module's own weights are there."""
+    """Load the module's own weights inside the context."""
     if not hasattr(module, "_hf_hook"):
         return nullcontext()
     from accelerate.utils import align_module_device
@@ -49,7 +49,7 @@ def present(module: nn.Module) -> AbstractContextManager[Any]:
 
 
 def weight_of(module: Any) -> Tensor:
-    """As floating-point numbers, where the module has it; outlives its coming and going. Raises `ModelError`."""
+    """Return the weight as floating-point numbers, on the module's device. Raises `ModelError`."""
     with present(module):
         weight = module.weight
         if packed(module):
@@ -58,15 +58,15 @@ def weight_of(module: Any) -> Tensor:
             return dequantize_bnb_weight(weight, getattr(module, "state", None)).detach()
         if weight.dtype not in FLOATS:
             raise ModelError(
-                f"icebear cannot read the weights of {type(module).__name__} (as {weight.dtype}); load the model "
-                "without quantisation, or with --bits."
+                f"icebear cannot read the weights of {type(module).__name__} ({weight.dtype}); load the model "
+                "without quantization, or with --bits."
             )
         return weight.detach()
 
 
 def named_weights(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """As `named_parameters`, with weights that are offloaded."""
-    # Names of parameters that are others' too, which offloaded ones no longer show.
+    """Yield names and weights as `named_parameters`, including offloaded weights."""
+    # Offloaded parameters no longer show that they are tied.
     tied = set(getattr(net, "all_tied_weights_keys", {})) if offloaded(net) else set()
     names = {name for name, _ in net.named_parameters()} - tied
     for path, module in net.named_modules():
@@ -77,7 +77,7 @@ def named_weights(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def input_device(net: Any) -> torch.device:
-    """Where the model reads."""
+    """Return the device of the model's inputs."""
     own = next(net.parameters()).device
     if own.type != "meta":
         return own

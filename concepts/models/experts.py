@@ -1,4 +1,4 @@
-"""The FFN neurons of a mixture of experts: all experts' neurons in one row, silent where an expert is not chosen."""
+"""The FFN neurons of a mixture of experts, in one row. Neurons of experts that are not chosen are zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from icebear.concepts.models.dispatch import present
 from icebear.concepts.models.linear import WHOLE, Linear
 
 part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
-"""While an expert runs: its tokens among all of the batch, and how many these are."""
+"""While an expert runs: the indices of its tokens, and the number of tokens in the batch."""
 
 
 @contextmanager
@@ -32,31 +32,31 @@ def count(experts: Any) -> int:
 
 
 def width(experts: Any) -> int:
-    """How many neurons each has."""
+    """Return the number of neurons of each expert."""
     return int(experts.down_proj.shape[1 if experts.is_transposed else 2])
 
 
 def neuron_count(experts: Any) -> int:
-    """How many neurons all experts have together; expert e has those from e * width on."""
+    """Return the number of neurons of all experts; those of expert e begin at e * width."""
     return count(experts) * width(experts)
 
 
 def _map(experts: Any, name: str, expert: int) -> tuple[Tensor, Tensor | None]:
-    """The weight (out, in) and the bias of one expert's ``gate_up`` or ``down``; of transformers' experts interface."""
+    """Return the weight (out, in) and the bias of ``gate_up`` or ``down`` of one expert (transformers' interface)."""
     weight = getattr(experts, f"{name}_proj")[expert]
     bias = getattr(experts, f"{name}_proj_bias")[expert] if experts.has_bias else None
     return weight.T if experts.is_transposed else weight, bias
 
 
 def w1(experts: Any) -> Tensor:
-    """(E * I, D) the rows of the experts' gates, in float32."""
-    gates = slice(width(experts)) if experts.is_concatenated else slice(0, None, 2)  # the ups are behind or between
+    """Return the rows (E * I, D) of the gates of all experts, in float32."""
+    gates = slice(width(experts)) if experts.is_concatenated else slice(0, None, 2)  # the up rows follow, or alternate
     with present(experts):
         return torch.cat([Linear(_map(experts, "gate_up", e)[0]).rows(gates) for e in range(count(experts))])
 
 
 def w2(experts: Any, chosen: slice = WHOLE) -> Tensor:
-    """(N, D) what the chosen of all experts' neurons write, before the router's weight, in float32."""
+    """Return the W_out rows (N, D) of the chosen neurons of all experts, before the router's weight, in float32."""
     neurons = torch.arange(neuron_count(experts))[chosen]
     owners, places = neurons // width(experts), neurons % width(experts)
     with present(experts):
@@ -68,11 +68,11 @@ Visit = Callable[[Tensor], Tensor]
 
 
 def forward_past(experts: Any, visits: dict[str, Visit], before: Any = None) -> Callable[..., Tensor]:
-    """The experts' forward method, on whose neurons (B * T, E * I) and router's weights (B * T, E) the functions
-    `visits["ffn"]` and `visits["router"]` look, and may change them; after those of `before`, if that is one as well.
+    """Return a forward method of the experts with hooks on their neurons and on the router's weights.
 
-    The same sums as transformers' (its experts interface), expert by expert; experts that are not chosen are
-    silent, have no weight, and cost nothing.
+    `visits["ffn"]` receives and returns the neurons (B * T, E * I), `visits["router"]` the weights (B * T, E). They run
+    after the hooks of `before`, if it is such a method. The computation is that of transformers, expert by expert; the
+    neurons and weights of experts that are not chosen are zero and cost nothing.
     """
     each = width(experts)
     earlier: list[dict[str, Visit]] = getattr(before, "visits", [])

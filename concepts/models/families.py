@@ -1,6 +1,6 @@
-"""Where each architecture keeps its neurons: data, not code.
+"""The module names of each architecture's neurons, as data.
 
-A family is found by the model type in its configuration; nothing is guessed for an unknown one.
+A family is chosen by the model type in the configuration; nothing is guessed for an unknown one.
 """
 
 from __future__ import annotations
@@ -12,57 +12,55 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Family:
-    """Dotted module names, those below `layers` relative to one layer."""
+    """Dotted module names; those after `layers` are relative to one layer."""
 
     layers: str = "model.layers"
     ffn_out: str = "mlp.down_proj"
-    """The FFN's second linear map: its input is the site `ffn`, its matrix is W2."""
+    """The FFN's second linear map, W_out; its input is the site `ffn`."""
     ffn_in: str = "mlp.gate_proj"
-    """The FFN's first linear map, W1; the gate of a gated one (the first rows, where gate and up are one map). Of
-    several names the first that a layer has."""
+    """The FFN's first linear map, W_in; the gate of a gated FFN (the first rows, if gate and up are one map). Of several
+    names, the first one that a layer has."""
     experts: str = ""
-    """The experts of a mixture, whose neurons are the site `ffn` instead, and their weights the site `router`."""
+    """The experts of a mixture; their neurons are the site `ffn` instead, and their weights the site `router`."""
     expert_logits: bool = False
-    """Whether experts are chosen by logits, whose softmax is taken after the choice; else by probabilities."""
+    """Whether experts are chosen by logits, with a softmax after the choice; else by probabilities."""
     shared: str = ""
-    """The second linear map of the expert that every token takes beside the chosen ones: its input is the site
-    `shared`."""
+    """The second linear map of the expert that every token uses; its input is the site `shared`."""
     attn_out: str = "self_attn.o_proj"
-    """The attention output projection: its input is the site `attn`."""
+    """The attention output projection; its input is the site `attn`."""
     cross: str = ""
-    """The output projection of the attention to another stack: its input is the site `cross`."""
+    """The output projection of the cross-attention; its input is the site `cross`."""
     q: str = "self_attn.q_proj"
-    """Empty, as k and v, where they are made of what is compressed first."""
+    """Empty, like k and v, if they are computed from compressed values."""
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     qkv: str = ""
-    """The map whose output is q, k and v in one, instead of the three."""
+    """One map whose output is q, k and v, instead of three maps."""
     qkv_order: Literal["apart", "grouped"] = "apart"
-    """All of q, then k, then v; or, for each key-value head, its query heads, its key and its value."""
+    """``apart``: all of q, then k, then v. ``grouped``: for each key-value head its query heads, its key, its value."""
     final_norm: str = "model.norm"
     """The norm before the unembedding, or empty."""
     unembedding_in: str = ""
-    """A linear map between the two, of models that have it, or empty."""
+    """A linear map between the final norm and the unembedding, or empty."""
     ffn_norm: str = ""
-    """A norm between W2 and the residual stream (sandwich norms), or on the stream right behind it (post-norm), or
-    empty."""
+    """A norm between W_out and the residual stream (sandwich norm), or on the stream after it (post-norm), or empty."""
     attn_norm: str = ""
     norm_offset: float = 0.0
     """The gain of a norm is offset + weight."""
     residual_scale: str = ""
-    """The entry of the configuration by which all that is written to the residual stream is multiplied, or empty."""
+    """The configuration entry that multiplies everything written to the residual stream, or empty."""
     logit_scale: str = ""
-    """The same of logits; what they are divided by, behind a ``/``."""
+    """The configuration entry that multiplies the logits, or after a ``/`` divides them."""
     activations: tuple[str, ...] = ()
-    """Classes of modules that are an element-wise non-linearity (Eq. 9) and are the family's own."""
+    """The family's own classes of element-wise non-linearities (AttnLRP Eq. 9)."""
     position_inputs: tuple[str, ...] = ("position_embeddings",)
-    """Arguments of a layer that carry positions: cos and sin, ALiBi, a relative bias, numbers."""
+    """The arguments of a layer that encode positions: cos and sin, ALiBi, a relative bias, numbers."""
     position_method: str = ""
-    """A method, below a layer, that gives positions to it."""
+    """A method inside a layer that returns positions."""
     position_embedding: str = ""
-    """The module or parameter, below the model, that is added to the token embeddings."""
+    """The module or parameter of the model that is added to the token embeddings."""
     decoder: Family | None = None
-    """The decoder of an encoder-decoder; its layers are counted on from the encoder's."""
+    """The decoder of an encoder-decoder; its layers are numbered after the encoder's."""
 
 
 LLAMA = Family()
@@ -233,11 +231,11 @@ FAMILIES: dict[str, Family] = {
 SCANS = re.compile(
     r"Mamba\d?(Mixer|Layer)$|(FalconH1|Bamba)Mixer$|Delta(Net|Attention)$|Rglru$|RwkvSelfAttention$|LSTMLayer$"
 )
-"""Classes of modules that no family can have: they carry a state from token to token and multiply it with activations
-at each. Eq. 15 has a rule for every product, but would halve what lies further back at each token."""
+"""Classes of modules that no family can have. They multiply a state with activations at each token; the rule for
+products (AttnLRP Eq. 15) would halve the relevance of the past at each token."""
 
 
 def family_of(config: Any) -> Family | None:
-    """The family of a transformers configuration, None if it is unknown."""
+    """Return the family of a transformers configuration, None if it is unknown."""
     family = FAMILIES.get(config.model_type)
     return OPT_350M if family is OPT and not config.do_layer_norm_before else family

@@ -1,4 +1,4 @@
-"""Which model it is: from its architecture and a sample of its weights."""
+"""The identity of a model, from its architecture and a sample of its weights."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from icebear.concepts.models.dispatch import named_weights
 
 SAMPLED = 16
-"""Rows, and columns, of each parameter."""
+"""Sampled rows, and columns, of each parameter."""
 VALUES = 4096
-"""Of each parameter, whose signs count; and of each row or column, whose exponents count."""
+"""Sampled signs of each parameter, and exponents of each row or column."""
 
 
 def fingerprint(net: nn.Module, architecture: str) -> str:
-    """``signs-sizes``, 16 hex digits each: the same in float32 and bfloat16 (in float16 but for values at its limits).
+    """Return ``signs-sizes``, two hashes of 16 hex digits that are equal in float32 and bfloat16.
 
-    signs: of `architecture`, names, shapes, and the signs of a sample of each parameter.
-    sizes: exponents of a seeded sample of rows and columns of each parameter, as bfloat16 rounds them, and how many of
-        its rows and columns are zero.
+    In float16 they are equal too, except for values at its limits.
+
+    signs: a hash of `architecture`, names, shapes, and the signs of a sample of each parameter.
+    sizes: a hash of the bfloat16 exponents of sampled rows and columns of each parameter, and of how many are zero.
     """
     signs, sizes = hashlib.sha256(architecture.encode()), hashlib.sha256()
     for name, values in named_weights(net):
@@ -37,7 +38,7 @@ def fingerprint(net: nn.Module, architecture: str) -> str:
 
 
 def _some(values: Tensor) -> Tensor:
-    """At most about `VALUES` of each row (..., N), evenly."""
+    """Return at most about `VALUES` values of each row (..., N), evenly spaced."""
     return values[..., :: max(1, values.shape[-1] // VALUES)]
 
 

@@ -11,16 +11,16 @@ from transformers.pytorch_utils import Conv1D
 from icebear.concepts.models.dispatch import present, weight_of
 
 Chosen = int | slice | Tensor
-"""One, several in a row, or indices."""
+"""One index, a slice, or several indices."""
 WHOLE = slice(None)
 OWN_LAYER_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm", "OlmoLayerNorm")
 """Classes that center as torch's LayerNorm, from which they do not inherit."""
 
 
 class Linear:
-    """(out, in) the weight of a linear map, or of an embedding (tokens, D), whichever way round its module keeps it.
+    """The weight (out, in) of a linear map, or (tokens, D) of an embedding, whatever the layout in its module.
 
-    module: or a bare weight (out, in), as one of fused experts'.
+    module: or a bare weight (out, in), such as that of a fused expert.
     """
 
     def __init__(self, module: Any) -> None:
@@ -29,8 +29,8 @@ class Linear:
 
     @property
     def _weight(self) -> Tensor:
-        kept = self._module.detach() if isinstance(self._module, Tensor) else weight_of(self._module)
-        return kept.T if self._transposed else kept
+        weight = self._module.detach() if isinstance(self._module, Tensor) else weight_of(self._module)
+        return weight.T if self._transposed else weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -43,12 +43,12 @@ class Linear:
     def _shape(self) -> tuple[int, int]:
         if isinstance(self._module, nn.Linear):  # whose weight may be packed
             return self._module.out_features, self._module.in_features
-        kept = self._module if isinstance(self._module, Tensor) else self._module.weight
-        return tuple(kept.T.shape if self._transposed else kept.shape)
+        weight = self._module if isinstance(self._module, Tensor) else self._module.weight
+        return tuple(weight.T.shape if self._transposed else weight.shape)
 
     @staticmethod
     def reads(module: nn.Module) -> bool:
-        """Whether a module is a linear map."""
+        """Return whether a module is a linear map."""
         return isinstance(module, nn.Linear | Conv1D)
 
     @property
@@ -61,19 +61,19 @@ class Linear:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weight is kept in."""
+        """The dtype of the weight."""
         return self._weight.dtype
 
     def rows(self, chosen: Chosen = WHOLE, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N, in), or (in,) of one: what outputs read. May share the module's memory, as `columns` may."""
+        """Return the rows (N, in) of outputs, or (in,) of one. May share the module's memory, as `columns` may."""
         return self._weight[chosen].to(dtype)
 
     def columns(self, chosen: Chosen = WHOLE, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(out, N), or (out,) of one: what inputs write."""
+        """Return the columns (out, N) of inputs, or (out,) of one."""
         return self._weight[:, chosen].to(dtype)
 
     def as_kept(self, weight: Tensor) -> Tensor:
-        """A weight (out, in) the way round that the module keeps its own."""
+        """Return a weight (out, in) in the module's own layout."""
         return weight.T if self._transposed else weight
 
 

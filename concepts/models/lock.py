@@ -1,4 +1,4 @@
-"""Changes for a while to a model that threads share: a fair lock, seeded draws, replaced attributes."""
+"""Temporary changes to a model that threads share: a fair lock, seeded draws, replaced attributes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PutIn = Callable[[], AbstractContextManager[Any]]
 
 
 class FairLock:
-    """A reentrant lock; threads get it in the order in which they wait for it."""
+    """A reentrant lock that threads receive in the order of waiting."""
 
-    # Hooks and replaced methods on a shared model act in the passes of every thread. So `yield_lock` removes all that
-    # its thread has put in before it releases the lock: no hook has to know whose pass it sees, and threads may leave
-    # in any order (methods that are replaced one over another could only be restored in the reverse order).
+    # Hooks and replaced methods on a shared model affect the passes of every thread. So `yield_lock` removes all that
+    # its thread has installed before it releases the lock. Then no hook must know whose pass it sees, and threads may
+    # leave in any order (nested replaced methods could only be restored in the reverse order).
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -58,7 +58,7 @@ class FairLock:
 
     @contextmanager
     def yielding(self, put_in: PutIn) -> Iterator[None]:
-        """Hold the lock inside the context that `put_in` makes; `yield_lock` leaves it and enters a new one."""
+        """Hold the lock inside a context that `put_in` makes; `yield_lock` leaves it and enters a new one."""
         with self, ExitStack() as inside:
             inside.enter_context(put_in())
             self._contexts.append((put_in, inside))
@@ -68,7 +68,7 @@ class FairLock:
                 self._contexts.pop()
 
     def yield_lock(self) -> None:
-        """Let those who wait go first; not inside a plain `with` of this lock, as nobody knows how to undo that."""
+        """Let waiting threads go first, except inside a plain `with` of this lock, which cannot be undone."""
         if not self._waiting or self._depth > len(self._contexts):
             return
         contexts, depth = self._contexts, self._depth
@@ -80,7 +80,7 @@ class FairLock:
         while self._holder != threading.get_ident():
             try:
                 self._take()
-            except BaseException as error:  # Ctrl-C: what is around this call still has to be left in its own turn
+            except BaseException as error:  # Ctrl-C: the surrounding contexts still have to be left first
                 interrupt = error
         self._contexts, self._depth = contexts, depth
         for put_in, inside in contexts:
@@ -90,7 +90,7 @@ class FairLock:
 
 
 def draws(device: torch.device, seed: int) -> PutIn:
-    """For `FairLock.yielding`: draws on a device are those of `seed`, and continue where they were interrupted."""
+    """For `FairLock.yielding`: draw random numbers from `seed`, and continue after an interruption."""
     place: Any = torch if device.type == "cpu" else torch.get_device_module(device)
     where = (device,) if device.type == "cuda" else ()
     state = torch.Generator(device).manual_seed(seed).get_state()

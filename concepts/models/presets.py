@@ -1,4 +1,4 @@
-"""Models that Python packages carry, so that they load without a model hub."""
+"""Models inside Python packages, which load without a model hub."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class Preset:
     name: str
     about: str
     kind: str
-    """How it is converted: a key of `icebear.concepts.models.conversion.CONVERSIONS`."""
+    """The conversion: a key of `icebear.concepts.models.conversion.CONVERSIONS`."""
     wheels: list[str]
     parts: list[str]
-    """Files inside the wheels: those of a GGUF are one file in parts."""
+    """Files inside the wheels; those of a GGUF are parts of one file."""
     sha256: str
-    """Of the joined parts."""
+    """The checksum of the joined parts."""
     download: int
-    """Bytes."""
+    """The size of the download in bytes."""
     room: int
     """Bytes of disk needed while it is converted."""
     bits: int = 4
-    """Of the weights before they were de-quantised."""
+    """The bits of each weight before dequantization."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Of its architecture, where the package has none."""
+    """The configuration of the architecture, if the package has none."""
     special_tokens: dict[str, str] = field(default_factory=dict)
-    """Of its tokenizer, likewise."""
+    """The special tokens of the tokenizer, if the package has none."""
     terms: str = ""
-    """The address of terms of use that the user must accept first."""
+    """The address of terms of use that the user must accept."""
 
     @property
     def folder(self) -> Path:
@@ -47,14 +47,14 @@ PRESETS = {row["name"]: Preset(**row) for row in ROWS}
 
 
 def fetch(preset: Preset, accept_terms: bool = False) -> Path:
-    """The preset's folder of safetensors and tokenizer files, fetched and converted when needed.
+    """Return the preset's folder of safetensors and tokenizer files; download and convert it if needed.
 
-    Raises `DownloadError`, and `InputError` when its terms of use were not accepted.
+    Raises `DownloadError`, and `InputError` if the terms of use were not accepted.
     """
     if preset.terms and not accept_terms and not cached(preset.folder):
         raise InputError(
-            f"{preset.name} is used under the terms at {preset.terms}; read them, then say so with "
-            "--accept-terms (in Python, accept_terms=True)."
+            f"{preset.name} has terms of use at {preset.terms}; read them, then accept them with --accept-terms "
+            "(in Python, accept_terms=True)."
         )
 
     def make(folder: Path) -> None:
