@@ -19,7 +19,7 @@ from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import unembedding, written
+from icebear.concepts.vocabulary import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.records import Neuron
@@ -185,7 +185,7 @@ def of_object(model: Model, new: int, true: int, size: int = CONCEPT) -> Concept
     seen = calibrate(model)
     gains = torch.zeros(model.layers, model.width("ffn"))
     for layer in model.layers_with("ffn"):
-        rows = written(model, "ffn", layer)
+        rows = direct_rows(model, "ffn", layer)
         if rows is not None:
             gains[layer] = (rows @ (reads[0] - reads[1])).cpu()
     best = torch.maximum(gains * seen.high, gains * seen.low)  # (L, F)

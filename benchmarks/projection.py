@@ -15,7 +15,7 @@ import torch
 
 from icebear import Neuron, load_model
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.vocabulary import project, unembedding, w2_row
+from icebear.concepts.vocabulary import direct_row, project, unembedding
 from icebear.steering.flipping.last_token import LastToken
 
 PROMPTS = [
@@ -53,7 +53,7 @@ if __name__ == "__main__":
     for layer in (*range(0, model.layers - 4, 5), *range(model.layers - 4, model.layers)):
         generator = torch.Generator().manual_seed(layer)
         chosen = torch.randperm(model.width("ffn"), generator=generator)[: options.neurons].tolist()
-        rows = torch.stack([w2_row(model, Neuron(layer, "ffn", index)) for index in chosen])
+        rows = torch.stack([direct_row(model, Neuron(layer, "ffn", index)) for index in chosen])
         projected = rows @ words.T  # (N, V)
         top = [[word.id for word in project(model, Neuron(layer, "ffn", i), 5).promoted] for i in chosen]
         ratios, correlations = [], []

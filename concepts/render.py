@@ -1,4 +1,4 @@
-"""Relevance as colours, and HTML by templates, which escape everything that is not `Markup`."""
+"""Relevance as colors, and HTML by templates, which escape everything that is not `Markup`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.result import Relevance
 
 POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
-"""The ends of ColorBrewer's RdBu, which colour-blind readers tell apart."""
+"""The ends of ColorBrewer's RdBu, which color-blind readers can distinguish."""
 
 
 @cache
 def environment() -> Environment:
-    """The one environment of all templates. A template is named by its package and its file there in ``templates``:
+    """Return the environment of all templates. A template is named by its package and its file in ``templates`` there:
     ``icebear.actmax/card.html``."""
     made = Environment(
         loader=FunctionLoader(_source), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    made.filters.update(number=format, visible=visible, repr=repr, made_with=said, xml=_xml, style=style)
+    made.filters.update(number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style)
     made.globals.update(heatmap=heatmap, relevance_heatmap=relevance_heatmap, marked=marked)
     return made
 
@@ -37,17 +37,17 @@ def _source(name: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """Without the characters that XML forbids."""
+    """Replace the characters that XML forbids."""
     return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 
 def render(template: str, **values: Any) -> Markup:
-    """HTML that a template makes of values."""
+    """Render a template as HTML."""
     return Markup(environment().get_template(template).render(**values))
 
 
 def color(share: float) -> tuple[int, int, int]:
-    """RGB for a signed share of the largest value, -1 to 1: blue, white, red."""
+    """Return the RGB color of a signed share of the largest value, -1 to 1: blue, white, red."""
     end = POSITIVE if share >= 0 else NEGATIVE
     weight = min(1.0, abs(share))
     red, green, blue = (round(255 + (channel - 255) * weight) for channel in end)
@@ -55,43 +55,43 @@ def color(share: float) -> tuple[int, int, int]:
 
 
 def hexadecimal(rgb: tuple[int, int, int]) -> str:
-    """As CSS, SVG and a terminal write it."""
+    """Return a color as CSS, SVG and terminals write it."""
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 
 def ink(rgb: tuple[int, int, int]) -> str:
-    """Black or white, whichever reads better on `rgb`."""
+    """Return black or white, whichever has more contrast on `rgb`."""
     red, green, blue = rgb
     return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 
 
 def style(share: float) -> str:
-    """CSS for a token with this share: transparent at 0, so that it suits light and dark pages."""
+    """Return the CSS of a token with this share; 0 is transparent, for light and dark pages."""
     red, green, blue = POSITIVE if share >= 0 else NEGATIVE
     text = ";color:#fff" if abs(share) > 0.55 else ""
     return f"background:rgba({red},{green},{blue},{min(1.0, abs(share)):.2f}){text}"
 
 
 def shares(values: list[float], apart: Collection[int] = ()) -> list[float]:
-    """Values divided by the largest magnitude of those that are not apart."""
+    """Divide values by the largest magnitude, without the positions in `apart`."""
     largest = max((abs(value) for place, value in enumerate(values) if place not in apart), default=0) or 1.0
     return [value / largest for value in values]
 
 
 def visible(token: str) -> str:
-    """A token with its white space made visible where it would not be."""
+    """Make the white space of a token visible."""
     return token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
 
 
 def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> Markup:
-    """Tokens on their relevance's colour, the value on hover and, after a click, beside them; sinks are dotted, a
-    chat's template is grey."""
+    """Return tokens on the color of their relevance. The value appears on hover and after a click; sinks have a dotted
+    outline, the tokens of a chat template are gray."""
     rows = zip(tokens, values, shares(values, set(template)), strict=True)
     return render("icebear.concepts/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
 
 
 def relevance_heatmap(relevance: Relevance) -> Markup:
-    """The tokens of a relevance, or its image."""
+    """Return the heatmap of the tokens, or of the image."""
     if relevance.image:
         return render("icebear.concepts/image.html", png=b64encode(relevance.image.png()).decode())
     return heatmap(
@@ -100,7 +100,7 @@ def relevance_heatmap(relevance: Relevance) -> Markup:
 
 
 def relevance_fragment(relevance: Relevance, k: int = 10) -> Markup:
-    """The heatmap, what is explained, conservation and the top k neurons, for a notebook."""
+    """Return the target, the heatmap, conservation and the top k neurons, for a notebook."""
     every = relevance.counterfactual and (
         relevance.neurons.largest or len(relevance.neurons.recorded) == len(relevance.tokens)
     )
@@ -115,25 +115,26 @@ def relevance_fragment(relevance: Relevance, k: int = 10) -> Markup:
 
 
 def page(title: str, body: Markup, style: str = "") -> Markup:
-    """A self-contained page around HTML."""
+    """Return a self-contained page around HTML."""
     return render("icebear.concepts/page.html", title=title, body=body, style=Markup(style))
 
 
 def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> Markup:
-    """A sentence's tokens on the colours of their relevance (if there is any); the extreme token stands out."""
-    colours = [style(share) for share in shares(list(values))] if values else [""] * len(tokens)
-    titles = [f"{value:+.3f}" for value in values or ()] or colours
-    rows = zip(tokens, colours, titles, strict=True)
+    """Return the tokens of a sentence on the colors of their relevance, if any; the extreme token is bold."""
+    colors = [style(share) for share in shares(list(values))] if values else [""] * len(tokens)
+    titles = [f"{value:+.3f}" for value in values or ()] or colors
+    rows = zip(tokens, colors, titles, strict=True)
     return render("icebear.concepts/marked.html", rows=rows, extreme=extreme)
 
 
-def said(told: dict[str, Any]) -> str:
+def made_with_line(made_with: dict[str, Any]) -> str:
     """Return `Model.made_with` in one line, for the foot of a page."""
-    model = told["model"]
-    index = [f"{key} {told['index'][key]}" for key in ("corpus", "limit", "k", "by") if key in told.get("index", {})]
+    model = made_with["model"]
+    facts = made_with.get("index", {})
+    index = [f"{key} {facts[key]}" for key in ("corpus", "limit", "k", "by") if key in facts]
     parts = [
         f"{model['name']} ({model['fingerprint']}), {model['dtype']}, {model['weights']}",
         ", ".join(index),
-        ", ".join(f"{name} {number}" for name, number in told["versions"].items()),
+        ", ".join(f"{name} {number}" for name, number in made_with["versions"].items()),
     ]
     return "; ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""`selftest`: whether relevance works on a model, checked on one prompt."""
+"""`selftest` checks on one prompt whether relevance works for a model."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What was found; `troubles` has a sentence for each thing that is wrong."""
+    """The results of a self-test; `troubles` has a sentence for each problem."""
 
     parity: float
-    """The largest difference of a logit under the rules, as a share of the largest logit."""
+    """The largest change of a logit under the rules, as a share of the largest logit."""
     conserved: Conservation
-    """Under CP-LRP, whose rules keep everything but what positions and biases hold."""
+    """Under CP-LRP, whose rules conserve everything except the relevance of positions and biases."""
     missing: tuple[str, ...]
     """Operations without a rule."""
     sites: dict[str, int]
-    """Site -> neurons a layer; empty for a family that icebear does not know."""
+    """Site -> neurons per layer; empty for an unknown family."""
     sinks: tuple[int, ...]
     cost: float
-    """Time of a relevance pass as a multiple of gradient x input, median of three."""
+    """The time of a relevance pass as a multiple of gradient x input, the median of three."""
     troubles: tuple[str, ...]
 
     @property
@@ -48,15 +48,15 @@ class SelfTest:
 
 
 def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> SelfTest:
-    """Forward parity, conservation, missing operations, sites, sinks and cost on one prompt; takes some seconds."""
+    """Measure parity, conservation, missing operations, sites, sinks and cost on one prompt, in some seconds."""
     if isinstance(prompt, str):
         prompt = model.task.completed(model, prompt)
-    asked = objective_of(model, [prompt])
+    objective = objective_of(model, [prompt])
     with model.lock, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing operations are reported below
-        plain = model.logits(asked.batch, asked.all_positions)
+        plain = model.logits(objective.batch, objective.all_positions)
         with relevance_rules(model.net, ATTNLRP, strict=False):
-            ruled = model.logits(asked.batch, asked.all_positions)
+            ruled = model.logits(objective.batch, objective.all_positions)
         parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,20 +71,20 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
 
 def _troubles(model: Model, parity: float, conserved: Conservation, missing: tuple[str, ...]) -> tuple[str, ...]:
     tolerance = TOLERANCE.get(model.dtype, 0.1)
-    found = []
+    troubles = []
     if parity > tolerance:
-        found.append(f"The logits change by {parity:.1e} under the rules; please report this model.")
+        troubles.append(f"The logits change by {parity:.1e} under the rules; please report this model.")
     if missing:
-        found.append(f"No rule for {', '.join(missing)}: add it to concepts/lrp/operations.py.")
+        troubles.append(f"No rule for {', '.join(missing)}: add it to concepts/lrp/operations.py.")
     elif abs(conserved.rest) > tolerance * max(abs(conserved.target), abs(conserved.tokens)):
-        found.append(f"Relevance is not conserved (rest {conserved.rest:.1e}); try --dtype float32.")
+        troubles.append(f"Relevance is not conserved (rest {conserved.rest:.1e}); try --dtype float32.")
     if not model.has_family:
-        found.append("Only tokens have relevance: docs/new-family.md says how to add where the neurons are.")
-    return tuple(found)
+        troubles.append("Only tokens have relevance: docs/new-family.md shows how to add the places of the neurons.")
+    return tuple(troubles)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long it takes, to the end of what it started on the device."""
+    """Return the time in seconds until the device has finished the work."""
     wait = (lambda: None) if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
     wait()
     start = time.perf_counter()
@@ -94,7 +94,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def gradient_times_input(model: Model, prompt: PromptLike) -> torch.Tensor:
-    """Gradient x input of the top answer's logit, (T,), as `Relevance.tokens`."""
+    """Return gradient x input (T,) of the most probable token's logit."""
     inputs = Inputs()
     forward_backward(model, Logits(objective_of(model, [prompt])), [inputs])
     return torch.cat([relevance[0].sum(-1) for relevance in inputs.relevance()])

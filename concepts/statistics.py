@@ -1,4 +1,4 @@
-"""Statistics of evaluations: a method's number with its error, paired tests, AUROC."""
+"""Statistics of evaluations: means with standard errors, paired tests, AUROC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cell:
     error: float | None
     """None for a single sample."""
     p: float | None
-    """Two-sided, against the best method of the column (`paired_p`, `holm`); None for the best itself."""
+    """Two-sided, against the best method of the column (`paired_p`, `holm`); None for the best method."""
     median: float
     lower: float
     upper: float
@@ -34,7 +34,7 @@ class Cell:
 
 
 Cells = dict[str, dict[str, Cell | None]]
-"""method -> column -> cell; None where the method cannot run."""
+"""method -> column -> cell; None if the method cannot run."""
 
 
 def table(

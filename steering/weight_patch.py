@@ -54,7 +54,7 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
     changed: dict[str, Tensor] = {}
     for name, (linear, scales, constants) in maps.items():
         matrix = linear.rows(dtype=linear.dtype)
-        changed[f"{name}.weight"] = linear.as_kept(matrix * scales)
+        changed[f"{name}.weight"] = linear.in_layout(matrix * scales)
         if constants.any():
             changed[f"{name}.bias"] = matrix @ constants + (0 if linear.bias is None else linear.bias)
     return changed

@@ -179,7 +179,12 @@ def test_what_is_no_corpus_is_said_at_once(tmp_path, monkeypatch):
     for name in ("loop.txt", "loop", "pipe.txt", "folder.txt", "none.txt"):
         with pytest.raises(InputError, match=name):
             read_corpus(str(tmp_path / name))
-    for name, why in (("no/set", "no Hugging Face hub"), ("no set", "no id"), ("a/b/c", "no id"), ("n" * 200, "no id")):
+    for name, why in (
+        ("no/set", "no Hugging Face hub"),
+        ("no set", "not the id"),
+        ("a/b/c", "not the id"),
+        ("n" * 200, "not the id"),
+    ):
         with pytest.raises(InputError, match=why):
             read_corpus(name)
 

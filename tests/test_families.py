@@ -25,7 +25,7 @@ from icebear.actmax.index.neuron_vectors import gated
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
-from icebear.concepts.vocabulary import unembedding, w1, w2
+from icebear.concepts.vocabulary import unembedding, w_in_rows, w_out_rows
 from icebear.errors import InputError, MissingRule, ModelError
 
 CONFIGS, EXPERTS = dense(), mixtures()  # torch has no float64 for grouped matrix products
@@ -175,8 +175,8 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
             model.net(torch.tensor([IDS]), use_cache=False)
     hook.remove()
     assert torch.equal(streams[0], streams[1])
-    row = w2(model, "ffn", last)[7].double() * model.residual_scale
-    assert w1(model, "ffn", last).shape == w2(model, "ffn", last).shape
+    row = w_out_rows(model, "ffn", last)[7].double() * model.residual_scale
+    assert w_in_rows(model, "ffn", last).shape == w_out_rows(model, "ffn", last).shape
     if not model.family.ffn_norm:
         assert torch.allclose(streams[2] - streams[0], row.expand(len(IDS), -1), atol=1e-5)
     assert project(model, neuron, 5).promoted[0].z >= project(model, neuron, 5).promoted[1].z
@@ -372,7 +372,7 @@ def test_an_experts_w2_row_is_what_its_neuron_writes(name):
     with torch.no_grad(), steer(model, [f"L1.ffn.{neuron}+1"]):
         model.net(torch.tensor([IDS]), use_cache=False)
     hook.remove()
-    row = w2(model, "ffn", 1)[neuron]
+    row = w_out_rows(model, "ffn", 1)[neuron]
     moved = streams[1] - streams[0]
     for place in range(len(IDS)):
         if seen["x"][place, neuron] == 0:

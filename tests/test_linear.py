@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from icebear import Edit, Model, Neuron, Recipe, project
 from icebear.concepts import vocabulary
 from icebear.concepts.models.linear import Linear
-from icebear.concepts.vocabulary import unembed, unembedding, w1, w2, w2_row, written
+from icebear.concepts.vocabulary import direct_row, direct_rows, unembed, unembedding, w_in_rows, w_out_rows
 from icebear.steering.weight_patch import patch
 
 CONFIGS = {**dense(), **mixtures()}
@@ -53,7 +53,7 @@ def test_rows_and_columns_are_those_of_the_whole_weight(make, kind, chosen):
     assert torch.equal(linear.rows(chosen), reference[chosen])
     assert torch.equal(linear.columns(chosen), reference[:, chosen])
     assert torch.equal(linear.rows(chosen, torch.float64), reference[chosen].double())
-    kept = linear.as_kept(linear.rows(dtype=kind))
+    kept = linear.in_layout(linear.rows(dtype=kind))
     assert (kept.dtype, torch.equal(kept, module.weight)) == (kind, True)
     assert (linear.bias is None) == (module.bias is None)
     with torch.no_grad():
@@ -75,17 +75,17 @@ def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(
             turned = name == "gpt_oss"  # its weights lie the other way round, its gates and ups by turns
             reference = (down if turned else down.transpose(1, 2)).flatten(0, 1)
             gates = up[:, :, ::2].transpose(1, 2) if turned else up.unflatten(1, (2, -1))[:, 0]
-            assert torch.equal(w1(model, "ffn", layer), gates.flatten(0, 1))
+            assert torch.equal(w_in_rows(model, "ffn", layer), gates.flatten(0, 1))
         assert len(reference) == model.width(site)
         for chosen in (slice(None), slice(3, 4), slice(1, len(reference) - 1), slice(len(reference) // 2 - 2, None, 3)):
-            assert torch.equal(w2(model, site, layer, chosen), reference[chosen])
-            assert torch.equal(written(model, site, layer, chosen), written(model, site, layer)[chosen])
-        assert torch.equal(w2_row(model, Neuron(layer, site, 5)), written(model, site, layer)[5])
+            assert torch.equal(w_out_rows(model, site, layer, chosen), reference[chosen])
+            assert torch.equal(direct_rows(model, site, layer, chosen), direct_rows(model, site, layer)[chosen])
+        assert torch.equal(direct_row(model, Neuron(layer, site, 5)), direct_rows(model, site, layer)[5])
     if "q" not in model.sites:
         return
     joined = whole(model.site_module("q", layer))
     columns = model.columns("q")
-    assert torch.equal(w1(model, "q", layer), joined if columns is None else joined[columns])
+    assert torch.equal(w_in_rows(model, "q", layer), joined if columns is None else joined[columns])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -102,7 +102,7 @@ def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
     assert torch.allclose(unembedding(model, 7), reference[7], rtol=1e-5, atol=1e-5)
     assert torch.allclose(unembed(model, x), x @ reference.T, rtol=1e-5, atol=1e-5)
     neuron = Neuron(1, "ffn", 3)
-    logits = (w2_row(model, neuron) @ reference.T).sort(descending=True)
+    logits = (direct_row(model, neuron) @ reference.T).sort(descending=True)
     found = project(model, neuron, 50)
     assert [word.id for word in found.promoted] == logits.indices.tolist()
     if found.typical:
@@ -131,7 +131,7 @@ def test_a_shape_is_learnt_without_converting_a_weight(name):
         for site in model.sites:
             assert model.check(Neuron(1, site, model.width(site) - 1))
         assert not converted.sizes
-        w2(model, "ffn", 1)
+        w_out_rows(model, "ffn", 1)
         assert converted.sizes
 
 
@@ -144,7 +144,7 @@ def test_a_neurons_words_convert_its_row_and_blocks_of_the_unembedding(name, mon
         project(model, Neuron(1, "ffn", 3))
     assert max(converted.sizes) == 16 * model.config.hidden_size
     with Converted() as converted:
-        w2_row(model, Neuron(1, "ffn", 3))
+        direct_row(model, Neuron(1, "ffn", 3))
     assert max(converted.sizes) == model.config.hidden_size
 
 

@@ -12,7 +12,7 @@ from icebear import Model, Neuron, attribute, project, steer
 from icebear.concepts import calibration as texts
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.linear import norm_divisor as divisor
-from icebear.concepts.vocabulary import typical, unembedding, w2_row
+from icebear.concepts.vocabulary import direct_row, typical, unembedding
 
 
 def test_one_unit_changes_the_logits_by_what_project_says(smol):
@@ -70,7 +70,7 @@ def test_the_direct_path_is_what_the_rules_see(name):
         hook.remove()
     assert final is behind[model.family.final_norm]
     neuron = int(found.activation("ffn")[last, -1].abs().argmax())
-    row = w2_row(model, Neuron(last, "ffn", neuron))
+    row = direct_row(model, Neuron(last, "ffn", neuron))
     for path in behind:
         row = row * calibrate(model).divisors[path][1] / seen[path][0, -1]
     logit = (row @ unembedding(model, 5)).item()

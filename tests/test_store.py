@@ -20,7 +20,7 @@ from transformers import GPT2Config
 from icebear import Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.app.cli.terminal import card_report
-from icebear.concepts.vocabulary import w1, w2_row
+from icebear.concepts.vocabulary import direct_row, w_in_rows
 from icebear.db import vectors
 from icebear.db.search import DRAWS, nearest_by_chance
 from icebear.errors import InputError, StoreError, UnknownName
@@ -126,7 +126,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
         build_index(model, corpus, store, k=K)
         neuron = Neuron(2, "ffn", 4)
         rows = torch.nn.functional.normalize(
-            torch.stack([w2_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
+            torch.stack([direct_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
         )
         cosines = rows @ rows[44]
         cosines[44] = -2
@@ -270,7 +270,7 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
     for made, signs in ((model, {""}), (ungated, {"+", "-"})):
         with open_store(tmp_path / f"{len(signs)}.db", create=True) as store:
             build_index(made, corpus, store, k=K)
-            rows = torch.nn.functional.normalize(torch.cat([w1(made, "ffn", layer) for layer in range(3)]))
+            rows = torch.nn.functional.normalize(torch.cat([w_in_rows(made, "ffn", layer) for layer in range(3)]))
             cosines = rows @ rows[23]
             hits = store.similar(neuron, 60, by="reads")
             assert {hit.polarity for hit in hits} == signs
@@ -456,7 +456,7 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         rows = torch.nn.functional.normalize(
-            torch.stack([w2_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
+            torch.stack([direct_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
         )
         cosines = (rows @ rows.T).abs().fill_diagonal_(0)
         drawn = np.random.default_rng(0).choice(60, DRAWS, replace=False)

@@ -32,7 +32,7 @@ from icebear.concepts.attribution.random_controls import token_removal_control
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
-from icebear.concepts.vocabulary import w1, w2
+from icebear.concepts.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.steering.comparison import compare
 
@@ -213,10 +213,10 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
             with steer(model, edit):
                 logits(model, prompt(model))
         hook.remove()
-        row = w2(model, "ffn", layer)[7].double()
+        row = w_out_rows(model, "ffn", layer)[7].double()
         assert torch.equal(outputs[0], outputs[1])
         assert torch.allclose(outputs[2] - outputs[0], row.expand_as(outputs[0]), atol=1e-5)
-        assert w1(model, "ffn", layer).shape == w2(model, "ffn", layer).shape
+        assert w_in_rows(model, "ffn", layer).shape == w_out_rows(model, "ffn", layer).shape
     words = project(model, Neuron(model.layers - 1, "ffn", 7), 3)
     assert words.promoted[0].z >= words.promoted[1].z
     if model.task.name == "image":
@@ -305,7 +305,7 @@ def test_edits_reach_the_encoder_and_the_decoder_where_they_say():
 def test_steering_moves_what_a_masked_model_predicts():
     model = make("bert", dtype=torch.float32)
     before = model.predict("the ~ bear", 3)
-    row = w2(model, "ffn", 1)[7]
+    row = w_out_rows(model, "ffn", 1)[7]
     with steer(model, ["L1.ffn.7+50"]):
         after = model.predict("the ~ bear", 3)
     assert before[0].logit != after[0].logit

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import typical, unembedding, vocabulary, w1, written
+from icebear.concepts.vocabulary import direct_rows, typical, unembedding, vocabulary, w_in_rows
 from icebear.db import vectors
 from icebear.db.search import measure_chance
 from icebear.db.store import Store
@@ -25,8 +25,8 @@ BLOCK = 4096
 def ensure_vectors(model: Model, store: Store) -> None:
     """Make the missing vector indexes of a store."""
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
-        "w_out": lambda: _rows(model, store, written),
-        "w_in": lambda: _rows(model, store, w1),
+        "w_out": lambda: _rows(model, store, direct_rows),
+        "w_in": lambda: _rows(model, store, w_in_rows),
         "examples": lambda: _example_vectors(store),
         "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }

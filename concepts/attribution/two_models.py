@@ -9,7 +9,7 @@ import torch
 from icebear.concepts.attribution.request import PromptRequest, joint_objective
 from icebear.concepts.attribution.result import Counterfactual, Relevance
 from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import w1, w2
+from icebear.concepts.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError
 from icebear.records import Neuron
 
@@ -70,7 +70,7 @@ def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, f
     """Cosines of what a neuron ``reads`` and ``writes`` in two models, of those that it does."""
     check_same_shape(model, other)
     cosines = {}
-    for name, rows in (("reads", w1), ("writes", w2)):
+    for name, rows in (("reads", w_in_rows), ("writes", w_out_rows)):
         both = [rows(one, neuron.site, neuron.layer) for one in (model, other)]
         pair = [row[neuron.index].double().cpu() for row in both if row is not None]
         if pair:

@@ -75,13 +75,13 @@ def output_profiles(graph: Graph) -> Tensor:
         if node.neuron.site == "head":
             layer, dim = node.neuron.layer, graph.model.head_dim
             part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
-            w_out = vocabulary.written(graph.model, "attn", layer, part)
+            w_out = vocabulary.direct_rows(graph.model, "attn", layer, part)
             assert w_out is not None
             difference = change(graph.relevances[0], "attn")[layer, node.position, part]
             rows.append(difference.to(w_out.dtype) @ w_out.cpu())
         else:
             difference = node.activation - node.counterfactual
-            rows.append(vocabulary.w2_row(graph.model, node.neuron).cpu() * difference)
+            rows.append(vocabulary.direct_row(graph.model, node.neuron).cpu() * difference)
     return torch.stack(rows).to(graph.difference)
 
 

@@ -18,7 +18,7 @@ from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import Target, forward_backward
-from icebear.concepts.vocabulary import BLOCK, unembedding, vocabulary, written
+from icebear.concepts.vocabulary import BLOCK, direct_rows, unembedding, vocabulary
 from icebear.errors import InputError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def w_out(data: Material) -> Ranking:
     read = unembedding(model, torch.tensor(ids)).sum(0) - len(ids) * mean
     scores = np.zeros(len(data.seen.neurons))
     for (site, layer), columns in columns_of(data.seen.neurons).items():
-        rows = written(model, site, layer)
+        rows = direct_rows(model, site, layer)
         if rows is not None:
             scores[columns] = (rows @ read)[[data.seen.neurons[c].index for c in columns]].cpu().numpy()
     return data.ordered(np.abs(scores * data.seen.means[data.rank].std(0))), scores

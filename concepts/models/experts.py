@@ -48,14 +48,14 @@ def _map(experts: Any, name: str, expert: int) -> tuple[Tensor, Tensor | None]:
     return weight.T if experts.is_transposed else weight, bias
 
 
-def w1(experts: Any) -> Tensor:
+def w_in_rows(experts: Any) -> Tensor:
     """Return the rows (E * I, D) of the gates of all experts, in float32."""
     gates = slice(width(experts)) if experts.is_concatenated else slice(0, None, 2)  # the up rows follow, or alternate
     with present(experts):
         return torch.cat([Linear(_map(experts, "gate_up", e)[0]).rows(gates) for e in range(count(experts))])
 
 
-def w2(experts: Any, chosen: slice = WHOLE) -> Tensor:
+def w_out_rows(experts: Any, chosen: slice = WHOLE) -> Tensor:
     """Return the W_out rows (N, D) of the chosen neurons of all experts, before the router's weight, in float32."""
     neurons = torch.arange(neuron_count(experts))[chosen]
     owners, places = neurons // width(experts), neurons % width(experts)

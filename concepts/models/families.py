@@ -18,8 +18,8 @@ class Family:
     ffn_out: str = "mlp.down_proj"
     """The FFN's second linear map, W_out; its input is the site `ffn`."""
     ffn_in: str = "mlp.gate_proj"
-    """The FFN's first linear map, W_in; the gate of a gated FFN (the first rows, if gate and up are one map). Of several
-    names, the first one that a layer has."""
+    """The FFN's first linear map, W_in; the gate of a gated FFN (the first rows, if gate and up are one map).
+    Of several names, the first one that a layer has."""
     experts: str = ""
     """The experts of a mixture; their neurons are the site `ffn` instead, and their weights the site `router`."""
     expert_logits: bool = False

@@ -72,7 +72,7 @@ class Linear:
         """Return the columns (out, N) of inputs, or (out,) of one."""
         return self._weight[:, chosen].to(dtype)
 
-    def as_kept(self, weight: Tensor) -> Tensor:
+    def in_layout(self, weight: Tensor) -> Tensor:
         """Return a weight (out, in) in the module's own layout."""
         return weight.T if self._transposed else weight
 

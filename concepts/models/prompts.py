@@ -42,26 +42,26 @@ class Prompt:
     """An image, or pixels (C, H, W)."""
 
     @classmethod
-    def of(cls, given: Any) -> Prompt:
+    def of(cls, prompt: Any) -> Prompt:
         """Return a `PromptLike` as a prompt. Raises `InputError` for anything else."""
-        if isinstance(given, Prompt):
-            return given
-        if isinstance(given, (str, Path)):
-            return cls(text=str(given))
-        if isinstance(given, Chat):
-            return cls(messages=given.messages)
-        if isinstance(given, Answer):
-            return cls(ids=tuple(given.before(len(given.ids))))
-        if hasattr(given, "convert") or getattr(given, "ndim", 0) == 3:
-            return cls(image=given)
-        if isinstance(given, (list, tuple)) and given and all(isinstance(part, Mapping) for part in given):
-            return cls(messages=tuple(given))
-        values = given.tolist() if hasattr(given, "tolist") else given
+        if isinstance(prompt, Prompt):
+            return prompt
+        if isinstance(prompt, (str, Path)):
+            return cls(text=str(prompt))
+        if isinstance(prompt, Chat):
+            return cls(messages=prompt.messages)
+        if isinstance(prompt, Answer):
+            return cls(ids=tuple(prompt.before(len(prompt.ids))))
+        if hasattr(prompt, "convert") or getattr(prompt, "ndim", 0) == 3:
+            return cls(image=prompt)
+        if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(part, Mapping) for part in prompt):
+            return cls(messages=tuple(prompt))
+        values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
         flat = isinstance(values, Sequence) and not isinstance(values, bytes)
         if not flat or not all(isinstance(part, Integral) for part in values):
             raise InputError(
                 "A prompt is a text, a flat list of token ids or a list of chat messages, not this "
-                f"{type(given).__name__}."
+                f"{type(prompt).__name__}."
             )
         return cls(ids=tuple(map(int, values)))
 
@@ -109,14 +109,14 @@ Prompts: TypeAlias = "list[PromptLike] | tuple[PromptLike, ...]"
 """Several prompts."""
 
 
-def prompts_of(given: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
+def prompts_of(prompt: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
     """Return one or several prompts as a list, and whether it was one."""
-    if not isinstance(given, (list, tuple)):
-        return [Prompt.of(given)], True
-    if not given:
+    if not isinstance(prompt, (list, tuple)):
+        return [Prompt.of(prompt)], True
+    if not prompt:
         raise InputError("There is no prompt; give at least one.")
-    single = isinstance(given[0], (Integral, Mapping))  # token ids, or the messages of a chat
-    return ([Prompt.of(given)] if single else [Prompt.of(part) for part in given]), single
+    single = isinstance(prompt[0], (Integral, Mapping))  # token ids, or the messages of a chat
+    return ([Prompt.of(prompt)] if single else [Prompt.of(part) for part in prompt]), single
 
 
 def joined(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:

@@ -74,17 +74,17 @@ class Task:
 
     # --- what it predicts -----------------------------------------------------------------------------
 
-    def refuse(self, model: Model, **given: Sequence[Any]) -> None:
+    def refuse(self, model: Model, **arguments: Sequence[Any]) -> None:
         """Raise `InputError` for an argument of `attribute` (target_text, prefix, position) that this task cannot use.
 
-        given: a value for each prompt, None where there is none.
+        arguments: a value for each prompt, None where there is none.
         """
         reasons = {
             "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
             "prefix": f"{model.name} has no decoder of its own" if self.stacks == 1 else "",
             "position": f"{model.name} does not label single tokens" if not self.labels_tokens else "",
         }
-        for name, values in given.items():
+        for name, values in arguments.items():
             if reasons[name] and any(value is not None for value in values):
                 raise InputError(f"{name} does not suit this model: {reasons[name]}.")
 

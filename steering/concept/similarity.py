@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import w2_row
+from icebear.concepts.vocabulary import direct_row
 from icebear.steering.concept.concept import Concept
 
 
@@ -33,7 +33,7 @@ def concept_similarity(
         return ConceptSimilarity(None, None, measures)
     directions = []  # (D,)
     for model, concept in (one, other):
-        rows = [part.sign * part.weight * part.std * w2_row(model, part.neuron) for part in concept.parts]
+        rows = [part.sign * part.weight * part.std * direct_row(model, part.neuron) for part in concept.parts]
         directions.append(torch.stack(rows).sum(0))
     return ConceptSimilarity(overlap(one[1], other[1]), torch.cosine_similarity(*directions, dim=0).item(), measures)
 
