@@ -81,14 +81,10 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
             finally:  # before the lock is released, because another process may then use the folder
                 shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
+        why = f"cannot be stored in {folder.parent} ({error});"
         if error.errno == errno.ENOSPC:
-            raise DownloadError(
-                f"{what} needs {room / 1e9:.1f} GB of free disk in {folder.parent}; make room there or set "
-                "ICEBEAR_CACHE to another folder."
-            ) from None
-        raise DownloadError(
-            f"{what} cannot be stored in {folder.parent} ({error}); set ICEBEAR_CACHE to another folder."
-        ) from None
+            why = f"needs {room / 1e9:.1f} GB of free disk space in {folder.parent}; make room or"
+        raise DownloadError(f"{what} {why} set ICEBEAR_CACHE to another folder.") from None
     return folder
 
 

@@ -144,7 +144,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
             for hit in hits
         }
         for hit in hits:
-            said = [int(why.split()[0]) for why in hit.why if "examples have it" in why]
+            said = [int(why.split()[0]) for why in hit.why if "contain the words" in why]
             assert said == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] > 1 else [])
         assert any(said > 1 for said in counts.values())
         with pytest.raises(InputError, match="words"):

@@ -117,13 +117,8 @@ class _Reader:
         batch = _counted(self.model, read)
         span = slice(self.done, self.done + len(rows))
         self.ids[span] = torch.tensor([identity for identity, _ in rows])
-        seed = self.settings.seed
-        drawn = torch.tensor(
-            [
-                1 + _hash(seed, "token", identity) % (length - 1)
-                for (identity, _), length in zip(rows, batch.lengths, strict=True)
-            ]
-        )
+        hashes = torch.tensor([_hash(self.settings.seed, "token", identity) for identity, _ in rows])
+        drawn = 1 + hashes % (torch.tensor(batch.lengths) - 1)
         counted = batch.mask.float()
         counted[:, 0] = 0
         self.token_count += sum(batch.lengths) - len(rows)
@@ -133,7 +128,10 @@ class _Reader:
             columns = self.columns[site, layer]
             values = x.detach().float()
             best = _largest(values, batch)
-            self._summarise(columns, LayerActivations(values, counted.flatten(), best, drawn))
+            seen = LayerActivations(values, counted.flatten(), best, drawn)
+            for name, statistic in STATISTICS.items():
+                if self.summing or statistic.all_shards:
+                    statistic.add(self.statistics[name][..., columns], seen)
             if self.settings.by == "activation":
                 self._enter(columns, values, best, batch, span)
             else:
@@ -155,11 +153,6 @@ class _Reader:
         target = _Predictions(batch)
         forward_backward(self.model, target, [Inputs()], ATTNLRP)
         return target.stream
-
-    def _summarise(self, columns: slice, seen: LayerActivations) -> None:
-        for name, statistic in STATISTICS.items():
-            if self.summing or statistic.all_shards:
-                statistic.add(self.statistics[name][..., columns], seen)
 
     def _enter(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
         """Record the sentences that reach the threshold. best (2, B, N): the extremes of x (B, T, N)."""
@@ -221,11 +214,9 @@ def _counted(model: Model, batch: Batch) -> Batch:
     """Return the batch without special tokens at the end."""
     special = model.special_ids()
     lengths = tuple(counted_length(ids[:n], special) for ids, n in zip(batch.ids.tolist(), batch.lengths, strict=True))
-    mask = (
-        torch.arange(batch.ids.shape[1], device=batch.ids.device)
-        < torch.tensor(lengths, device=batch.ids.device)[:, None]
-    )
-    return Batch(batch.ids, mask.long(), lengths)
+    positions = torch.arange(batch.ids.shape[1])
+    mask = (positions < torch.tensor(lengths)[:, None]).long().to(batch.ids.device)
+    return Batch(batch.ids, mask, lengths)
 
 
 def _largest(x: Tensor, batch: Batch) -> Tensor:

@@ -154,9 +154,9 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
         "sentences": {part: len(one.sample.ids) for part, one in side.fired.items()},
         "examples": test_examples(label, own),
     }
-    text, clear = kinds.of(label).text(label), significant(chosen, by_chance)
+    text, passes = kinds.of(label).text(label), significant(chosen, by_chance)
     p = p_value(chosen, by_chance)
-    return Meaning(side.neuron, side.polarity, label.kind, text, by, chosen.test, p, clear, record)
+    return Meaning(side.neuron, side.polarity, label.kind, text, by, chosen.test, p, passes, record)
 
 
 SHOWN = 4
@@ -166,12 +166,12 @@ def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[st
     """Return hits, misses and false alarms among the tokens of the test part."""
     sample = fired.sample
     true = kinds.true(label, sample)
-    driven = np.zeros(len(sample), dtype=bool)
-    driven[sample.counted] = fired.tokens
+    activating = np.zeros(len(sample), dtype=bool)
+    activating[sample.counted] = fired.tokens
     groups = {
-        "hits": (driven & true, -1),
-        "misses": (driven & ~true, -1),
-        "false_alarms": (sample.counted & true & ~driven, 1),
+        "hits": (activating & true, -1),
+        "misses": (activating & ~true, -1),
+        "false_alarms": (sample.counted & true & ~activating, 1),
     }
     return {name: list(_extremes(fired, where, sign)) for name, (where, sign) in groups.items()}
 

@@ -35,9 +35,9 @@ class Evidence:
     examples: tuple[TokenPlace, ...] = ()
     """Maximally activating examples from train documents."""
     marked: tuple[str, ...] = ()
-    """Words with the largest relevance for the activation, most frequent first."""
+    """Earlier words with large relevance in at least two annotated examples, most frequent first."""
     writes: tuple[str, ...] = ()
-    """Tokens that it promotes."""
+    """Tokens that the neuron promotes; empty for a site without W_out."""
 
     @cached_property
     def places(self) -> list[TokenPlace]:

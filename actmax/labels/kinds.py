@@ -22,7 +22,7 @@ STEPS = {"here": 0, "before": -1, "after": 1}
 
 @dataclass(frozen=True)
 class Label:
-    """What the tokens have in distinctive that a neuron fires at."""
+    """A property that tokens have in common where a neuron is active."""
 
     kind: str
     """A key of `KINDS`."""

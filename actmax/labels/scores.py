@@ -149,20 +149,20 @@ def similar_sentences_auroc(label: Label, fired: TopActivations, unit: str) -> f
     None if there are no such sentences.
     """
     sample = fired.sample
-    driven = np.zeros(len(fired.means), dtype=bool)
-    driven[sample.sentence[sample.counted][fired.tokens]] = True
-    driving = driven if unit == "token" else fired.sentences
-    idle = ~driven & (fired.means < np.median(fired.means)) & ~fired.sentences
-    if not idle.any() or not driving.any():
+    active = np.zeros(len(fired.means), dtype=bool)
+    active[sample.sentence[sample.counted][fired.tokens]] = True
+    activating = active if unit == "token" else fired.sentences
+    idle = ~active & (fired.means < np.median(fired.means)) & ~fired.sentences
+    if not idle.any() or not activating.any():
         return None
-    order = np.argsort(-sample.alike[driving][:, idle], axis=1, kind="stable")[:, :NEAREST]
+    order = np.argsort(-sample.alike[activating][:, idle], axis=1, kind="stable")[:, :NEAREST]
     likest = np.unique(np.flatnonzero(idle)[order])
     if unit == "token":
         true = kinds.true(label, sample)[sample.counted]
         among = fired.tokens | np.isin(sample.sentence[sample.counted], likest)
         return auroc(true[among], fired.tokens[among])
-    among = np.union1d(np.flatnonzero(driving), likest)
-    return auroc(kinds.degree(label, sample)[among], driving[among])
+    among = np.union1d(np.flatnonzero(activating), likest)
+    return auroc(kinds.degree(label, sample)[among], activating[among])
 
 
 NEAREST = 3

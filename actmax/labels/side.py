@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.evidence import Evidence, TokenPlace
+from icebear.actmax.labels.evidence import Evidence
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.sample import Sample, part_of, words
 from icebear.actmax.labels.scores import TopActivations
@@ -29,12 +29,7 @@ class Side:
     polarity: str
     fired: dict[str, TopActivations]
     """part -> the activations in its sample; negated for polarity ``-``."""
-    examples: tuple[TokenPlace, ...]
-    """Maximally activating examples from train documents."""
-    marked: tuple[str, ...]
-    """Earlier words with large relevance in at least two annotated examples."""
-    promoted: tuple[str, ...]
-    """Tokens that the neuron promotes; empty for a site without W_out."""
+    evidence: Evidence
 
     @property
     def active(self) -> bool:
@@ -43,17 +38,18 @@ class Side:
 
     def candidates(self) -> list[Label]:
         """Return the candidate labels of all kinds."""
-        train = self.fired["train"]
-        return kinds.candidates(Evidence(train.sample, train.values, self.examples, self.marked, self.promoted))
+        return kinds.candidates(self.evidence)
 
     def shifted(self, seed: str) -> Side:
         """Return the neuron with circularly shifted activations, and random tokens as its examples."""
         name = f"{self.neuron} {self.polarity} {seed}"
         generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
         fired = {part: scores.top_activations(one.sample, _moved(one, generator)) for part, one in self.fired.items()}
-        sample = self.fired["train"].sample
-        rows = generator.choice(np.flatnonzero(sample.counted), len(self.examples))
-        return replace(self, fired=fired, marked=(), examples=tuple(sample.place(row) for row in rows))
+        sample, evidence = fired["train"].sample, self.evidence
+        rows = generator.choice(np.flatnonzero(sample.counted), len(evidence.examples))
+        examples = tuple(sample.place(row) for row in rows)
+        evidence = replace(evidence, values=fired["train"].values, examples=examples, marked=())
+        return replace(self, fired=fired, evidence=evidence)
 
 
 def sides(
@@ -69,7 +65,9 @@ def sides(
             examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # an index has no heads
             examples = [example for example in examples if part_of(example.sentence.title) == "train"]
             places = tuple((example.sentence.tokens, example.token) for example in examples)
-            yield Side(neuron, polarity, fired, places, _marked(examples), promoted[polarity])
+            train = fired["train"]
+            evidence = Evidence(train.sample, train.values, places, _marked(examples), promoted[polarity])
+            yield Side(neuron, polarity, fired, evidence)
 
 
 def _moved(fired: TopActivations, generator: np.random.Generator) -> np.ndarray:
