@@ -589,7 +589,7 @@ def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment,
     assert "icebear index" in text(fine(visit(view="neuron")))
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     set_up(monkeypatch, store=str(tmp_path / "other.db"))
-    assert "something else" in visit(view="search").error[0].value
+    assert "not of icebear" in visit(view="search").error[0].value
     fine(visit("explain"))  # which needs none
     set_up(monkeypatch, store=str(folder / "wiki.db"))
     monkeypatch.setattr(ui, "model", lambda: random_model(LLAMA))

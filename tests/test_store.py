@@ -179,7 +179,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
                 mean = np.mean([of[e.sentence.id] for e in examples], axis=0) - centre
                 row = saved.reconstruct(2 * number + sign)
                 assert row == pytest.approx(mean / np.linalg.norm(mean), abs=2e-3)
-        assert any("examples like it" in why for hit in store.search("bear", 20) for why in hit.why)
+        assert any("examples are similar" in why for hit in store.search("bear", 20) for why in hit.why)
         assert store.similar(Neuron(0, "ffn", 3), 3, by="examples")[0].score <= 1.001
         assert store.similar(Neuron(0, "ffn", 3), 3, by="reads")[0].neuron != Neuron(0, "ffn", 3)
         with pytest.raises(UnknownName):
