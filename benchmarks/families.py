@@ -16,7 +16,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from families import dense, mixtures, others
+from configurations import dense, mixtures, others
 
 from icebear import Model, attribute
 from icebear.concepts.selftest import gradient_times_input, seconds

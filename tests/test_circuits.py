@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from configurations import dense, mixtures
 from conftest import IDS, LLAMA, Double, random_model
-from families import dense, mixtures
 from reference import differences as pair_reference
 from reference import models as reference_models
 from test_cli import RUN, main, run

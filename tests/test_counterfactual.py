@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from configurations import dense, mixtures
 from conftest import ICE_BEAR, IDS, LLAMA, Double, random_model
-from families import dense, mixtures
 from test_cli import RUN, run
 from test_differences import OTHER, pair_of
 from test_tasks import make

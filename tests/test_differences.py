@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from configurations import dense, mixtures, others
 from conftest import IDS, LLAMA, Double, random_model
-from families import dense, mixtures, others
 from reference import differences as pair_reference
 from reference import models as reference_models
 from test_reference import NO_SDPA, ONLY_SDPA

@@ -6,8 +6,8 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from click.testing import CliRunner
+from configurations import dense, mixtures
 from conftest import IDS, LLAMA, random_model
-from families import dense, mixtures
 from transformers import LlamaConfig
 
 from icebear import Edit, Model, Neuron, attribute, circuit, project, steer

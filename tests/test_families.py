@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from configurations import dense, mixtures
 from conftest import IDS, Double, Letters, random_model
-from families import dense, mixtures
 from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
 from icebear import (

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
+from configurations import dense, mixtures
 from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
-from families import dense, mixtures
 from test_tasks import make
 
 from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip, steer

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from configurations import dense, mixtures
 from conftest import random_model
-from families import dense, mixtures
 from transformers import GenerationConfig, LlamaConfig
 
 from icebear import Model

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from configurations import dense, mixtures
 from conftest import Letters, random_model
-from families import dense, mixtures
 from test_tasks import make as other_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

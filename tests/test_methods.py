@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from configurations import dense
 from conftest import IDS, LLAMA, random_model
-from families import dense
 from test_differences import OTHER
 from test_tasks import make
 

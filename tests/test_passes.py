@@ -3,8 +3,8 @@
 import pytest
 import torch
 import transformers
+from configurations import mixtures, others
 from conftest import IDS, LLAMA, Letters, random_model
-from families import mixtures, others
 
 from icebear import CP_LRP, Model, Neuron, attribute
 from icebear.concepts.attribution import attribute as attribution

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
+from configurations import dense
 from conftest import ICE_BEAR, IDS, Letters, random_model
-from families import dense
 
 from benchmarks.projection import PROMPTS
 from icebear import Model, Neuron, attribute, project, steer

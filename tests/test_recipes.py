@@ -3,8 +3,8 @@
 import pytest
 import torch
 from click.testing import CliRunner
+from configurations import dense
 from conftest import ICE_BEAR, IDS, LLAMA, Letters, random_model
-from families import dense
 from safetensors import safe_open
 
 from icebear import Edit, Recipe, apply_patch, load_model, steer

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from configurations import dense, mixtures, others
 from conftest import CONFIGS, IDS, Double, random_model
-from families import dense, mixtures, others
 from reference import models as reference_models
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute

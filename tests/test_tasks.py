@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 import transformers
+from configurations import others
 from conftest import IDS, LLAMA, Double, Letters
-from families import others
 from rich.console import Console
 
 from icebear import (

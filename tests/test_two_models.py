@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from click.testing import CliRunner
+from configurations import dense
 from conftest import IDS, Double, Letters, random_model
-from families import dense
 
 from icebear import ATTNLRP, CP_LRP, Model, Neuron, attribute
 from icebear.app.cli.main import main

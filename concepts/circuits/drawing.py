@@ -105,7 +105,7 @@ def svg(graph: Graph) -> Markup:
         graph=graph,
         places=places,
         edges=drawn(graph),
-        shares=parts,
+        direct=parts,
         caption=caption(parts),
         group_colors={
             node.id: color for group, color in zip(graph.groups, colors, strict=False) for node in group.nodes

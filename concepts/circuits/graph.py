@@ -116,12 +116,12 @@ class Graph(SavedResult, Tabled):
         Absolute effects, normalized over all sources of a target, remainders too (circuit-tracer, `graph.py`).
         """
         sizes = self.effect.abs().double()
-        shares = sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
+        normalized = sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
         first, count = len(self.tokens), len(self.nodes)
-        between = shares[:, first : first + count]  # (K + 1, K)
+        between = normalized[:, first : first + count]  # (K + 1, K)
         # The influence of nodes along all paths is p = share of the answer + N^T p, where N is acyclic.
         weights = torch.linalg.solve(torch.eye(count).double() - between[:count].T, between[count])
-        scores = torch.cat((weights, torch.ones(1).double()))[:, None] * shares
+        scores = torch.cat((weights, torch.ones(1).double()))[:, None] * normalized
         return scores / scores.sum().clamp(min=1e-30)
 
     @cached_property

@@ -52,10 +52,10 @@ def input_profiles(graph: Graph) -> Tensor:
     """Return the share (K, T) of each node's difference that comes from each token: directly, through the remainders
     at that token, and through other nodes."""
     first, count = len(graph.tokens), len(graph.nodes)
-    shares = (graph.contribution / graph.difference.masked_fill(graph.difference == 0, 1)[:, None])[:count]
-    remainders = shares[:, first + count :].unflatten(-1, (-1, first)).sum(1)  # (K, T), of all layers
-    between = shares[:, first : first + count]
-    return torch.linalg.solve(torch.eye(count, dtype=shares.dtype) - between, shares[:, :first] + remainders)
+    fractions = (graph.contribution / graph.difference.masked_fill(graph.difference == 0, 1)[:, None])[:count]
+    remainders = fractions[:, first + count :].unflatten(-1, (-1, first)).sum(1)  # (K, T), of all layers
+    between = fractions[:, first : first + count]
+    return torch.linalg.solve(torch.eye(count, dtype=fractions.dtype) - between, fractions[:, :first] + remainders)
 
 
 def effect_profiles(graph: Graph) -> Tensor:

@@ -35,7 +35,7 @@ def token_relevance(
 ) -> list[Tensor]:
     """Return input x gradient (T,) of the tokens of each prompt, by relevance rules or by the plain gradient.
 
-    reading: of the relevance of positions in all layers together, which is added to that of the tokens; with
+    reading: of the relevance of positions in all layers together, which is added to the relevance of tokens; with
         tokens=False it is returned alone.
     """
     inputs, sinks = Inputs(), Sinks(model, objective.batch)

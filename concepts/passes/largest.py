@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class LargestNeurons(NeuronRecorder):
         partner: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """apart: returns the positions of a row that are not ranked; called in the backward pass, when sinks are known.
-        partner: returns the counterfactual of activations (B, T, N); relevance is then that of the difference."""
+        partner: returns the counterfactual of activations (B, T, N); relevance is then of the difference."""
         sites = tuple(sites)
         super().__init__(model, batch, sites)
         self.k, self.apart, self.partner, rows = k, apart, partner, len(batch.ids)
@@ -58,17 +59,9 @@ class LargestNeurons(NeuronRecorder):
         self.heads = torch.zeros(rows, model.layers, self.width, model.heads, **self.options)
         self.unranked: Tensor | None = None
         """(B, T) padding, and positions set apart."""
-        kinds = 1 if partner is None else 2
-        self.best = {
-            site: (
-                torch.zeros(rows, 2, 0, **self.options),
-                torch.zeros(rows, 2, 0, kinds, **self.options),
-                torch.zeros(rows, 2, 0, 3, dtype=torch.long, device=model.device),
-            )
-            for site in sites
-        }
-        """Largest first: relevance (B, 2, <= k), times -1 in the second half, the most negative; activation (and its
-        counterfactual), (B, 2, <= k, 1 or 2); layer, column and index (B, 2, <= k, 3)."""
+        self.best: dict[tuple[str, int], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+        """(site, sign) -> for each layer the relevance (B, <= k) times the sign, the activation (and its
+        counterfactual) (B, <= k, 1 or 2), and layer, column and index (B, <= k, 3)."""
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         dtype, span = self.options["dtype"], self.span(layer)
@@ -79,15 +72,13 @@ class LargestNeurons(NeuronRecorder):
         if site == "attn":
             self.heads[:, layer, span] = relevance.unflatten(-1, (self.model.heads, -1)).sum(-1)
         unranked = self._unranked()[:, span, None].to(relevance.device)
-        halves = []
         for sign in (1, -1):
             flat = relevance.masked_fill_(unranked, -sign * torch.inf).flatten(1)  # (B, T * N)
             best, at = flat.topk(min(self.k, flat.shape[1]), -1, largest=sign > 0)
             place, index = at // relevance.shape[-1] + span.start, at % relevance.shape[-1]
             where = torch.stack((torch.full_like(at, layer), place, index), -1)
             values = torch.stack([x.flatten(1).gather(1, at).to(dtype) for x in kinds], -1)
-            halves.append((sign * best, values, where))
-        self._merge(site, [torch.stack(parts, 1) for parts in zip(*halves, strict=True)])
+            self.best[site, sign].append((sign * best, values, where))
 
     def _unranked(self) -> Tensor:
         if self.unranked is None:
@@ -97,26 +88,23 @@ class LargestNeurons(NeuronRecorder):
                 unranked[[at for place, at in enumerate(self.batch.columns(row)) if place not in apart]] = False
         return self.unranked
 
-    def _merge(self, site: str, halves: Sequence[Tensor]) -> None:
-        pairs = zip(self.best[site], halves, strict=True)
-        relevance, values, where = (torch.cat((best, x.to(best.device)), 2) for best, x in pairs)
-        relevance, order = relevance.topk(min(self.k, relevance.shape[-1]), -1)
-        values, where = (x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (values, where))
-        self.best[site] = relevance, values, where
-
     def row(self, row: int) -> Largest:
         """Return the result for one prompt, on the CPU."""
         columns = self.batch.columns(row)
         return Largest(
             self.k,
-            {site: tuple(self._ranked(row, site, columns)) for site in self.best},
+            {site: tuple(self._ranked(row, site, columns)) for site in self.sums},
             {site: sums[row][:, columns].cpu() for site, sums in self.sums.items()},
             self.heads[row][:, columns].cpu() if "attn" in self.sums else None,
         )
 
     def _ranked(self, row: int, site: str, columns: Sequence[int]) -> Iterable[Ranked]:
-        for half, sign in enumerate((1, -1)):
-            parts = (x[row, half].tolist() for x in self.best[site])
-            for relevance, (here, *there), (layer, column, index) in zip(*parts, strict=True):
-                if relevance > -torch.inf:
-                    yield Ranked(Neuron(layer, site, index), columns.index(column), here, sign * relevance, *there)
+        for sign in (1, -1):
+            layers = [[part[row].cpu() for part in parts] for parts in self.best[site, sign]]
+            if layers:
+                relevance, values, where = (torch.cat(parts) for parts in zip(*layers, strict=True))
+                order = relevance.topk(min(self.k, int((relevance > -torch.inf).sum()))).indices
+                for best, (here, *there), (layer, column, index) in zip(
+                    relevance[order].tolist(), values[order].tolist(), where[order].tolist(), strict=True
+                ):
+                    yield Ranked(Neuron(layer, site, index), columns.index(column), here, sign * best, *there)

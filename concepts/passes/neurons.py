@@ -118,7 +118,7 @@ class Values(NeuronRecorder):
 
 
 class AllNeurons(Values):
-    """Record relevance as well. Memory is that of the result: gradients are multiplied and dropped."""
+    """Record relevance as well. It takes the memory of the result: gradients are multiplied and dropped."""
 
     def __init__(
         self,
