@@ -1,12 +1,14 @@
-"""The module names of each architecture's neurons, as data.
+"""The module names of each architecture's neurons, which families.json lists as data.
 
 A family is chosen by the model type in the configuration; nothing is guessed for an unknown one.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -63,170 +65,23 @@ class Family:
     """The decoder of an encoder-decoder; its layers are numbered after the encoder's."""
 
 
-LLAMA = Family()
-LIKE_LLAMA = """
-    llama mistral qwen2 qwen3 stablelm smollm3 olmo seed_oss helium ministral hunyuan_v1_dense ernie4_5
-""".split()
-UNGATED = replace(LLAMA, ffn_in="mlp.up_proj")
-OLMO2 = replace(LLAMA, ffn_norm="post_feedforward_layernorm", attn_norm="post_attention_layernorm")
-GRANITE = replace(LLAMA, residual_scale="residual_multiplier", logit_scale="/logits_scaling")
-COHERE = replace(LLAMA, logit_scale="logit_scale")
-MIXTURE = replace(LLAMA, experts="mlp.experts")
-GLM = replace(LLAMA, ffn_in="mlp.gate_up_proj")
-GEMMA3 = replace(OLMO2, norm_offset=1.0)
-GPT2 = Family(
-    layers="transformer.h",
-    ffn_out="mlp.c_proj",
-    ffn_in="mlp.c_fc",
-    attn_out="attn.c_proj",
-    qkv="attn.c_attn",
-    final_norm="transformer.ln_f",
-    position_inputs=(),
-    position_embedding="transformer.wpe",
-)
-BLOOM = Family(
-    layers="transformer.h",
-    ffn_out="mlp.dense_4h_to_h",
-    ffn_in="mlp.dense_h_to_4h",
-    attn_out="self_attention.dense",
-    qkv="self_attention.query_key_value",
-    qkv_order="grouped",
-    final_norm="transformer.ln_f",
-    activations=("BloomGelu",),
-    position_inputs=("alibi",),
-)
-OPT = Family(
-    layers="model.decoder.layers",
-    ffn_out="fc2",
-    ffn_in="fc1",
-    attn_out="self_attn.out_proj",
-    final_norm="model.decoder.final_layer_norm",
-    unembedding_in="model.decoder.project_out",
-    position_inputs=(),
-    position_embedding="model.decoder.embed_positions",
-)
-OPT_350M = replace(OPT, final_norm="", ffn_norm="final_layer_norm", attn_norm="self_attn_layer_norm")
+def _read() -> dict[str, Family]:
+    families: dict[str, Family] = {}
+    for names, entry in json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8")).items():
+        entry = {field: tuple(value) if isinstance(value, list) else value for field, value in entry.items()}
+        if "decoder" in entry:
+            entry["decoder"] = families[entry["decoder"]]
+        base = families[entry.pop("like")] if "like" in entry else Family()
+        families |= dict.fromkeys(names.split(), replace(base, **entry))
+    return families
 
-BERT = Family(
-    layers="bert.encoder.layer",
-    ffn_out="output.dense",
-    ffn_in="intermediate.dense",
-    attn_out="attention.output.dense",
-    q="attention.self.query",
-    k="attention.self.key",
-    v="attention.self.value",
-    final_norm="",
-    ffn_norm="output.LayerNorm",
-    attn_norm="attention.output.LayerNorm",
-    position_inputs=(),
-    position_embedding="bert.embeddings.position_embeddings",
-)
-VIT = Family(
-    layers="vit.layers",
-    ffn_out="mlp.fc2",
-    ffn_in="mlp.fc1",
-    attn_out="attention.o_proj",
-    q="attention.q_proj",
-    k="attention.k_proj",
-    v="attention.v_proj",
-    final_norm="vit.layernorm",
-    position_inputs=(),
-    position_embedding="vit.embeddings.position_embeddings",
-)
-T5_DECODER = Family(
-    layers="decoder.block",
-    ffn_out="layer.2.DenseReluDense.wo",
-    ffn_in="layer.2.DenseReluDense.wi_0 layer.2.DenseReluDense.wi",
-    attn_out="layer.0.SelfAttention.o",
-    cross="layer.1.EncDecAttention.o",
-    q="layer.0.SelfAttention.q",
-    k="layer.0.SelfAttention.k",
-    v="layer.0.SelfAttention.v",
-    final_norm="decoder.final_layer_norm",
-    position_inputs=("position_bias",),
-    position_method="layer.0.SelfAttention.compute_bias",
-)
 
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(LIKE_LLAMA, LLAMA),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe"), MIXTURE),
-    "gpt_oss": replace(MIXTURE, expert_logits=True),
-    "qwen2_moe": replace(MIXTURE, shared="mlp.shared_expert.down_proj"),
-    "glm4_moe": replace(MIXTURE, shared="mlp.shared_experts.down_proj"),
-    "deepseek_v3": replace(MIXTURE, shared="mlp.shared_experts.down_proj", q="", k="", v=""),
-    "granitemoe": replace(GRANITE, experts="block_sparse_moe.experts", expert_logits=True),
-    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), OLMO2),
-    "phi3": replace(GLM, qkv="self_attn.qkv_proj"),
-    "granite": GRANITE,
-    "cohere": COHERE,
-    "cohere2": COHERE,
-    "arcee": UNGATED,
-    "apertus": UNGATED,
-    "nemotron": replace(UNGATED, norm_offset=1.0),
-    "starcoder2": replace(LLAMA, ffn_out="mlp.c_proj", ffn_in="mlp.c_fc"),
-    "glm": GLM,
-    "glm4": replace(GLM, ffn_norm="post_mlp_layernorm", attn_norm="post_self_attn_layernorm"),
-    "gemma": replace(LLAMA, norm_offset=1.0),
-    "gemma2": GEMMA3,
-    "gemma3_text": GEMMA3,
-    "gemma3": replace(GEMMA3, layers="model.language_model.layers", final_norm="model.language_model.norm"),
-    "gpt2": GPT2,
-    "phi": Family(ffn_out="mlp.fc2", ffn_in="mlp.fc1", attn_out="self_attn.dense", final_norm="model.final_layernorm"),
-    "gpt_neox": replace(
-        BLOOM,
-        layers="gpt_neox.layers",
-        attn_out="attention.dense",
-        qkv="attention.query_key_value",
-        final_norm="gpt_neox.final_layer_norm",
-        position_inputs=("position_embeddings",),
-    ),
-    "gptj": Family(
-        layers="transformer.h",
-        ffn_out="mlp.fc_out",
-        ffn_in="mlp.fc_in",
-        attn_out="attn.out_proj",
-        q="attn.q_proj",
-        k="attn.k_proj",
-        v="attn.v_proj",
-        final_norm="transformer.ln_f",
-        position_inputs=("position_ids",),
-        position_method="attn._get_embed_positions",
-    ),
-    "opt": OPT,
-    "bloom": BLOOM,
-    "falcon": replace(BLOOM, position_inputs=("position_embeddings", "alibi")),
-    "bert": BERT,
-    "distilbert": replace(
-        BERT,
-        layers="distilbert.transformer.layer",
-        ffn_out="ffn.lin2",
-        ffn_in="ffn.lin1",
-        attn_out="attention.out_lin",
-        q="attention.q_lin",
-        k="attention.k_lin",
-        v="attention.v_lin",
-        ffn_norm="output_layer_norm",
-        attn_norm="sa_layer_norm",
-        position_embedding="distilbert.embeddings.position_embeddings",
-    ),
-    "t5": replace(
-        T5_DECODER,
-        layers="encoder.block",
-        ffn_out="layer.1.DenseReluDense.wo",
-        ffn_in="layer.1.DenseReluDense.wi_0 layer.1.DenseReluDense.wi",
-        cross="",
-        final_norm="encoder.final_layer_norm",
-        decoder=T5_DECODER,
-    ),
-    "vit": VIT,
-    "deit": replace(
-        VIT,
-        layers="deit.layers",
-        final_norm="deit.layernorm",
-        position_embedding="deit.embeddings.position_embeddings",
-    ),
-}
-"""By `config.model_type`."""
+FAMILIES = _read()
+"""By `config.model_type`. An entry of families.json has one or several names, and its differences from the family that
+it is ``like``, or from the defaults above."""
+OPT_350M = FAMILIES.pop("opt-350m")
+"""OPT with a norm after each layer, which has the same model type."""
+del FAMILIES["t5-decoder"]
 
 SCANS = re.compile(
     r"Mamba\d?(Mixer|Layer)$|(FalconH1|Bamba)Mixer$|Delta(Net|Attention)$|Rglru$|RwkvSelfAttention$|LSTMLayer$"
@@ -238,4 +93,4 @@ products (AttnLRP Eq. 15) would halve the relevance of the past at each token.""
 def family_of(config: Any) -> Family | None:
     """Return the family of a transformers configuration, None if it is unknown."""
     family = FAMILIES.get(config.model_type)
-    return OPT_350M if family is OPT and not config.do_layer_norm_before else family
+    return OPT_350M if config.model_type == "opt" and not config.do_layer_norm_before else family
