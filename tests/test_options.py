@@ -17,7 +17,7 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--task", "--max-tokens", "--top", "--nodes"}
+OWN_VALUES = {"--site", "--task", "--max-tokens", "--max-neurons", "--top", "--nodes"}
 """What these may be, and are by default, is a verb's own."""
 
 

@@ -30,6 +30,15 @@ class File(click.Path):
         return super().convert(str(local(value)), param, ctx)
 
 
+class Position(click.ParamType):
+    """``last``, ``all`` or a token's position."""
+
+    name = "position"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in ("last", "all") else click.INT.convert(value, param, ctx)
+
+
 FILE, FOLDER = File(dir_okay=False), File(file_okay=False)
 AT_LEAST_1 = click.IntRange(min=1)
 
@@ -70,13 +79,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # what is recorded and shown
     "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
     "--position": {
+        "type": Position(),
         "help": "Rank neurons at these positions: last, all, or one token's position.",
         "show_default": "last; with --counterfactual all",
     },
     "--top": {"default": 20, "type": AT_LEAST_1, "help": "Number of rows to show, or of neurons to use."},
     "--annotate": {"is_flag": True, "help": "Attribute the examples to their tokens, and save that in the store."},
     "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "Number of nodes (neuron and token) of a circuit."},
-    "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "Edit at most this many neurons."},
+    "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "Maximum number of neurons."},
     "--max-tokens": {"type": AT_LEAST_1, "help": "Truncate each text after this many tokens."},
     "--suppress": {
         "is_flag": True,
@@ -283,11 +293,16 @@ class AttributionOptions:
     max_new_tokens: int = option(advanced=True)
     checkpoint: bool | None
 
+    def load_method(self) -> Any:
+        from icebear.concepts.methods.registry import method_of
+
+        return None if self.method is None else method_of(self.method)
+
     def arguments(self, loading: ModelOptions) -> tuple[icebear.Model, dict[str, Any]]:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
         prompt = self.image or self.prompt.read()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
-        method = method_named(self.method)
+        method = self.load_method()
         base_model = loading.load(self.base_model) if self.base_model else None
         model = loading.load()
         if model.task.reads_text is bool(self.image):
@@ -308,22 +323,6 @@ class AttributionOptions:
 def answered(model: icebear.Model, prompt: Any, count: int) -> icebear.Answer:
     """Let the model answer with at most so many tokens, or as many as its context has room for."""
     return model.answer(prompt, min(count, model.context_length - len(model.ids(prompt))))
-
-
-def method_named(name: str | None) -> Any:
-    from icebear.concepts.methods.registry import method_of
-
-    return None if name is None else method_of(name)
-
-
-def position_of(text: str | None) -> Any:
-    """Return --position as `icebear.concepts.attribution.ranking.Ranking` takes it. Raises `InputError`."""
-    if text in (None, "last", "all"):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--position {text!r} is not last, all or a number.") from None
 
 
 def recorded(site: str | None, top: int, position: Any) -> dict[str, Any]:

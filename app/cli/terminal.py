@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+import icebear
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import score_text
 from icebear.actmax.page import RELMAX, nearest_title, token_count_note
@@ -23,29 +24,20 @@ from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.side_effects import SideEffects
 
 if TYPE_CHECKING:
-    from icebear.actmax.card import Card
-    from icebear.actmax.explanation import Explanation
     from icebear.concepts.attribution.behaviour import BehaviourNeuron
     from icebear.concepts.attribution.controls import Ablation
     from icebear.concepts.attribution.matrix import Matrix
-    from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.attribution.sources import SourceBreakdown
     from icebear.concepts.attribution.units import Unit
-    from icebear.concepts.circuits.graph import Graph
     from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
-    from icebear.concepts.models.answer import Answer
-    from icebear.recipe import Recipe
     from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
     from icebear.steering.comparison import Comparison
-    from icebear.steering.concept.concept import Concept, Measured, PassThrough
+    from icebear.steering.concept.concept import Measured, PassThrough
     from icebear.steering.concept.similarity import ConceptSimilarity
 
-LONG = 240
-"""The most characters of a text in a table."""
+LONG = 240  # characters of a text in a table
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
-DEVIATIONS = (
-    "Values are in standard deviations over the texts without the concept; a text's value is the mean over its tokens."
-)
+DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
 RANKED_BY = {
     "means": "difference of means",
     "cna": "difference of means at the last token",
@@ -78,11 +70,7 @@ def heatmap(tokens: Sequence[str], values: list[float], gray: Sequence[int] = ()
     return Text.assemble(*((visible(token), "dim" if at in gray else shade(share)) for at, (token, share) in parts))
 
 
-def predictions(tokens: Sequence[TokenScore]) -> str:
-    return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
-
-
-def explanation_report(explanation: Explanation, units: Table | None = None) -> Group:
+def explanation_report(explanation: icebear.Explanation, units: Table | None = None) -> Group:
     """The prediction, the tokens (or `units`), the nodes with their labels, and the controls that were measured."""
     relevance, circuit = explanation.relevance, explanation.circuit
     parts: list[Any] = [relevance_report(relevance, units)]
@@ -101,18 +89,18 @@ def explanation_report(explanation: Explanation, units: Table | None = None) -> 
     return Group(*parts)
 
 
-def relevance_report(relevance: Relevance, units: Table | None = None) -> Group:
+def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -> Group:
     """The prediction and its relevance by token, by `units` or by image patch."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast_text:
         head.append(f", not {relevance.contrast_text!r}")
     head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
-    prompt = relevance.prompt
+    prompt, tokens = relevance.prompt, relevance.predictions[:5]
     picture = (
         _patches(relevance) if relevance.image else heatmap(prompt.strings, relevance.tokens.tolist(), prompt.template)
     )
     return Group(
-        Text(f"Predicted: {predictions(relevance.predictions[:5])}"),
+        Text("Predicted: " + ", ".join(f"{token.text!r} {token.number}" for token in tokens)),
         head,
         Padding(picture, (1, 2)),
         *([] if relevance.image else [units or tokens_table(relevance)]),
@@ -122,7 +110,7 @@ def relevance_report(relevance: Relevance, units: Table | None = None) -> Group:
     )
 
 
-def _patches(relevance: Relevance) -> Text:
+def _patches(relevance: icebear.Relevance) -> Text:
     """An image's patches as colored cells."""
     assert relevance.image is not None
     patches = relevance.image.patches
@@ -134,7 +122,7 @@ def _patches(relevance: Relevance) -> Text:
     return text
 
 
-def tokens_table(relevance: Relevance) -> Table:
+def tokens_table(relevance: icebear.Relevance) -> Table:
     prompt, template = relevance.prompt, set(relevance.prompt.template)
     positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
     table = grid(">position", "token", ">relevance", *([">of position"] if positions else []), "")
@@ -159,7 +147,7 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     return table
 
 
-def nodes_table(explanation: Explanation, title: str = "") -> Table:
+def nodes_table(explanation: icebear.Explanation, title: str = "") -> Table:
     """The ranked nodes with what they promote."""
     compared = explanation.relevance.counterfactual is not None
     rows = []
@@ -173,7 +161,7 @@ def nodes_table(explanation: Explanation, title: str = "") -> Table:
     return grid(*names, rows=rows, title=title or _nodes_title(explanation))
 
 
-def _nodes_title(explanation: Explanation) -> str:
+def _nodes_title(explanation: icebear.Explanation) -> str:
     relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.ranking.position
     where = {"all": "at all tokens", "last": "at the predicting token"}.get(str(position), f"at position {position}")
     title = f"Most relevant neurons {where}"
@@ -218,7 +206,7 @@ def behaviour_table(neurons: Sequence[BehaviourNeuron], words: dict[Any, Project
     )
 
 
-def probabilities(answer: Answer) -> Text:
+def probabilities(answer: icebear.Answer) -> Text:
     """The answer; a token is the darker the less probable it was."""
     parts = zip(answer.token_strings, answer.probabilities, strict=True)
     return Text.assemble(*((token, shade(probability - 1)) for token, probability in parts))
@@ -256,7 +244,7 @@ def matrix_report(matrix: Matrix) -> Group:
     return Group(*parts)
 
 
-def circuit_report(graph: Graph, measured: tuple[Ablation, EdgeFaithfulness, dict[str, float]] | None) -> Group:
+def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness, dict[str, float]] | None) -> Group:
     """A circuit: its groups, its nodes from the last layer to the first with their largest sources, and measurements
     of nodes, edges and effects."""
     parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
@@ -273,7 +261,7 @@ def circuit_report(graph: Graph, measured: tuple[Ablation, EdgeFaithfulness, dic
     return Group(*parts)
 
 
-def groups_table(graph: Graph, without: Sequence[GroupAblation] = ()) -> Table:
+def groups_table(graph: icebear.Graph, without: Sequence[GroupAblation] = ()) -> Table:
     """A circuit's groups. With `without` only the first ones, each with the model's answer without it."""
     rows = [[group.name, str(len(group.nodes)), f"{group.score:+.3f}"] for group in graph.groups]
     if not without:
@@ -288,7 +276,7 @@ def groups_table(graph: Graph, without: Sequence[GroupAblation] = ()) -> Table:
     )
 
 
-def _tree(graph: Graph) -> Tree:
+def _tree(graph: icebear.Graph) -> Tree:
     """The answer, then the layers from the last to the first, each node with its three largest sources."""
     tree = Tree(Text(f"{graph.answer}  from {top_sources(graph, graph.answer, 3)}"))
     branches: dict[int, Tree] = {}
@@ -318,9 +306,10 @@ def projection_table(projection: Projection) -> Table:
     return grid("promotes (+)", *columns, "suppresses (-)", *columns, rows=rows, title=projection.about)
 
 
-def card_report(card: Card) -> Group:
+def card_report(card: icebear.Card) -> Group:
     """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
-    statistics = card.statistics
+    statistics, largest = card.statistics, max(card.statistics.histogram) or 1
+    bars = "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in statistics.histogram)
     parts: list[Any] = [
         Text.assemble((str(card.neuron), "bold"), f"  {card.title}"),
         Text(
@@ -328,7 +317,7 @@ def card_report(card: Card) -> Group:
             f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{token_count_note(card)}",
             "dim",
         ),
-        Text(f"{_sparkline(statistics.histogram)}  histogram of activations, -128 to 128, log2 bins", "dim"),
+        Text(f"{bars}  histogram of activations, -128 to 128, log2 bins", "dim"),
     ]
     if card.projection:
         parts.append(projection_table(card.projection))
@@ -370,11 +359,6 @@ def _highlighted(example: Example) -> Text:
     return text.append("..." if extreme + 8 < len(tokens) else "")
 
 
-def _sparkline(counts: Sequence[int]) -> str:
-    largest = max(counts) or 1
-    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in counts)
-
-
 def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
     """Automatic labels with their scores; those that are not significant are dim."""
     rows = []
@@ -411,7 +395,7 @@ def _bar(token: TokenScore) -> str:
     return f"{token.text!r:<14} {number}"
 
 
-def recipe_report(recipe: Recipe) -> Group:
+def recipe_report(recipe: icebear.Recipe) -> Group:
     """A recipe's edits, what is known about their neurons, their side effects, and provenance.
 
     Raises `RecipeError` where its provenance is not as icebear writes it.
@@ -424,7 +408,7 @@ def recipe_report(recipe: Recipe) -> Group:
     return Group(_edits_table(recipe, records), *(_side_effects(effects) if effects else []), *lines)
 
 
-def _edits_table(recipe: Recipe, records: Sequence[FlipRecord]) -> Table:
+def _edits_table(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> Table:
     neurons = {row.neuron: row for record in records for row in record.neurons}
     examples = ["examples"] if any(row.examples for row in neurons.values()) else []
     names = ("edit", ">before", ">share of range", ">relevance", "promotes at +", "at -", *examples)
@@ -462,7 +446,7 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
 
 
 def concept_report(
-    concept: Concept, labels: Mapping[Any, str | None], similar: Sequence[tuple[str, float]] = ()
+    concept: icebear.Concept, labels: Mapping[Any, str | None], similar: Sequence[tuple[str, float]] = ()
 ) -> Group:
     """A concept: its neurons with their labels, how it was found, and concepts that share neurons with it."""
     rows = []
@@ -478,7 +462,7 @@ def concept_report(
     )
 
 
-def found_by(concept: Concept) -> list[str]:
+def found_by(concept: icebear.Concept) -> list[str]:
     """How a concept was found, and how well it detects, in words."""
     record = concept.provenance
     if "auroc" not in record:
@@ -511,13 +495,13 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
 
 def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
     """How similar two concepts are, by three measures."""
-    values = {
-        ("neurons", "share of (neuron, sign) pairs in both"): similarity.neurons,
-        ("directions", "cosine of their directions in the residual stream"): similarity.directions,
-        ("measures", f"correlation of their values on {texts} texts"): similarity.measures,
-    }
-    shown = {name: "two models" if value is None else f"{value:.2f}" for name, value in values.items()}
-    return grid("by", ">similarity", "definition", rows=((by, value, about) for (by, about), value in shown.items()))
+    values = (
+        ("neurons", similarity.neurons, "share of (neuron, sign) pairs in both"),
+        ("directions", similarity.directions, "cosine of their directions in the residual stream"),
+        ("measures", similarity.measures, f"correlation of their values on {texts} texts"),
+    )
+    rows = ((by, "two models" if value is None else f"{value:.2f}", about) for by, value, about in values)
+    return grid("by", ">similarity", "definition", rows=rows)
 
 
 def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None) -> Group:
@@ -536,7 +520,7 @@ def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None
     return Group(*parts)
 
 
-def steered_line(concept: Concept, recipe: Recipe, plain: float, steered: float) -> Text:
+def steered_line(concept: icebear.Concept, recipe: icebear.Recipe, plain: float, steered: float) -> Text:
     """How strongly a concept was steered, and its values in both texts."""
     record = recipe.provenance
     kl = f", off-target KL {record['off_target_kl']:.3f} nats" if "off_target_kl" in record else ""

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, argument, lines, option, record, verb
+from icebear.app.cli.options import FILE, ModelOptions, argument, exactly_one, lines, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.paths import local
@@ -32,7 +32,7 @@ class Find:
     without: str = option("File of texts without it, otherwise as similar as possible.", type=FILE, required=True)
     rank_by: str = option("means, cna, relevance, w_out or search (docs/concepts.md).", "means")
     words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w_out and search.")
-    max_neurons: int = option("Maximum number of neurons.", 20, type=AT_LEAST_1)
+    max_neurons: int = option(default=20)
     site: str = option(default="ffn,attn")
     save: str | None
     store: str
@@ -148,8 +148,7 @@ def measure(options: Measure) -> None:
     """
     from icebear.app.cli.terminal import measured_report
 
-    if (options.text is None) is (options.texts is None):
-        raise click.UsageError("Give either a TEXT or --texts.")
+    exactly_one({"a TEXT": options.text, "--texts": options.texts})
     if options.texts and (options.through or options.html):
         raise click.UsageError("--through and --html are for one TEXT.")
     this = _read(options.name, options.store)

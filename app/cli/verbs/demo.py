@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import icebear
 from icebear.app.cli.options import record, verb
-from icebear.app.cli.output import print_json, stdout
+from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import annotating, indexing
 from icebear.cache import cache_folder
 from icebear.extras import need
@@ -43,9 +43,7 @@ def demo(options: Options) -> None:
     from rich.console import Console
 
     need("index")
-    document = _run(Console(stderr=True, highlight=False) if options.json else stdout())
-    if options.json:
-        print_json(document)
+    show(options.json, _run(Console(stderr=True, highlight=False) if options.json else stdout()))
 
 
 def store_of(model: icebear.Model) -> Path:

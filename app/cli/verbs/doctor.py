@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
-
-import click
 
 import icebear
 from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
@@ -39,14 +36,18 @@ def doctor(options: Options) -> None:
     if options.checksum:
         with icebear.open_store(options.checksum) as store:
             value = store.checksum()
-        click.echo(json.dumps({"checksum": value}) if options.json else value)
-        return
+        return show(options.json, {"checksum": value}, value)
+    from icebear.db.vectors import NAMES
+
     facts = _installation()
     try:
         model = options.model.load()
         facts |= _model_facts(model)
         with store_if_any(options.store, model) as store:
-            facts["store"] = _store_fact(store) if store else "none"
+            if store:
+                for name in NAMES:
+                    store.vectors.get(name)  # raises StoreError for the vector files of another store
+            facts["store"] = f"{store.path} fits the model" if store else "none"
     except IcebearError as error:
         facts["error"] = str(error)
     indented = "\n".ljust(14)
@@ -98,12 +99,3 @@ def _model_facts(model: icebear.Model) -> dict[str, Any]:
         "cost": f"{test.cost:.2f}x the time of gradient x input",
         "verdict": test.verdict,
     }
-
-
-def _store_fact(store: icebear.Store) -> str:
-    """Return that a store fits. Raises `StoreError` if its vector files belong to another store."""
-    from icebear.db.vectors import NAMES
-
-    for name in NAMES:
-        store.vectors.get(name)
-    return f"{store.path} fits the model"

@@ -110,13 +110,7 @@ def _run(evaluation: protocol.Evaluation, output: Output) -> None:
         if not output.json:
             _show(part)
     notes = (f"{name}: {about}" for name, about in columns.items())
-    show(output.json, {"evaluation": evaluation.name, "parts": parts}, *map(_note, notes))
-
-
-def _note(line: str) -> Any:
-    from rich.text import Text
-
-    return Text(line, "dim")
+    show(output.json, {"evaluation": evaluation.name, "parts": parts}, *notes)
 
 
 def _show(part: PartResult) -> None:
@@ -130,4 +124,4 @@ def _show(part: PartResult) -> None:
         if rows:
             console.print(listing_table(rows, name))
     for line in (*part.notes, *(f"{name} cannot run: {why}" for name, why in part.unable.items())):
-        console.print(_note(line))
+        console.print(line, style="dim", markup=False)

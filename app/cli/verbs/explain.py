@@ -9,16 +9,7 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import (
-    AttributionOptions,
-    ModelOptions,
-    exactly_one,
-    option,
-    position_of,
-    record,
-    recorded,
-    verb,
-)
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import store_if_any
@@ -29,7 +20,7 @@ from icebear.extras import need
 class Options:
     attribution: AttributionOptions
     site: str | None = option(show_default="ffn")
-    position: str | None
+    position: Any
     top: int = option(default=10)
     sources: bool = option("Let the model answer, and measure the share of context, question and its own words.")
     suggest: bool = option("Suggest three counterfactual prompts, as commands; takes seconds.")
@@ -59,7 +50,7 @@ def explain(options: Options) -> None:
     from icebear.app.cli.terminal import explanation_report, matrix_report, origins_report, probabilities, units_table
     from icebear.concepts.attribution.ranking import Ranking
 
-    attribution, position = _checked(options), position_of(options.position)
+    attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
     if options.nodes:
         need("circuits")

@@ -8,7 +8,7 @@ import click
 
 import icebear
 from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
-from icebear.app.cli.output import print_json
+from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.stores import neurons_named
 from icebear.extras import need
@@ -77,11 +77,9 @@ def index(options: Options) -> None:
     )
     how = {"k": options.k, "sites": options.site, "by": options.by, "max_tokens": options.max_tokens}
     counts = indexing(options.model.load(), documents, options.store, **how, engine=engine)
-    if options.json:
-        with icebear.open_store(options.store) as store:
-            print_json({**store.made_with(), "store": options.store, "counts": counts})
-    else:
-        click.echo(f"{options.store}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+    with icebear.open_store(options.store) as store:
+        document = {**store.made_with(), "store": options.store, "counts": counts}
+    show(options.json, document, f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")
 
 
 def _annotate(options: Options) -> None:
@@ -90,7 +88,5 @@ def _annotate(options: Options) -> None:
     with icebear.open_store(options.store) as store:
         model, neurons = neurons_named(store, options.neurons, options.prompt, options.top, options.model)
         count = annotating(model, store, neurons, options.k)
-        if options.json:
-            print_json({**store.made_with(), "neurons": list(map(str, neurons)), "attributed": count})
-        else:
-            click.echo(f"Attributed {count} examples; earlier ones are unchanged.")
+        document = {**store.made_with(), "neurons": list(map(str, neurons)), "attributed": count}
+    show(options.json, document, f"Attributed {count} examples; earlier ones are unchanged.")

@@ -8,17 +8,7 @@ import click
 from click.core import ParameterSource
 
 import icebear
-from icebear.app.cli.options import (
-    AttributionOptions,
-    ModelOptions,
-    exactly_one,
-    method_named,
-    option,
-    position_of,
-    record,
-    recorded,
-    verb,
-)
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import store_if_any
@@ -32,7 +22,7 @@ SIZES = (100, 1000)
 class Options:
     attribution: AttributionOptions
     site: str | None = option(show_default="ffn and attn")
-    position: str | None
+    position: Any
     top: int
     ablate: bool
     store: str
@@ -69,7 +59,7 @@ def rank(options: Options) -> None:
     from icebear.app.cli.terminal import explanation_report
     from icebear.concepts.attribution.ranking import Ranking
 
-    position: Any = position_of(options.position) or ("all" if compared else "last")
+    position = options.position or ("all" if compared else "last")
     sinks, template = options.include_sinks, options.include_template
     ranking = Ranking(
         options.top, options.site, options.polarity, position, include_sinks=sinks, include_template=template
@@ -103,7 +93,7 @@ def _rank_file(file: str, options: Options) -> None:
         raise click.UsageError(
             "--file takes --target, --contrast, one --counterfactual, --method, --site, --polarity and --top only."
         )
-    method = method_named(attribution.method)
+    method = attribution.load_method()
     target, contrast, counterfactual = attribution.target, attribution.contrast, (*attribution.counterfactual, None)[0]
     cases = read_cases(file, target=target, contrast=contrast, counterfactual=counterfactual)
     model = options.model.load()

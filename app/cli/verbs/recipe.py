@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, verb
-from icebear.app.cli.output import print_json, show
+from icebear.app.cli.output import show
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
 
@@ -62,10 +62,7 @@ def check(options: Check) -> None:
     for row in rows:
         first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
         lines.append(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {first}")
-    if options.json:
-        print_json({**model.made_with, "recipes": rows})
-    else:
-        click.echo("\n".join(lines))
+    show(options.json, {**model.made_with, "recipes": rows}, *lines)
     if not all(row["holds"] for row in rows):
         raise SystemExit(1)
 
