@@ -140,7 +140,7 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
 
     sites = [site for site in ("ffn", "attn") if site in model.sites]
     layers = range(model.layers)
-    places = {path: layer for layer in layers for site in sites for path in model.norms_behind(layer, site)}
+    places = {path: layer for layer in layers for site in sites for path in model.norms_after(layer, site)}
     with ExitStack() as undo:
         for path, layer in places.items():
             hook = partial(before, path, layer)

@@ -72,7 +72,7 @@ def style(share: float) -> str:
     return f"background:rgba({red},{green},{blue},{min(1.0, abs(share)):.2f}){text}"
 
 
-def shares(values: list[float], apart: Collection[int] = ()) -> list[float]:
+def normalized(values: list[float], apart: Collection[int] = ()) -> list[float]:
     """Divide values by the largest magnitude, without the positions in `apart`."""
     largest = max((abs(value) for place, value in enumerate(values) if place not in apart), default=0) or 1.0
     return [value / largest for value in values]
@@ -86,7 +86,7 @@ def visible(token: str) -> str:
 def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> Markup:
     """Return tokens on the color of their relevance. The value appears on hover and after a click; sinks have a dotted
     outline, the tokens of a chat template are gray."""
-    rows = zip(tokens, values, shares(values, set(template)), strict=True)
+    rows = zip(tokens, values, normalized(values, set(template)), strict=True)
     return render("icebear.concepts/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
 
 
@@ -121,7 +121,7 @@ def page(title: str, body: Markup, style: str = "") -> Markup:
 
 def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> Markup:
     """Return the tokens of a sentence on the colors of their relevance, if any; the extreme token is bold."""
-    colors = [style(share) for share in shares(list(values))] if values else [""] * len(tokens)
+    colors = [style(share) for share in normalized(list(values))] if values else [""] * len(tokens)
     titles = [f"{value:+.3f}" for value in values or ()] or colors
     rows = zip(tokens, colors, titles, strict=True)
     return render("icebear.concepts/marked.html", rows=rows, extreme=extreme)

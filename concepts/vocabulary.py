@@ -109,7 +109,7 @@ def direct_rows(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> T
         return None
     rows = rows * model.residual_scale
     divisors = calibrate(model).divisors
-    for path in model.norms_behind(layer, site):
+    for path in model.norms_after(layer, site):
         rows = through_norm(model.net.get_submodule(path), rows, model.family.norm_offset, divisors[path][1])
     return rows
 
@@ -137,8 +137,8 @@ def w_in_rows(model: Model, site: str, layer: int) -> Tensor | None:
         first = next(modules[n] for n in model.family_at(layer).ffn_in.split() if n in modules)
         return Linear(first).rows(slice(model.width("ffn")))  # the gate comes first if gate and up are one map
     if site == "shared":
-        beside, _, _ = model.family.shared.rpartition(".")
-        return Linear(model.layer_modules[layer].get_submodule(f"{beside}.gate_proj")).rows()
+        expert, _, _ = model.family.shared.rpartition(".")
+        return Linear(model.layer_modules[layer].get_submodule(f"{expert}.gate_proj")).rows()
     columns = model.columns(site)
     return Linear(model.site_module(site, layer)).rows(WHOLE if columns is None else columns)
 

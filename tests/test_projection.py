@@ -60,7 +60,7 @@ def test_the_direct_path_is_what_the_rules_see(name):
     model = Model(random_model(FAMILIES[name], "eager", torch.float32).net, name=name)
     seen = {}
     last, final = model.layers - 1, model.net.get_submodule(model.family.final_norm)
-    behind = {path: model.net.get_submodule(path) for path in model.norms_behind(last)}
+    behind = {path: model.net.get_submodule(path) for path in model.norms_after(last)}
     hooks = [
         norm.register_forward_pre_hook(lambda module, args, path=path: seen.update({path: divisor(module, args[0])}))
         for path, norm in behind.items()

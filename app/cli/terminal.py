@@ -18,7 +18,7 @@ from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import score_text
 from icebear.actmax.page import RELMAX, nearest_title, token_count_note
 from icebear.concepts.circuits.drawing import summary, top_sources
-from icebear.concepts.render import color, hexadecimal, ink, shares, visible
+from icebear.concepts.render import color, hexadecimal, ink, normalized, visible
 from icebear.steering.flipping.phrases import prompt_line
 from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.side_effects import SideEffects
@@ -66,7 +66,7 @@ def shade(share: float) -> Style:
 
 def heatmap(tokens: Sequence[str], values: list[float], gray: Sequence[int] = ()) -> Text:
     """Tokens on the colors of their values, those at `gray` positions without one."""
-    parts = enumerate(zip(tokens, shares(values, set(gray)), strict=True))
+    parts = enumerate(zip(tokens, normalized(values, set(gray)), strict=True))
     return Text.assemble(*((visible(token), "dim" if at in gray else shade(share)) for at, (token, share) in parts))
 
 
@@ -115,7 +115,7 @@ def _patches(relevance: icebear.Relevance) -> Text:
     assert relevance.image is not None
     patches = relevance.image.patches
     text = Text()
-    for number, share in enumerate(shares(patches.flatten().tolist()), 1):
+    for number, share in enumerate(normalized(patches.flatten().tolist()), 1):
         text.append("  ", shade(share))
         if number % patches.shape[1] == 0:
             text.append("\n")
@@ -236,7 +236,7 @@ def matrix_report(matrix: Matrix) -> Group:
         read = [
             (value, unit) for value, unit in zip(values, matrix.columns, strict=True) if value and not unit.template
         ]
-        scale = shares([value for value, _ in read])
+        scale = normalized([value for value, _ in read])
         for share, (value, unit) in sorted(zip(scale, read, strict=True), key=lambda pair: -pair[0])[:5]:
             number = Text(f" {value:+.2f} ", shade(share))
             table.add_row(number, Text(unit.turn, "dim"), Text(" ".join(unit.text.split())))
@@ -351,7 +351,7 @@ def _highlighted(example: Example) -> Text:
     """The tokens around the extreme one, which stands out."""
     tokens, extreme = example.sentence.tokens, example.token
     text = Text("..." if extreme > 25 else "")
-    parts = shares(list(example.relevance)) if example.relevance else None
+    parts = normalized(list(example.relevance)) if example.relevance else None
     for at in range(max(0, extreme - 25), min(len(tokens), extreme + 8)):
         style = shade(parts[at]) if parts else Style()
         if tokens[at]:  # empty: part of a character that a later token completes

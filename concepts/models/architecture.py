@@ -188,7 +188,7 @@ class Architecture:
         value = getattr(self.config, name.removeprefix("/")) if name else 1.0
         return 1 / value if name.startswith("/") else value
 
-    def norms_behind(self, layer: int, site: str = "ffn") -> list[str]:
+    def norms_after(self, layer: int, site: str = "ffn") -> list[str]:
         """Return the paths of the norms on the direct path from a neuron to the unembedding: the layer's norm after W2
         (sandwich or post-norm), and the final norm."""
         family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0

@@ -28,7 +28,7 @@ class FairLock:
         self._contexts: list[tuple[PutIn, ExitStack]] = []  # those among them that can be interrupted
 
     def __reduce__(self) -> tuple[type[FairLock], tuple[()]]:
-        return FairLock, ()  # a copy of a model has a lock of its own
+        return FairLock, ()  # a copy of a model has its own lock
 
     def __enter__(self) -> None:
         if self._holder != threading.get_ident():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Token = str | int
 ObjectiveKind = Literal["logit", "log-odds", "centered-logit", "mean-centered-logit"]
 """The number that is explained, a sum over the tokens of an answer: ``logit``; ``log-odds``, the logit minus the mean
-of all other logits weighted by probability (its gradient is that of the log-odds); ``centered-logit``, the logit minus
+of all other logits weighted by probability (it has the gradient of the log-odds); ``centered-logit``, the logit minus
 the mean over the vocabulary; ``mean-centered-logit``, the mean of that, to compare answers of different lengths."""
 
 
@@ -105,7 +105,7 @@ def objective_of(
     position: Any = None,
     kind: ObjectiveKind = "logit",
 ) -> Objective:
-    """Build an objective. Arguments are those of `attribute`, one for all prompts or a list with one for each.
+    """Build an objective. Arguments are as in `attribute`, one for all prompts or a list with one for each.
 
     Raises `InputError`.
     """

@@ -1,4 +1,4 @@
-"""What each kind of model reads, what it predicts, and at which of its tokens: causal, masked, labels, images, T5."""
+"""Tasks: the input, the output and the predicted positions of causal, masked, labelling and encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PromptTarget:
 
 
 class Task:
-    """What a model reads, what it predicts, and at which of its tokens."""
+    """The input of a kind of model, its output, and the positions that it predicts at."""
 
     name: str
     auto_class: str
@@ -55,7 +55,7 @@ class Task:
     is_causal = False
     """No token attends to a later one, so later tokens have no influence on a prediction."""
 
-    # --- what it reads --------------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------------
 
     def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return model.padded([model.ids(prompt) for prompt in prompts], padding_side)
@@ -72,16 +72,16 @@ class Task:
         """Return the positions that the model adds to its input; None if residual streams show them."""
         return None
 
-    # --- what it predicts -----------------------------------------------------------------------------
+    # --- output ---------------------------------------------------------------------------------------
 
     def refuse(self, model: Model, **arguments: Sequence[Any]) -> None:
         """Raise `InputError` for an argument of `attribute` (target_text, prefix, position) that this task cannot use.
 
-        arguments: a value for each prompt, None where there is none.
+        arguments: a value for each prompt, or None.
         """
         reasons = {
             "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
-            "prefix": f"{model.name} has no decoder of its own" if self.stacks == 1 else "",
+            "prefix": f"{model.name} has no separate decoder" if self.stacks == 1 else "",
             "position": f"{model.name} does not label single tokens" if not self.labels_tokens else "",
         }
         for name, values in arguments.items():
@@ -188,7 +188,7 @@ class Masked(Task):
         mask, answer = model.mask_id, row.answer
         places = tuple(place for place, token in enumerate(ids) if token == mask)
         if not places:
-            raise InputError(f"The prompt has no {model.text(mask)}; put one where the word shall be predicted.")
+            raise InputError(f"The prompt has no {model.text(mask)}; put one where a word is to be predicted.")
         if answer is not None and len(answer) != len(places):
             raise InputError(
                 f"The prompt has {len(places)} masks but the target {len(answer)} tokens; give one for each."
