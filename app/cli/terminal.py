@@ -183,7 +183,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
         *(f">{name}{kind}" for name in ("", "random: ", "most changed: ") for kind in ("sufficiency", "necessity")),
         rows=rows,
         title="Sufficiency and necessity of these nodes, with controls",
-        caption="random: others of the same layers and tokens; most changed: by their activations",
+        caption="random: nodes of the same layers and tokens; most changed: nodes whose activations change most",
     )
 
 
@@ -360,7 +360,7 @@ def _highlighted(example: Example) -> Text:
 
 
 def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
-    """Automatic labels with their scores; those that are not significant are dim."""
+    """Automatic labels with their scores. Labels that are not significant are dim."""
     rows = []
     for row in labels:
         text = (
@@ -441,8 +441,8 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
             f"Repetition in the continuation: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}"
         )
     warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
-    price = Text(f"Off-target KL: {effects.off_target_kl:.4f} nats {effects.where}")
-    return [price, *([table] if rows else []), *map(Text, lines), *warnings]
+    kl = Text(f"Off-target KL: {effects.off_target_kl:.4f} nats {effects.where}")
+    return [kl, *([table] if rows else []), *map(Text, lines), *warnings]
 
 
 def concept_report(
@@ -457,12 +457,12 @@ def concept_report(
     title = f"{concept.name}: {len(concept)} neuron{'s' * (len(concept) != 1)} of {concept.model_name}"
     return Group(
         grid("neuron", "sign", ">weight", "label", rows=rows, title=title),
-        *(Text(line, "dim") for line in found_by(concept)),
+        *(Text(line, "dim") for line in provenance_lines(concept)),
         *(Text(f"shares {share:.0%} of the neurons with {name}") for name, share in similar),
     )
 
 
-def found_by(concept: icebear.Concept) -> list[str]:
+def provenance_lines(concept: icebear.Concept) -> list[str]:
     """How a concept was found, and how well it detects, in words."""
     record = concept.provenance
     if "auroc" not in record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from icebear.app.cli.terminal import DEVIATIONS, found_by
+from icebear.app.cli.terminal import DEVIATIONS, provenance_lines
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web import ui
 from icebear.app.web.steer import last_result, side_by_side
@@ -65,7 +65,7 @@ def _take() -> None:
 
 def _neurons(concept: Concept) -> None:
     st.markdown(f"#### {ui.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}")
-    st.caption(ui.plain("; ".join(found_by(concept)[:2])))
+    st.caption(ui.plain("; ".join(provenance_lines(concept)[:2])))
     rows = [{"neuron": str(part.neuron), "sign": part.polarity, "weight": part.weight} for part in concept.parts]
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
     ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight)

@@ -113,8 +113,8 @@ class _Conversation:
                 self.console.print(new, end="", soft_wrap=True, markup=False, emoji=False)
                 shown = text
 
-        asked = Chat([*self.messages, {"role": "user", "content": message}])
-        self.last = self.model.answer(asked, on_token=show, **self.sampling)
+        prompt = Chat([*self.messages, {"role": "user", "content": message}])
+        self.last = self.model.answer(prompt, on_token=show, **self.sampling)
         self.messages = list(self.last.chat.messages)
         self.console.print()
 

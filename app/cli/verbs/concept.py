@@ -123,8 +123,8 @@ def show_(options: Show) -> None:
         with icebear.open_store(options.store) as store:
             labels, names = _labels(store, this), list(store.concepts.all())
         similar = nearest(this, [_read(name, options.store) for name in names if name != options.name])
-    alike = [{"name": other, "overlap": share} for other, share in similar]
-    show(options.json, {**this.to_dict(), "alike": alike}, concept_report(this, labels, similar))
+    rows = [{"name": other, "overlap": share} for other, share in similar]
+    show(options.json, {**this.to_dict(), "similar": rows}, concept_report(this, labels, similar))
 
 
 @record

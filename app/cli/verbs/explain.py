@@ -62,8 +62,8 @@ def explain(options: Options) -> None:
     else:
         graph, method = None, arguments["method"]
         site = options.site or ("ffn" if model.has_family and (method is None or method.scores_neurons) else None)
-        kept = recorded(site, options.top, None if attribution.counterfactual else position or "last")
-        relevance = icebear.attribute(model, **arguments, **kept)
+        recording = recorded(site, options.top, None if attribution.counterfactual else position or "last")
+        relevance = icebear.attribute(model, **arguments, **recording)
     prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position=position)
     with store_if_any(options.store, model) as store:
         cards = CARDS if options.html or options.json else 0

@@ -67,8 +67,8 @@ def rank(options: Options) -> None:
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
     model, arguments = attribution.arguments(options.model)
-    kept = recorded(options.site, options.top, None if everything else position)
-    relevance = icebear.attribute(model, **arguments, **kept)
+    recording = recorded(options.site, options.top, None if everything else position)
+    relevance = icebear.attribute(model, **arguments, **recording)
     if not relevance.sites:
         raise InputError(
             f"{relevance.method!r} scores the tokens of {model.name}, not its neurons; use icebear explain."
@@ -86,10 +86,10 @@ def _rank_file(file: str, options: Options) -> None:
     from icebear.concepts.vocabulary import projections
 
     attribution, context = options.attribution, click.get_current_context()
-    suited = set("file target contrast counterfactual site polarity top method checkpoint store json".split())
-    unsuited = set(context.params) - suited - set(vars(options.model))
-    given = [name for name in unsuited if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if given or len(attribution.counterfactual) > 1:
+    supported = set("file target contrast counterfactual site polarity top method checkpoint store json".split())
+    others = set(context.params) - supported - set(vars(options.model))
+    unsupported = [name for name in others if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if unsupported or len(attribution.counterfactual) > 1:
         raise click.UsageError(
             "--file takes --target, --contrast, one --counterfactual, --method, --site, --polarity and --top only."
         )
