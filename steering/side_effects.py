@@ -20,7 +20,7 @@ from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
-from icebear.steering.apply import Statistic, steer
+from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import phrase_logits
 from icebear.steering.flipping.record import FlipRecord, from_provenance
 
@@ -28,7 +28,6 @@ HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="ut
 """Texts of our own that no recipe is about."""
 
 KEY = "side_effects"
-"""The key of the side effects in a recipe's provenance."""
 CONTEXTS = 48
 """The number of held-out contexts."""
 CONTINUED = 16
@@ -104,18 +103,16 @@ def side_effects(
     recipe: Recipe,
     texts: Sequence[str] = HELD_OUT_TEXTS,
     perplexity_texts: Sequence[str] = (),
-    statistic: Statistic | None = None,
     budget: float | None = None,
 ) -> SideEffects:
     """Measure the side effects of a recipe.
 
     texts: texts whose beginnings are the held-out contexts.
     perplexity_texts: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
-    statistic: as of `steer`, an index's.
     budget: the highest acceptable off-target KL in nats; `SideEffects.warnings` reports a higher one.
     """
     recipe.check(model)
-    edits = [edit.in_raw_units(statistic) for edit in recipe]
+    edits = list(recipe)
     contexts = HeldOutContexts(model, texts)
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, perplexity_texts or texts)

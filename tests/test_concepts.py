@@ -28,7 +28,7 @@ from icebear.concepts.statistics import auroc, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
 from icebear.steering.concept import finding
-from icebear.steering.concept.similarity import ConceptSimilarity, concept_similarity, nearest
+from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
 from icebear.steering.evaluations import concepts as evaluation
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, strength_at
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
     from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
     from icebear.steering.comparison import Comparison
-    from icebear.steering.concept.concept import Measured, PassThrough
-    from icebear.steering.concept.similarity import ConceptSimilarity
+    from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 
 LONG = 240  # characters of a text in a table
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"

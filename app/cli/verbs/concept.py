@@ -114,7 +114,7 @@ def show_(options: Show) -> None:
       icebear concept show examples/music.json
     """
     from icebear.app.cli.terminal import concept_report
-    from icebear.steering.concept.similarity import nearest
+    from icebear.steering.concept.concept import nearest
 
     this = _read(options.name, options.store)
     labels: dict[Any, str | None] = {}
@@ -240,7 +240,7 @@ def compare(options: Compare) -> None:
       icebear concept compare music.json other.json --on examples/music.txt
     """
     from icebear.app.cli.terminal import similarity_table
-    from icebear.steering.concept.similarity import concept_similarity
+    from icebear.steering.concept.concept import concept_similarity
 
     concepts = [_read(name, options.store) for name in options.names]
     texts = lines(options.on)
