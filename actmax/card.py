@@ -1,4 +1,4 @@
-"""`describe`: what a store (and, if loaded, the model) knows of one neuron."""
+"""`describe`: the card of a neuron, with everything that a store knows about it."""
 
 from __future__ import annotations
 
@@ -20,58 +20,58 @@ if TYPE_CHECKING:
     import pandas
 
 LARGE = 1 << 30
-"""Bytes of vectors, which a search reads whole, from where on a card does without (an 8B model's have some 16 GB)."""
+"""The size of a vector index in bytes from which a card leaves out the nearest neurons (16 GB for an 8B model)."""
 SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
-"""What neurons can have in common -> the sites without it."""
+"""Kind of similarity -> the sites without it."""
 
 
 @dataclass(frozen=True)
 class Card(SavedResult, Tabled):
-    """A neuron: vocabulary (None if it does not write), examples of both signs, statistics, class and label."""
+    """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels."""
 
     neuron: Neuron
     by: str
-    """What the examples are extremes of, and so what their polarity is the sign of: ``activation`` or ``relevance``."""
+    """What the examples maximize, and whose sign is the polarity: ``activation`` or ``relevance``."""
     projection: Projection | None
     examples: dict[str, list[Example]]
-    """polarity -> furthest first."""
+    """polarity -> maximally activating examples, largest first."""
     statistics: NeuronStatistics
     kind: dict[str, str]
-    """polarity -> class, see actmax/index/classes.py."""
+    """polarity -> class (`icebear.actmax.index.classes`)."""
     meanings: dict[str, Meaning]
-    """polarity -> what it means, with a score; empty before `icebear label --auto`, see actmax/labels."""
+    """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
-    """polarity -> of `icebear.actmax.labels.score_text.HELD_OUT`: sentences of documents that its label was not made
-    from."""
+    """polarity -> group (`icebear.actmax.labels.score_text.HELD_OUT`) -> sentences of documents that the label was not
+    made from."""
     label: str | None
-    """What somebody called it, and"""
+    """The label that a person gave."""
     label_scores: dict[str, dict[str, Any]]
-    """polarity -> how well that holds, if it was measured."""
+    """polarity -> the measured score of this label."""
     nearest: dict[str, list[Hit]]
-    """What they have in common (``writes``, ``reads``, ``examples``) -> the neurons most like this one at ``+``."""
+    """Kind of similarity (``writes``, ``reads``, ``examples``) -> the most similar neurons at ``+``."""
     nearest_by_chance: dict[str, tuple[float, float]]
-    """The same -> the median and the largest cosine between random neurons and the nearest to each."""
+    """Kind of similarity -> the median and largest cosine between random neurons and their nearest neurons."""
     left_out: bool
-    """Whether the nearest, and without a model the vocabulary, were left out; see `describe`."""
+    """Whether the nearest neurons (and without a model the vocabulary) are left out, see `describe`."""
     made_with: dict[str, Any]
-    """Model, versions, corpus and settings, see `Store.made_with`."""
+    """See `Store.made_with`."""
 
     @property
     def title(self) -> str:
-        """What somebody called it, with its scores."""
+        """The label that a person gave, with its scores."""
         scores = ", ".join(f"{p} {row['score']:.2f} by {row['by']}" for p, row in self.label_scores.items())
         return f"{self.label} ({scores})" if scores else self.label or ""
 
     def to_html(self) -> str:
-        """A self-contained page."""
+        """Return a self-contained HTML page."""
         return str(page(f"{self.neuron} - icebear", card_fragment(self), STYLE))
 
     def _repr_html_(self) -> str:
-        """For a notebook, with its style, which touches nothing but cards."""
+        """Return the card with its style, for notebooks."""
         return f"<style>{STYLE}</style>{card_fragment(self)}"
 
     def to_frame(self) -> pandas.DataFrame:
-        """The examples as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
+        """Return the examples as a pandas table. `to_arrow` returns an Arrow table."""
         import pandas
 
         rows = [
@@ -83,8 +83,8 @@ class Card(SavedResult, Tabled):
                 "text": example.sentence.text,
                 "title": example.sentence.title,
             }
-            for polarity, found in self.examples.items()
-            for example in found
+            for polarity, examples in self.examples.items()
+            for example in examples
         ]
         return pandas.DataFrame(rows)
 
@@ -95,7 +95,7 @@ class Card(SavedResult, Tabled):
             "by": self.by,
             "label": self.label,
             "label_scores": self.label_scores,
-            "automatic_label": {polarity: found.to_dict() for polarity, found in self.meanings.items()},
+            "automatic_label": {polarity: meaning.to_dict() for polarity, meaning in self.meanings.items()},
             "class": self.kind,
             "nearest": {
                 by: [{"neuron": str(hit.neuron), "polarity": hit.polarity, "cosine": hit.score} for hit in hits]
@@ -104,7 +104,7 @@ class Card(SavedResult, Tabled):
             "nearest_by_chance": {by: list(cosines) for by, cosines in self.nearest_by_chance.items()},
             "statistics": self.statistics.to_dict(),
             "vocabulary": self.projection.to_dict() if self.projection else None,
-            "examples": {polarity: list(map(_example, found)) for polarity, found in self.examples.items()},
+            "examples": {polarity: list(map(_example, rows)) for polarity, rows in self.examples.items()},
         }
 
 
@@ -122,15 +122,33 @@ def _example(example: Example) -> dict[str, Any]:
 def describe(
     store: Store, neuron: Neuron | str, model: Model | None = None, k: int = 10, whole: bool | None = None
 ) -> Card:
-    """The card of a neuron of the store's index; a model makes its vocabulary exact, see `Store.vocabulary`.
+    """Describe a neuron of an index.
 
-    whole: also what reads all of the store's vectors, which are the nearest neurons and, without a model, the
-        vocabulary; by default where these have less than `LARGE` bytes.
+    Parameters
+    ----------
+    store : Store
+    neuron : Neuron or str
+    model : Model, optional
+        With a model the vocabulary projection is exact, see `Store.vocabulary`.
+    k : int
+        The number of examples and tokens.
+    whole : bool, optional
+        Also search the whole vector index for the nearest neurons and, without a model, the vocabulary. Default: if it
+        is smaller than 1 GiB.
+
+    Returns
+    -------
+    Card
+
+    Raises
+    ------
+    InputError
+        If the index has no such neuron.
     """
     neuron, k = as_neuron(neuron), values.whole(k, "The number of examples")
     whole = store.vectors.size() < LARGE if whole is None else whole
     statistics = store.neurons.statistics(neuron)
-    meanings = {polarity: found for (_, polarity), found in store.labels.meanings([neuron]).items()}
+    meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
     common = [by for by, silent in SILENT.items() if whole and neuron.site not in silent]
     vocabulary = None
@@ -141,11 +159,11 @@ def describe(
         neuron,
         store.by,
         vocabulary,
-        {polarity: found[:k] for polarity, found in examples.items()},
+        {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
         store.neurons.classes(neuron),
         meanings,
-        {polarity: held_out_examples(store, found) for polarity, found in meanings.items()},
+        {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
         *store.labels.own(neuron),
         {by: store.similar(neuron, 5, by) for by in common},
         {by: nearest_by_chance(store, by) for by in common},
@@ -155,7 +173,7 @@ def describe(
 
 
 def held_out_examples(store: Store, meaning: Meaning) -> dict[str, list[Example]]:
-    """Of `icebear.actmax.labels.score_text.HELD_OUT`: sentences of documents that its label was not made from."""
+    """Return the groups of sentences from documents that a label was not made from."""
     groups = meaning.record.get("examples", {})
     sentences = store.sentences.of([row["sentence"] for rows in groups.values() for row in rows])
     sign = 1 if meaning.polarity == "+" else -1

@@ -1,4 +1,4 @@
-"""`explain`: one investigation of a prediction, which every face renders and none computes again."""
+"""`explain`: the investigation of a prediction that command line, app, MCP server and report render."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 
 LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (10, 100, 1000)
-"""Lengths of the lists of nodes whose sufficiency and necessity are measured."""
+"""The numbers of nodes whose sufficiency and necessity are measured."""
 WORDS, CARDS, CARD_EXAMPLES, GROUPS = 8, 4, 4, 6
 
 
 @dataclass(frozen=True)
 class ExplainedNode:
-    """A ranked neuron (or head) at a token, with what it writes and what its label says."""
+    """A ranked neuron or head at a token, with its vocabulary projection and label."""
 
     ranked: Ranked
     token: str
     projection: Projection | None
-    """None for a site that does not write to the residual stream, and for heads."""
+    """None for heads, and for sites that do not write to the residual stream."""
     label: str | None = None
-    """What somebody called it, or its automatic label with the score if that is significant."""
+    """The label that a person gave, or the automatic label if it is significant."""
     meaning: Meaning | None = None
-    """The automatic label, if it is significant."""
+    """The automatic label if it is significant."""
 
     @property
     def words(self) -> str:
-        """The tokens that it promotes at the sign of its activation."""
+        """The tokens that the neuron promotes at the sign of its activation."""
         return self.projection.words(self.ranked.polarity) if self.projection else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,16 +68,16 @@ class ExplainedNode:
 
 @dataclass(frozen=True)
 class CheckedCircuit:
-    """The circuit behind the answer, and what interventions say of it."""
+    """A circuit with the interventions that test it."""
 
     graph: Graph
     faithfulness: EdgeFaithfulness
     without: tuple[GroupAblation, ...]
-    """The answer without each of the graph's first groups."""
+    """The ablation of each of the first groups."""
 
     @classmethod
     def of(cls, graph: Graph, groups: int = GROUPS) -> CheckedCircuit:
-        """groups: how many of the graph's groups are switched off, one at a time."""
+        """Test a circuit. groups: the number of groups that are ablated, one at a time."""
         return cls(graph, graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,24 +90,22 @@ class CheckedCircuit:
 
 @dataclass(frozen=True, eq=False)
 class Explanation(Tabled):
-    """Why a model predicts what it predicts: the tokens, the nodes, and what controls say of both."""
+    """The explanation of a prediction: tokens, nodes, and controls of both."""
 
     relevance: Relevance
-    """The prediction, the tokens' relevance, what is compared, and provenance."""
     ranking: Ranking
-    """Its position is set."""
     nodes: tuple[ExplainedNode, ...]
     ablations: tuple[Ablation, ...] = ()
-    """Sufficiency and necessity of the largest nodes, with controls; only of a comparison of two prompts."""
+    """Sufficiency and necessity of the largest nodes, with controls; only with a counterfactual or base model."""
     removed: RandomControl | None = None
-    """The two tokens that contribute most removed, or as many others."""
+    """The control that removes the two tokens that contribute most."""
     silenced: RandomControl | None = None
-    """The first nodes set to 0 (`silencing`), or as many others."""
+    """The control that sets the first nodes to 0 (`silencing_control`)."""
     alone: Relevance | None = None
-    """Of a comparison: the tokens' relevance without it."""
+    """With a counterfactual: the relevance of the tokens without it."""
     circuit: CheckedCircuit | None = None
     cards: tuple[Card, ...] = ()
-    """Of the first neurons, where there is a store."""
+    """Cards of the first neurons, if there is a store."""
 
     @classmethod
     def of(
@@ -123,10 +121,10 @@ class Explanation(Tabled):
         graph: Graph | None = None,
         cards: int = 0,
     ) -> Explanation:
-        """The investigation of a relevance that is there already.
+        """Explain an existing relevance.
 
-        Parameters: sizes are lengths of node lists to measure; graph is the circuit of the same comparison; cards is
-        how many neurons get a card from the store. Raises `InputError` as `Relevance.top` and `ablation` do.
+        sizes: the numbers of nodes to ablate. graph: the circuit of the same prompts. cards: the number of neurons with
+            a card from the store. Raises `InputError` as `Relevance.top` and `ablation` do.
         """
         ranking = ranking or Ranking(site="ffn")
         if ranking.position is None:
@@ -159,7 +157,7 @@ class Explanation(Tabled):
 
     @property
     def tokens(self) -> list[dict[str, Any]]:
-        """Every token in order, with its relevance; note: ``sink`` or ``template``."""
+        """Every token with its relevance and, as a note, ``sink`` or ``template``."""
         prompt = self.relevance.prompt
         notes = dict.fromkeys(prompt.sinks, "sink") | dict.fromkeys(prompt.template, "template")
         return [
@@ -169,16 +167,16 @@ class Explanation(Tabled):
 
     @property
     def meanings(self) -> list[Meaning]:
-        """The significant automatic labels of the nodes, each once."""
+        """The significant automatic labels of the nodes."""
         return list({(m.neuron, m.polarity): m for m in (node.meaning for node in self.nodes) if m}.values())
 
     @property
     def projections(self) -> list[Projection]:
-        """What the nodes' neurons write, each once."""
+        """The vocabulary projections of the neurons."""
         return list({p.neuron: p for p in (node.projection for node in self.nodes) if p}.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. What was not measured is left out."""
+        """Return a JSON-ready dict of everything that was measured."""
         optional = {
             "meanings": [meaning.to_dict() for meaning in self.meanings],
             "ablation": [vars(row) for row in self.ablations],
@@ -199,7 +197,7 @@ class Explanation(Tabled):
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """A self-contained page: nothing is fetched. path: also write it to this file."""
+        """Return a self-contained HTML page. path: also write it to this file."""
         relevance, circuit = self.relevance, self.circuit
         against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
         title = f"Why {relevance.target_text!r}{against}?"
@@ -218,7 +216,7 @@ class Explanation(Tabled):
         return html
 
     def to_frame(self) -> pandas.DataFrame:
-        """The nodes as a pandas table, a row each. `to_arrow` has them as an Arrow table."""
+        """Return the nodes as a pandas table. `to_arrow` returns an Arrow table."""
         import pandas
 
         columns = ["neuron", "position", "polarity", "activation", "relevance", "token", "promotes", "label"]
@@ -241,33 +239,35 @@ def explain(
     circuit_nodes: int | None = None,
     store: Store | None = None,
 ) -> Explanation:
-    """Why the model predicts what it predicts after `prompt`: the tokens, the nodes, and controls.
+    """Explain a prediction: relevance of tokens and nodes, with every control that applies.
 
     Parameters
     ----------
-    prompt, target, contrast, counterfactual, base_model, method, span
-        As of `attribute`.
-    top, site
-        How many nodes are listed, and of which site (None: every site).
-    circuit_nodes
-        Also the circuit of so many nodes; only with `counterfactual`. It takes seconds.
-    store
+    model, prompt, target, contrast, counterfactual, base_model, method, span
+        See `attribute`.
+    top : int
+        The number of nodes.
+    site : str, optional
+        The site of the nodes; None for every site.
+    circuit_nodes : int, optional
+        Also compute the circuit of this many nodes, which needs a counterfactual and takes seconds.
+    store : Store, optional
         An index of the model, for labels and cards.
 
     Returns
     -------
     Explanation
-        With `counterfactual` also sufficiency and necessity of the largest nodes, with controls.
+        With a counterfactual it has sufficiency and necessity of the largest nodes.
 
     Raises
     ------
     InputError
-        For what `attribute` or `circuit` refuse.
+        If `attribute` or `circuit` raise it.
     """
     graph, ranking = None, Ranking(top, site)
     if circuit_nodes is not None:
         if counterfactual is None:
-            raise InputError("A circuit is of a difference between two prompts; give a counterfactual.")
+            raise InputError("A circuit needs a counterfactual; give one.")
         graph = circuit(model, prompt, target, contrast, counterfactual=counterfactual, span=span, nodes=circuit_nodes)
         relevance = graph.relevances[0]
     else:
@@ -294,7 +294,7 @@ def controlled(
     graph: Graph | None = None,
     cards: int = CARDS,
 ) -> Explanation:
-    """The explanation of a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
+    """Explain a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
     ranking, compared = ranking or Ranking(site="ffn"), relevance.counterfactual
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     ids = [token.id if token else None for token in (relevance.target, relevance.contrast)]
@@ -303,7 +303,7 @@ def controlled(
         relevance,
         ranking,
         store=store,
-        sizes=SIZES if _exchangeable(model, relevance, ranking.site or "ffn") else (),
+        sizes=SIZES if _can_ablate(model, relevance, ranking.site or "ffn") else (),
         removed=token_removal_control(model, prompt, relevance) if next_token else None,
         alone=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
         graph=graph,
@@ -311,17 +311,17 @@ def controlled(
     )
 
 
-def silencing(
+def silencing_control(
     model: Model,
     prompt: PromptLike,
     relevance: Relevance,
     rows: Sequence[Ranked],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RandomControl:
-    """Ranked nodes set to 0, each at its token, or as many others of the same layers. Raises `InputError`."""
+    """Set ranked nodes to 0, each at its token, or as many random ones of the same layers. Raises `InputError`."""
 
     def edit(row: Ranked) -> Edit:
-        # Edits count positions in the encoder's or the decoder's own tokens.
+        # Positions of edits start anew in the decoder.
         read = relevance.prompt.encoder_length
         position = row.position - read if row.position >= read else row.position
         return Edit(row.neuron, "scale", 0.0, where=f"position:{position}")
@@ -330,8 +330,8 @@ def silencing(
     return random_edit_control(model, prompt, list(map(edit, rows)), target, contrast, on_progress=on_progress)
 
 
-def _exchangeable(model: Model, relevance: Relevance, site: str) -> bool:
-    """Whether a site's nodes can be set to the other prompt's activations."""
+def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:
+    """Return whether the nodes of a site can be ablated."""
     compared = relevance.counterfactual
     if compared is None or not compared.pairs or relevance.contrast_phrase or not model.task.is_causal:
         return False

@@ -1,4 +1,4 @@
-"""A neuron's card as HTML."""
+"""The card of a neuron as HTML."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ NEAREST = {
     "examples": "Similar sentences (as at +)",
 }
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
-"""The index's quantity -> the heading of the examples at a polarity."""
 RELMAX = (
-    "An index by relevance: the examples, and the classes made of them, are of the neuron's "
-    "relevance for the model's own predictions (RelMax), not of its activation; so are + and -."
+    "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
+    "predictions (RelMax), not to its activation."
 )
 
 
 def heading(card: Card, polarity: str) -> str:
-    """The heading of a card's examples at a polarity."""
+    """Return the heading of the examples at a polarity."""
     return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
 
 
 def nearest_title(by: str, chance: tuple[float, float]) -> str:
-    """The heading of a list of similar neurons, with the cosines between random neurons and their nearest."""
+    """Return the heading of a list of similar neurons, with the random baseline."""
     return f"{NEAREST[by]} (nearest to random neurons: median {chance[0]:.2f}, maximum {chance[1]:.2f})"
 
 
 def card_fragment(card: Card) -> Markup:
-    """The card itself, for a page with `STYLE`."""
+    """Return the card, for a page with `STYLE`."""
     return render(
         "icebear.actmax/card.html",
         card=card,
@@ -64,22 +63,22 @@ def card_fragment(card: Card) -> Markup:
 
 
 def statistics_line(card: Card) -> str:
-    found = card.statistics
+    statistics = card.statistics
     return (
-        f"mean {found.mean:+.3f}, standard deviation {found.std:.3f}, positive on {found.positive:.0%} of the tokens"
-        f"{token_count_note(card)}; least {found.min:+.2f}, most {found.max:+.2f}"
+        f"mean {statistics.mean:+.3f}, std {statistics.std:.3f}, positive on {statistics.positive:.0%} of "
+        f"the tokens{token_count_note(card)}; minimum {statistics.min:+.2f}, maximum {statistics.max:+.2f}"
     )
 
 
 def token_count_note(card: Card) -> str:
-    """Of how many tokens means are, where they are not of all."""
+    """Return the number of tokens that means are taken over, if it is not all."""
     index = card.made_with["index"]
     some, every = index.get("statistics_tokens"), index.get("tokens")
     return "" if some in (None, every) else f" (of {some:,} tokens)"
 
 
 def meaning_html(card: Card, polarity: str) -> Markup:
-    """The label with its score; on a click what it was measured on, and sentences it was not made from."""
+    """Return the label with its score, and on a click its test and held-out sentences."""
     label = card.meanings.get(polarity)
     held_out = card.held_out[polarity] if label and label.record else {}
     return render(
@@ -91,12 +90,12 @@ def meaning_html(card: Card, polarity: str) -> Markup:
 
 
 def examples_html(rows: Sequence[Example]) -> Markup:
-    """Sentences with the value that the neuron has in each."""
+    """Return sentences with the value of the neuron in each."""
     return render("icebear.actmax/examples.html", examples=rows)
 
 
 def vocabulary_html(projection: Projection) -> Markup:
-    """Promoted and suppressed tokens side by side, as bars."""
+    """Return promoted and suppressed tokens as bars."""
     return render(
         "icebear.actmax/vocabulary.html",
         projection=projection,
@@ -109,7 +108,7 @@ def vocabulary_html(projection: Projection) -> Markup:
 
 
 def histogram_html(counts: Sequence[int]) -> Markup:
-    """Activations of one token a sentence, in bins by powers of two; the height is the square root of the count."""
+    """Return a histogram of activations (one token per sentence); heights are square roots of counts."""
     edges = [float("-inf"), *HISTOGRAM_EDGES.tolist(), float("inf")]
     largest = max(counts) or 1
     bars = [

@@ -310,7 +310,7 @@ def test_another_prompt_to_compare_with(environment):
     assert "counterfactual" in table
     assert len(set(table["token"])) > 1  # ranked at every token
     alone = fine(page.get_by_key("counterfactual").set_value("").run())
-    assert "Compared with nothing" in " ".join(caption.value for caption in alone.caption)
+    assert "Without a counterfactual" in " ".join(caption.value for caption in alone.caption)
 
 
 def test_what_was_typed_stays(environment):
@@ -430,7 +430,7 @@ def test_the_example_is_compared_with_its_other_prompt_and_no_other_one_is(envir
     assert len(set(page.dataframe[0].value["token"])) > 1
     page.get_by_key("prompt").set_value("The opposite of hot is").run()
     assert fine(page).get_by_key("counterfactual").value == ""
-    assert "Compared with nothing" in " ".join(caption.value for caption in page.caption)
+    assert "Without a counterfactual" in " ".join(caption.value for caption in page.caption)
 
 
 def conversation(page):

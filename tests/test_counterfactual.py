@@ -270,7 +270,7 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
     )
     assert "there" in ranked
     assert "matched" in ranked
-    assert "Compared with nothing" in run("rank", ICE_BEAR, "--top", "2")
+    assert "Without a counterfactual" in run("rank", ICE_BEAR, "--top", "2")
     for arguments, message in (
         (["rank", ICE_BEAR, "--ablate"], "--counterfactual"),
         (["rank", ICE_BEAR, "--counterfactual", ICE_BEAR], "prompt"),

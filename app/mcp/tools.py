@@ -17,7 +17,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
-from icebear.actmax.explanation import CheckedCircuit, Explanation, silencing
+from icebear.actmax.explanation import CheckedCircuit, Explanation, silencing_control
 from icebear.actmax.labels.score_text import title
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
@@ -186,7 +186,7 @@ class Tools:
         with self.session.store() as store:
             explanation = Explanation.of(model, relevance, Ranking(RANKED, site), store=store, sizes=sizes)
         nodes = explanation.nodes[:k]
-        control = silencing(model, read, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
+        control = silencing_control(model, read, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
         ablations = list(map(vars, explanation.ablations))
         rows = [node.to_dict() for node in nodes]
         explanation = replace(explanation, silenced=control)

@@ -105,7 +105,8 @@ def attribute(
 
     References
     ----------
-    AttnLRP: Achtibat et al. 2024, arXiv 2402.05602, Eqs. 8-15. DeepLIFT: Shrikumar et al. 2017, arXiv 1704.02685.
+    AttnLRP: Achtibat et al. 2024, arXiv 2402.05602, Eqs. 8, 9, 13-15 and 19.
+    DeepLIFT: Shrikumar et al. 2017, arXiv 1704.02685.
     """
     chosen = AttributionOptions(**options)
     prefix = chosen.prefix

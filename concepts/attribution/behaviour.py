@@ -1,4 +1,4 @@
-"""`behaviour`: the neurons behind many prompts that ask for the same, instead of those behind one."""
+"""`behaviour`: the neurons with the largest mean relevance over many prompts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from icebear.paths import read_text
 from icebear.records import Neuron
 
 ROWS = 8
-"""Prompts in a padded batch."""
+"""The number of prompts in a padded batch."""
 RESAMPLES = 2000
-"""Of the bootstrap."""
+"""The number of bootstrap resamples."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and what is explained of it (see `icebear.concepts.attribution.attribute.attribute`)."""
+    """A prompt and its target, see `icebear.attribute`."""
 
     prompt: Any
     target: Token | None = None
@@ -40,25 +40,25 @@ class Case:
 
 @dataclass(frozen=True)
 class BehaviourNeuron:
-    """A neuron (or head) of a behaviour: means over the prompts, where the prediction is made."""
+    """A neuron or head of a behaviour: means over the prompts, where the prediction is made."""
 
     neuron: Neuron
     relevance: float
     low: float
-    """With `high` the interval that holds the mean of 95 % of the bootstrap's draws of as many prompts. It says how
-    the mean varies with the prompts, not that a neuron chosen among many for a large mean would have it again."""
+    """`low` to `high` is the 95 % bootstrap interval of the mean over prompts. It does not correct for the selection of
+    neurons with a large mean."""
     high: float
     activation: float
-    """NaN for a head."""
+    """NaN for heads."""
     among_top: int
-    """Of how many prompts it is in the top, which is as long as the list it is in."""
+    """The number of prompts whose top k has the neuron."""
 
     @property
     def polarity(self) -> Literal["+", "-"]:
         return "-" if self.activation < 0 else "+"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; a head has no activation of its own."""
+        """Return a JSON-ready dict; heads have no activation."""
         row = {**vars(self), "neuron": str(self.neuron), "polarity": self.polarity}
         return {**row, "activation": None, "polarity": None} if self.neuron.site == "head" else row
 
@@ -75,14 +75,13 @@ def behaviour(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[BehaviourNeuron]:
-    """The k neurons with the largest mean relevance over the prompts; one prompt gives what `Relevance.top` gives.
+    """Rank neurons by their mean relevance over prompts. With one prompt this is `Relevance.top`.
 
-    prompts: texts, token ids or `Case`s. They are read in batches of `ROWS` of about the same length (pairs one by
-        one), in an order of their own, so that the order given does not matter. Four bytes are kept for each prompt
-        and neuron.
-    site: one site, ``head`` for whole heads, or None for ``ffn`` and ``attn``.
+    prompts: texts, token ids or `Case`s. Pairs are explained one by one, others in batches of `ROWS` of similar
+        length; the order does not matter. Memory is four bytes for each prompt and neuron.
+    site: one site, ``head`` for attention heads, or None for ``ffn`` and ``attn``.
     polarity: only neurons whose mean activation has this sign.
-    seed: of the bootstrap over the prompts.
+    seed: the seed of the bootstrap.
     """
     cases = [part if isinstance(part, Case) else Case(part) for part in prompts]
     cases.sort(key=lambda case: (len(repr(case.prompt)), repr(case)))  # of about the same length: little is padded
@@ -102,7 +101,7 @@ def behaviour(
     scores = means.clone()
     if polarity:
         scores[activations >= 0 if polarity == "-" else activations < 0] = -torch.inf
-    chosen = scores.argsort(descending=True, stable=True)[:k]  # of equal ones the first
+    chosen = scores.argsort(descending=True, stable=True)[:k]  # ties go to the first
     chosen = chosen[scores[chosen] > -torch.inf]
     neurons = [_neuron(place, names, widths, model.layers) for place in chosen.tolist()]
     low, high = _interval(values[:, chosen].double(), seed)
@@ -112,8 +111,10 @@ def behaviour(
 
 
 def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
-    """A file of JSON lines: objects with prompt and, if wanted, target, contrast and counterfactual, which otherwise
-    are the defaults. Raises `InputError`."""
+    """Read a file of JSON lines: objects with prompt and, optionally, target, contrast and counterfactual.
+
+    defaults: values for missing fields. Raises `InputError`.
+    """
     names, cases = ("target", "contrast", "counterfactual"), []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
@@ -152,7 +153,7 @@ def _explained(
 
 
 def _at_the_answer(result: Relevance, site: str) -> tuple[Tensor, Tensor]:
-    """(L, N) relevance, summed over where the prediction is made, and the mean activation there."""
+    """Return (L, N) relevance summed over the target positions, and the mean activation there."""
     if site == "head":
         relevance = result.heads().sum(1)
         return relevance, torch.full_like(relevance, torch.nan)
@@ -160,7 +161,7 @@ def _at_the_answer(result: Relevance, site: str) -> tuple[Tensor, Tensor]:
 
 
 def _neuron(place: int, names: Sequence[str], widths: Sequence[int], layers: int) -> Neuron:
-    """Of its place among the neurons of all layers of one site, then of the next."""
+    """Return the neuron at a place among all neurons, ordered by site, layer and index."""
     for site, width in zip(names, widths, strict=True):
         if place < layers * width:
             return Neuron(place // width, site, place % width)
@@ -169,7 +170,7 @@ def _neuron(place: int, names: Sequence[str], widths: Sequence[int], layers: int
 
 
 def _interval(values: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """(K,) each: between them lie 95 % of the means of as many prompts, drawn with repetition from these (P, K)."""
+    """Return the bounds (K,) of the 95 % bootstrap interval of the mean of values (P, K)."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
     counts = torch.stack([draw.bincount(minlength=len(values)) for draw in draws]).to(values.dtype)  # (R, P)

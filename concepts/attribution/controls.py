@@ -1,8 +1,9 @@
-"""Whether a list of nodes is the cause: the others take the other prompt's activations, and what is left is measured.
+"""Sufficiency and necessity of nodes: activation patching with counterfactual values, with random controls.
 
-A node is a neuron (or head) at a token. F(K) = (m(K) - m(0)) / (m(x) - m(0)), m the number explained: the nodes in K
-are computed as ever, from what comes to them, all others of the site have the other prompt's activations; in m(0) all
-have. Kept is F(K), left without is F of all others.
+A node is a neuron or attention head at a token. F(K) = (m(K) - m(0)) / (m(x) - m(0)), where m is the explained number.
+In m(K), the nodes of K are recomputed and all other nodes of the site take their counterfactual values; in m(0), all
+nodes take them. Sufficiency is F(K) ("faithfulness" in Marks et al. 2024, arXiv 2403.19647); necessity is 1
+minus F of all other nodes (1 - "completeness").
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from icebear.records import TokenScore
 from icebear.values import seed_of, shown, whole
 
 ROWS = 24
-"""Choices of nodes that go through the model at once."""
+"""The number of node sets that go through the model at once."""
 DRAWS = 5
-"""Of nodes at random."""
+"""Random draws of a control."""
 
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The activations of sites in both prompts, (L, T, N) each, that can be exchanged; and the number explained.
+    """The nodes of some sites that can be patched: their activations (L, T, N) in the prompt and the counterfactual.
 
-    A choice of nodes is (L, T, W), the sites side by side: their neurons, or of the site ``head`` the heads.
+    A set of nodes is a mask (L, T, W) over the neurons of all sites side by side (for the site ``head``, the heads).
     """
 
     model: Model
@@ -46,14 +47,16 @@ class Nodes:
 
     @classmethod
     def of(cls, model: Model, relevance: Relevance, *sites: str) -> Nodes:
-        """Of a relevance with `counterfactual` that recorded all positions; the sites are ffn, unless told otherwise.
-        Raises `InputError` for others."""
+        """Return the nodes of a relevance, by default of the site ``ffn``.
+
+        Raises `InputError` if the relevance has no counterfactual, or has not recorded all positions.
+        """
         if relevance.counterfactual is None:
-            raise InputError("Only a list that is compared with another prompt can be ablated; give counterfactual.")
+            raise InputError("Ablation needs counterfactual values; give a counterfactual.")
         if len(relevance.neurons.recorded) != len(relevance.tokens) or not model.task.is_causal:
-            raise InputError("Ablation is for causal models, and for what recorded all positions.")
+            raise InputError("Ablation needs a causal model and all positions recorded; pass record='all'.")
         if relevance.contrast_phrase:
-            raise InputError("A phrase against another one is not ablated; leave the contrast out.")
+            raise InputError("Ablation cannot measure a phrase against a contrast phrase; leave out the contrast.")
         contrast = relevance.contrast.id if relevance.contrast else None
         one = replace(relevance.counterfactual.pairs[0].rows([0]), contrasts=(contrast,))
         sites = sites or ("ffn",)
@@ -69,40 +72,39 @@ class Nodes:
 
     @property
     def widths(self) -> list[int]:
-        """Of each site, in a choice."""
+        """The number of nodes of each site at a layer and token."""
         return [self.model.width(site) for site in self.sites]
 
     def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
-        """The number explained with each choice (L, T, W) of nodes kept."""
+        """Return the explained number for each mask (L, T, W) of recomputed nodes."""
         numbers: list[float] = []
-        for kept in torch.stack(list(chosen)).split(ROWS):
-            with self._exchanged(kept, self.there):
-                numbers += forward(self.model, Logits(self.one.rows([0] * len(kept))), []).tolist()
+        for recomputed in torch.stack(list(chosen)).split(ROWS):
+            with self._patched(recomputed, self.there):
+                numbers += forward(self.model, Logits(self.one.rows([0] * len(recomputed))), []).tolist()
         return numbers
 
-    def predictions(self, kept: Tensor, k: int = 5) -> list[TokenScore]:
-        """The most probable answers with a choice (L, T, W) of nodes kept."""
+    def predictions(self, recomputed: Tensor, k: int = 5) -> list[TokenScore]:
+        """Return the most probable answers for a mask (L, T, W) of recomputed nodes."""
         target = Logits(self.one)
-        with self._exchanged(kept, self.there):
+        with self._patched(recomputed, self.there):
             forward(self.model, target, [])
         return self.model.top_tokens(target.logits[0, -1].float(), k)
 
     def ends(self) -> tuple[float, float]:
-        """The number explained with all nodes kept, and with none. Raises `InputError` where they are the same."""
+        """Return m(x) and m(0). Raises `InputError` if they are equal."""
         everything = torch.ones(self.shape, dtype=torch.bool)
         whole, none = self.numbers([everything, ~everything])
         if whole == none:
-            raise InputError("Exchanging all these neurons changes nothing; compare with another prompt, or others.")
+            raise InputError("Patching all these neurons changes nothing; choose another counterfactual or site.")
         return whole, none
 
-    def gains(self, kept: Tensor) -> Tensor:
-        """(L, T, W) what each other node adds to the number explained, to first order, where these are kept: gradient x
-        difference."""
+    def gains(self, recomputed: Tensor) -> Tensor:
+        """Return (L, T, W) the first-order effect of also recomputing each other node: gradient x difference."""
         leaves = {
             site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
             for site, x in self.there.items()
         }
-        with self._exchanged(kept, leaves):
+        with self._patched(recomputed, leaves):
             logits = self.model.logits(self.one.batch, self.one.all_positions)
             gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
         pairs = zip(self.there.items(), gradients, strict=True)
@@ -110,40 +112,40 @@ class Nodes:
         return self._side_by_side(values, lambda x: x.sum(-1))
 
     def change(self) -> Tensor:
-        """(L, T, W) by how much activations differ; of heads the length of that vector."""
+        """Return (L, T, W) sizes of the activation differences; for heads, norms."""
         values = {site: (self.own[site] - there).abs() for site, there in self.there.items()}
         return self._side_by_side(values, lambda x: x.norm(dim=-1))
 
     def _side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """(L, T, W) of each site's values (L, T, N)."""
+        """Concatenate values (L, T, N) of each site to (L, T, W)."""
         parts = (by_head(x.unflatten(-1, (self.model.heads, -1))) if s == "head" else x for s, x in values.items())
         return torch.cat(list(parts), -1)
 
     @contextmanager
-    def _exchanged(self, kept: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
-        """All nodes but those kept (..., L, T, W) have the activations `there` (L, T, N)."""
-        parts = dict(zip(self.sites, kept.split(self.widths, -1), strict=True))
-        stays: dict[str, tuple[Tensor, Tensor]] = {}
+    def _patched(self, recomputed: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
+        """Give all nodes outside of a mask (..., L, T, W) the activations `there` (L, T, N)."""
+        parts = dict(zip(self.sites, recomputed.split(self.widths, -1), strict=True))
+        patches: dict[str, tuple[Tensor, Tensor]] = {}
         for site, part in parts.items():
             x = there[site].to(self.model.device, self.model.dtype)
-            stays[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
+            patches[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
-        def exchanged(site: str, layer: int, x: Tensor) -> Tensor:
-            own, other = stays[site]
+        def patched(site: str, layer: int, x: Tensor) -> Tensor:
+            own, other = patches[site]
             return torch.where(own[..., layer, :, :], x, other[layer])
 
-        places = [(name, layer) for name in stays for layer in self.model.layers_with(name)]
-        with self.model.lock, hooks(self.model, places, exchanged):
+        places = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
+        with self.model.lock, hooks(self.model, places, patched):
             yield
 
 
 def neuron_site(site: str) -> str:
-    """Where a relevance keeps a site's activations: heads are in `attn`."""
+    """Return the site whose activations a site is made of: ``attn`` for ``head``."""
     return "attn" if site == "head" else site
 
 
 def largest(scores: Tensor, k: int) -> Tensor:
-    """The k nodes with the largest |score|, as a choice of the scores' shape."""
+    """Return the mask of the k nodes with the largest |score|."""
     flat = scores.abs().flatten()
     chosen = torch.zeros(len(flat), dtype=torch.bool)
     chosen[flat.topk(min(k, len(flat))).indices] = True
@@ -151,7 +153,7 @@ def largest(scores: Tensor, k: int) -> Tensor:
 
 
 def random_nodes(chosen: Tensor, generator: torch.Generator) -> Tensor:
-    """As many nodes at the same layers and tokens, drawn from the others there (from all, where there are too few)."""
+    """Draw layer- and token-matched random nodes: as many others at each layer and token, or any if too few."""
     draw = torch.rand(chosen.shape, generator=generator).masked_fill(chosen, -1)
     counts = chosen.sum(-1, keepdim=True)
     order = draw.argsort(-1, descending=True).argsort(-1)  # the rank of each
@@ -177,11 +179,35 @@ class Ablation:
 
 
 def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0) -> Ablation:
-    """What the k nodes of largest |relevance| carry, beside controls."""
+    """Measure sufficiency and necessity of the k nodes with the largest |relevance|, with random controls.
+
+    Parameters
+    ----------
+    model : Model
+    relevance : Relevance
+        A relevance with a counterfactual or a base model that recorded all positions.
+    k : int
+        The number of nodes.
+    site : str
+        ``ffn``, ``attn`` or ``head``.
+    seed : int
+        The seed of the random control.
+
+    Returns
+    -------
+    Ablation
+
+    Raises
+    ------
+    InputError
+        If the relevance has no counterfactual, or patching the whole site changes nothing.
+
+    References
+    ----------
+    Faithfulness and completeness: Marks et al. 2024, arXiv 2403.19647.
+    """
     if not isinstance(relevance, Relevance):
-        raise InputError(
-            f"What is ablated is a Relevance, not {shown(relevance)}; give one of attribute(counterfactual=...)."
-        )
+        raise InputError(f"{shown(relevance)} is not a Relevance; give one of attribute(counterfactual=...).")
     k, seed = whole(k, "The number of nodes"), seed_of(seed)
     scores = relevance.heads() if site == "head" else relevance.of(site)
     nodes = Nodes.of(model, relevance, site)
@@ -189,7 +215,7 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
 
 
 def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation:
-    """What a choice of nodes (L, T, W) carries, beside controls."""
+    """Measure sufficiency and necessity of a mask (L, T, W) of nodes, with controls."""
     count = int(chosen.sum())
     parts = chosen.split(nodes.widths, -1)
     draws = [torch.cat([random_nodes(part, generator) for part in parts], -1) for _ in range(DRAWS)]
@@ -203,8 +229,8 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation
 def recovered_shares(
     nodes: Nodes, choices: Sequence[Tensor], ends: tuple[float, float] | None = None
 ) -> tuple[list[float], list[float]]:
-    """F of each choice, and of all others. ends: `Nodes.ends`, where they are known."""
+    """Return F of each mask of nodes, and F of all other nodes. ends: `Nodes.ends`, if known."""
     whole, none = ends or nodes.ends()
     numbers = nodes.numbers([*choices, *(~choice for choice in choices)])
-    carried = [(number - none) / (whole - none) for number in numbers]
-    return carried[: len(choices)], carried[len(choices) :]
+    values = [(number - none) / (whole - none) for number in numbers]
+    return values[: len(choices)], values[len(choices) :]

@@ -1,5 +1,4 @@
-"""Prompts to compare with, for a person to choose from: one content word exchanged for another one that the model
-itself finds likely there, and that changes its answer."""
+"""Suggestions of counterfactual prompts: one content word is exchanged for a likely one that changes the answer."""
 
 from __future__ import annotations
 
@@ -21,46 +20,50 @@ from icebear.values import whole
 
 COMMON = Path(__file__).parent / "common.txt"
 TRIED, MOST = 150, 3000
-"""Words tried in each place, of either kind, among so many tokens."""
+"""The number of words tried in each place, among the `MOST` most likely or similar tokens."""
 AS_SURE = 0.5
-"""The new answer is at least so many times as probable as the old one was."""
+"""The least ratio of the probabilities of the new and the old answer."""
 ROWS = 16
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A prompt of as many tokens, with another answer."""
+    """A prompt with as many tokens and another answer."""
 
     ids: tuple[int, ...]
     text: str
     word: str
     instead_of: str
     answer: str
-    """The model's most probable next token there."""
+    """The most probable next token of the suggestion."""
     probability: float
     log_probability: float
-    """Of the whole prompt with its answer, nats."""
+    """Of prompt and answer together, in nats."""
 
 
 def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) -> list[Suggestion]:
-    """Prompts that `prompt` could be compared with (`attribute(counterfactual=)`).
+    """Suggest counterfactual prompts for `attribute`.
 
-    One content word is exchanged for one of as many tokens, in a chat a word of one of its messages. It is neither the
-    first nor the last word, which every answer depends on, nor one of the 200 most common words.
+    One content word is exchanged for another with as many tokens. In a chat, the word is part of a message. The first
+    word, the last word and the 200 most common words stay.
 
     Parameters
     ----------
-    model: a causal language model.
-    prompt: a text, token ids or a chat.
-    count: how many at most.
+    model : Model
+        A causal language model.
+    prompt : str, sequence of int or Chat
+    count : int
+        The largest number of suggestions.
 
     Returns
     -------
-    The suggestions whose prompt and answer are most probable together, most probable first; empty if there are none.
+    list of Suggestion
+        Suggestions sorted by the probability of prompt and answer; empty if there are none.
 
     Raises
     ------
-    InputError: the model does not predict the next token.
+    InputError
+        If the model does not predict the next token.
     """
     count = whole(count, "The number of counterfactuals")
     if not model.task.is_causal:
@@ -95,12 +98,12 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
 
 @cache
 def common() -> frozenset[str]:
-    """The 200 commonest English words."""
+    """The 200 most common English words."""
     return frozenset(COMMON.read_text(encoding="utf-8").split())
 
 
 def _words(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the content words begin and end that hold neither the first nor the last token."""
+    """Return the bounds of the content words without the first and last token."""
     starts = [place for place, text in enumerate(texts) if text[:1].isspace()] + [len(texts)]
     return [(a, b) for a, b in pairwise(starts) if a > 0 and b < len(texts) and _content("".join(texts[a:b]))]
 
@@ -111,8 +114,8 @@ def _content(word: str) -> bool:
 
 @torch.no_grad()
 def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> list[list[int]]:
-    """Words of as many tokens, begun as the word is (with a capital or not): what the model finds likely behind
-    `before`, and of a single token those whose embeddings are nearest."""
+    """Return words with as many tokens and equal capitalization that are likely after `before`; words of one token are
+    sorted by the similarity of their embeddings."""
     with model.lock:
         first = model.logits(model.encode([before]), [len(before) - 1])[0, 0].topk(MOST).indices.tolist()
     near, likely = first, set(first)
@@ -130,7 +133,7 @@ def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> li
 
 
 def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[list[int]]:
-    """Each with the most probable token that goes on with the word."""
+    """Extend each beginning by the most probable token that continues the word."""
     continued = []
     for start in range(0, len(begun), ROWS):
         rows = [[*before, *tokens] for tokens in begun[start : start + ROWS]]
@@ -145,7 +148,7 @@ def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[
 
 @torch.no_grad()
 def _answers(model: Model, rows: Sequence[list[int]]) -> list[tuple[int, float, float]]:
-    """(the answer, its probability, the log-probability of the prompt) of prompts of one length."""
+    """Return (answer, its probability, log-probability of the prompt) for prompts of equal length."""
     answers = []
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]

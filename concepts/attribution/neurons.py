@@ -1,4 +1,4 @@
-"""`attribute_neurons`: relevance of the tokens for a neuron's own activation, many neurons in one backward pass."""
+"""`attribute_neurons`: relevance of tokens for the activations of neurons, many neurons in one backward pass."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from icebear.records import Neuron
 
 @dataclass(frozen=True, eq=False)
 class NeuronRelevance:
-    """Why a neuron fired at a token: signed relevance of the tokens (T,), and where the rest of it went."""
+    """Signed relevance of the tokens (T,) for the activation of a neuron, and its conservation accounting."""
 
     tokens: Tensor
     sums: Conservation
-    """Its target is the activation."""
+    """The target is the activation."""
 
 
 def attribute_neurons(
@@ -33,18 +33,21 @@ def attribute_neurons(
     positions: Sequence[int],
     method: AttnLRP = ATTNLRP,
 ) -> list[NeuronRelevance]:
-    """For each row: the relevance of the prompt's tokens for the activation of its neuron at its position.
+    """Compute the relevance of the tokens of each prompt for the activation of a neuron at a position.
 
-    The decoder of an encoder-decoder has written what the encoder reads, as in an index (`Model.read`).
+    The lists have one entry for each prompt. Prompts of a batch do not depend on each other, so that one backward pass
+    from the sum of all activations explains each. In an encoder-decoder, the decoder reads the same text as the encoder
+    (`Model.read`).
 
-    Rows of a batch do not see each other, so one backward pass from the sum of all activations explains each.
-    Source: AttnLRP (Achtibat et al. 2024), started at a latent neuron instead of a logit.
+    References
+    ----------
+    AttnLRP: Achtibat et al. 2024, arXiv 2402.05602. Relevance starts at a latent neuron instead of a logit.
     """
     for neuron in neurons:
         model.check(neuron)
     encoded = model.encode(prompts)
     rows = [list(encoded.row_ids(row)) for row in range(len(prompts))]
-    if model.task.is_causal:  # what comes after the neuron, in text and in layers, has no part in it
+    if model.task.is_causal:  # later tokens do not influence the neuron
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
     batch = model.read(rows)
     accounting, inputs = new_accounting(model, len(prompts)), Inputs()

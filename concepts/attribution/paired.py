@@ -1,4 +1,4 @@
-"""Relevance compared with counterfactual prompts: (activation - activation there) x multiplier."""
+"""Relevance with counterfactual prompts: (activation - counterfactual activation) x multiplier."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, MissingRule, NumericalError
 
 BY_DEFAULT: Method = DIFFERENCE
-"""It adds up, ranks as well as the best on four tasks, and better on five others (docs/results.md#ablation)."""
+"""Difference rules add up and rank best or as well as the best on nine tasks (docs/results.md#ablation)."""
 WITHOUT_PARTNERS: Method = GradientTimesInput(at="midpoint")
-"""For prompts of different lengths."""
+"""The default for prompts of different lengths."""
 NODES = 100
-"""Of each counterfactual, whose overlap is reported."""
+"""The number of largest nodes of each counterfactual whose overlap is reported."""
 
 
 def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevance:
-    """A prompt compared with its counterfactuals."""
+    """Explain the difference of a prompt to its counterfactuals."""
     pairs = _pairs(request.model, row)
     method, note = _with_default(request.method, pairs)
-    exact_largest = isinstance(method, Difference) and len(pairs) == 1  # of a mean all are wanted first
+    exact_largest = isinstance(method, Difference) and len(pairs) == 1  # a mean needs all neurons first
     single = replace(request if exact_largest else request.whole(), method=method)
     compute = _by_difference_rules if isinstance(method, Difference) else _by_multipliers
     try:
@@ -63,7 +63,7 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
 
 
 def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Method, str]:
-    """The method, and why it is not the default one."""
+    """Return the method, and why it is not the default."""
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     if method is None and not equal:
         return WITHOUT_PARTNERS, "the prompts differ in length, so that tokens have no partners for difference rules"
@@ -71,18 +71,18 @@ def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Me
     if isinstance(method, Difference) and not equal:
         lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
         raise InputError(
-            f"Difference rules want prompts of equal length, but these have {lengths} tokens; give such ones, or "
-            "another method, as attnlrp."
+            f"Difference rules need prompts of equal length, but these have {lengths} tokens; give such prompts, or "
+            "choose another method, such as attnlrp."
         )
     return method, ""
 
 
 def _pairs(model: Model, row: PromptRequest) -> list[Objective]:
-    """Two rows, the prompt and its counterfactual, for each of them."""
+    """Return an objective of two rows, the prompt and the counterfactual, for each counterfactual."""
     prompt, others = row.prompt, row.counterfactuals
     if any((one.image is None) is not (prompt.image is None) for one in others):
         raise InputError("Compare a text with texts, and an image with images.")
-    if model.task.labels_tokens and row.position is None:  # of both prompts the same token
+    if model.task.labels_tokens and row.position is None:  # the same token in both prompts
         row = replace(row, position=joint_objective(model, [row]).positions[0][0])
     pairs = []
     for other in others:
@@ -95,7 +95,7 @@ def _pairs(model: Model, row: PromptRequest) -> list[Objective]:
 
 
 def _with_answers(model: Model, pair: Objective) -> Objective:
-    """With the prompt's own answer as the target and the other prompt's as the contrast, where they are open."""
+    """Fill in the answer to the prompt as the target and the answer to the counterfactual as the contrast."""
     with model.lock, torch.no_grad():
         logits = model.logits(pair.batch, pair.all_positions)
     (here, there), _ = replace(pair, targets=(None, None), contrasts=(None, None)).evaluate(logits)
@@ -103,8 +103,8 @@ def _with_answers(model: Model, pair: Objective) -> Objective:
     contrast = there[0] if contrast is None else contrast
     if contrast in target:
         raise InputError(
-            f"Both prompts are answered by {model.answer_text(contrast)!r}, so there is nothing to compare; name a "
-            "contrast or give another prompt."
+            f"The answer to both prompts is {model.answer_text(contrast)!r}, so there is nothing to compare; name a "
+            "contrast, or give another counterfactual."
         )
     return replace(pair, targets=(target, target), contrasts=(contrast, contrast))
 
@@ -114,7 +114,7 @@ def _with_answers(model: Model, pair: Objective) -> Objective:
 
 @dataclass(frozen=True)
 class _Here:
-    """A prompt: what each stack reads (T, D), its sites' activations (L, P, N), sinks and logits (1, P, V)."""
+    """A forward pass of one prompt: embeddings of each stack (T, D), activations (L, P, N), sinks, logits (1, P, V)."""
 
     inputs: list[Tensor]
     activation: dict[str, Tensor]
@@ -123,7 +123,7 @@ class _Here:
 
 
 class _Sums:
-    """Means over the counterfactuals, in the order given."""
+    """Running means over the counterfactuals."""
 
     def __init__(self, model: Model, pairs: Sequence[Objective], recorded: tuple[int, ...]) -> None:
         self.model, self.pairs, self.recorded = model, pairs, recorded
@@ -142,13 +142,13 @@ class _Sums:
         sites: dict[str, Tensor],
         there: dict[str, Tensor],
         numbers: tuple[float, float],
-        shares: Tensor,
+        weights: Tensor,
     ) -> None:
-        """Of one counterfactual: relevance of what each stack reads and of the sites, what stands for their
-        activations, the number explained here and there, and the alignment."""
+        """Add a counterfactual: relevance of the embeddings of each stack and of the sites, aligned counterfactual
+        activations, the explained number in both prompts, and the alignment."""
         count = len(self.pairs)
         self.numbers.append(numbers)
-        self.alignments.append(shares)
+        self.alignments.append(weights)
         scaled = [x / count for x in parts]
         self.parts = [a + x for a, x in zip(self.parts, scaled, strict=True)] if self.parts else scaled
         for means, values in ((self.sites, sites), (self.there, there)):
@@ -158,7 +158,7 @@ class _Sums:
             self.tops.append(_largest(sites))
 
     def relevance(self, method: Method, own_answers: bool, note: str) -> Relevance:
-        """own_answers: whether the contrasts are the counterfactuals' own answers."""
+        """Return the mean. own_answers: whether the contrasts are the answers to the counterfactuals."""
         model, first = self.model, self.pairs[0].rows([0])
         tokens, image = prompt_relevance(model, first, 0, self.parts)
         if not torch.isfinite(tokens).all():
@@ -196,7 +196,7 @@ class _Sums:
 
 
 def _largest(sites: dict[str, Tensor]) -> set[int]:
-    """The `NODES` largest by size, as places among those of all sites."""
+    """Return the `NODES` largest nodes, as places among the nodes of all sites."""
     values = torch.cat([x.flatten() for x in sites.values()]).abs_() if sites else torch.zeros(0)
     return set(values.topk(min(NODES, len(values))).indices.tolist())
 
@@ -205,7 +205,7 @@ def _largest(sites: dict[str, Tensor]) -> set[int]:
 
 
 def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]) -> _Sums:
-    """Both prompts of a pair go through the model as partners: one pass of two rows."""
+    """Run prompt and counterfactual as the two rows of one pass with difference rules."""
     model, sites, method = request.model, request.sites, request.method
     assert isinstance(method, Difference)
     sums = _Sums(model, pairs, recorded_at(pairs[0], 0, request.record))
@@ -232,8 +232,8 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         if not sums.numbers:
             places = [pair.all_positions.index(place) for place in pair.positions[0]]
             sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places])
-        shares = torch.eye(len(batch.columns(0)))
-        sums.add(parts, neurons.row(0)[0], there, (numbers[0].item(), numbers[1].item()), shares)
+        weights = torch.eye(len(batch.columns(0)))
+        sums.add(parts, neurons.row(0)[0], there, (numbers[0].item(), numbers[1].item()), weights)
     return sums
 
 
@@ -246,7 +246,7 @@ def _product(difference: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> _Sums:
-    """A forward pass of each prompt, and a pass at one or several points between them."""
+    """Run a forward pass of each prompt, and one pass at one or several points between them."""
     model = request.model
     sums = _Sums(model, pairs, recorded_at(pairs[0], 0, request.record))
     recorded = list(sums.recorded)
@@ -256,17 +256,17 @@ def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> 
         one, other = pair.rows([0]), pair.rows([1])
         there = _read(request, other)
         blocks = _aligned(one, other, here.sinks, there.sinks)
-        shares, reads = torch.block_diag(*blocks), there.inputs
+        weights, reads = torch.block_diag(*blocks), there.inputs
         if one.batch.pixels is None:
-            reads = [share.to(y) @ y for y, share in zip(reads, blocks, strict=True)]
-        stands = {
-            site: torch.einsum("st,ltn->lsn", shares.to(x), x)[:, recorded] for site, x in there.activation.items()
+            reads = [block.to(y) @ y for y, block in zip(reads, blocks, strict=True)]
+        aligned = {
+            site: torch.einsum("st,ltn->lsn", weights.to(x), x)[:, recorded] for site, x in there.activation.items()
         }
         inputs = list(zip(here.inputs, reads, strict=True))
-        difference = {site: sums.here.activation[site] - x for site, x in stands.items()}
+        difference = {site: sums.here.activation[site] - x for site, x in aligned.items()}
         parts, relevance = _between(request, one, inputs, difference)
         numbers = (one.evaluate(here.logits)[1].item(), other.evaluate(there.logits)[1].item())
-        sums.add(parts, relevance, stands, numbers, shares)
+        sums.add(parts, relevance, aligned, numbers, weights)
     return sums
 
 
@@ -280,7 +280,7 @@ def _read(request: AttributionRequest, one: Objective) -> _Here:
 
 
 def _aligned(one: Objective, other: Objective, sinks: Sequence[int], other_sinks: Sequence[int]) -> list[Tensor]:
-    """(T, T') for each stack: the shares of the other prompt's tokens that stand for each token."""
+    """Return the alignment (T, T') of each stack."""
     if one.batch.pixels is not None:
         return [torch.eye(len(one.batch.columns(0)))]
     blocks = []
@@ -292,7 +292,7 @@ def _aligned(one: Objective, other: Objective, sinks: Sequence[int], other_sinks
 
 
 def _stacks(one: Objective) -> list[tuple[int, int]]:
-    """The positions where the tokens of each stack begin and end."""
+    """Return the bounds of the tokens of each stack."""
     read, count = one.batch.lengths[0], len(one.batch.columns(0))
     return [(0, read), (read, count)] if one.batch.decoder else [(0, count)]
 
@@ -300,17 +300,18 @@ def _stacks(one: Objective) -> list[tuple[int, int]]:
 def _between(
     request: AttributionRequest, one: Objective, reads: Sequence[tuple[Tensor, Tensor]], difference: dict[str, Tensor]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Relevance of what each stack reads and of the sites (L, P, N), with the mean multiplier of the method's points.
+    """Compute relevance of embeddings and sites (L, P, N) with the mean multiplier at the points of the method.
 
-    reads: of each stack what it reads here and there; difference: of the sites' activations, (L, P, N).
+    reads: the embeddings of each stack in the prompt and, aligned, in the counterfactual.
+    difference: activation differences (L, P, N) by site.
     """
     model, method = request.model, request.method
     assert isinstance(method, Multiplying)
     points = method.points()
     many = one.rows([0] * len(points))
-    way = torch.tensor(points, dtype=reads[0][0].dtype, device=reads[0][0].device)
-    moved = [y + way.view(-1, *[1] * x.dim()) * (x - y) for x, y in reads]
-    inputs = Inputs(lambda stack, x: moved[stack])
+    steps = torch.tensor(points, dtype=reads[0][0].dtype, device=reads[0][0].device)
+    between = [y + steps.view(-1, *[1] * x.dim()) * (x - y) for x, y in reads]
+    inputs = Inputs(lambda stack, x: between[stack])
     columns = [[many.batch.columns(0)[place] for place in recorded_at(one, 0, request.record)]] * len(points)
 
     def compared(site: str, layer: int, x: Tensor) -> Tensor:
@@ -326,21 +327,21 @@ def _between(
 
 
 def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], other_sinks: Sequence[int]) -> Tensor:
-    """(T, T') shares, 1 in each row: what of the other prompt stands for a token of this one.
+    """Align two prompts: (T, T') weights of the counterfactual's tokens for each token, with rows that sum to 1.
 
-    Prompts of equal length are partners token by token. Else the longest common beginning and end are; a token between
-    them has the mean of what the other prompt has there, or where that is nothing, of the two partners next to it.
-    Sinks only stand for sinks. Raises `InputError` where nothing can stand for a token.
+    Prompts of equal length are aligned token by token. Otherwise, the longest common beginning and end are aligned. A
+    token between them gets the mean of the counterfactual's tokens between them, or of the two neighbors if there are
+    none. Sinks are aligned with sinks. Raises `InputError` if a token has no partner.
     """
     if len(ids) == len(other):
         return torch.eye(len(ids))
     before = _common(ids, other)
     behind = min(_common(ids[::-1], other[::-1]), len(ids) - before, len(other) - before)
-    shares = torch.zeros(len(ids), len(other))
+    weights = torch.zeros(len(ids), len(other))
     for place in range(before):
-        shares[place, place] = 1
+        weights[place, place] = 1
     for place in range(1, behind + 1):
-        shares[-place, -place] = 1
+        weights[-place, -place] = 1
     middle = range(before, len(other) - behind)
     next_to = [place for place in (before - 1, len(other) - behind) if 0 <= place < len(other)]
     for place in range(before, len(ids) - behind):
@@ -353,10 +354,10 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
                 f"Prompts cannot be aligned at token {place}; lengths differ too much ({len(ids)} and {len(other)} "
                 f"tokens). Give a counterfactual of about {len(ids)} tokens."
             )
-        shares[place, partners] = 1 / len(partners)
-    return shares
+        weights[place, partners] = 1 / len(partners)
+    return weights
 
 
 def _common(ids: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens are the same from the beginning on."""
+    """Return the length of the common beginning."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ids, other, strict=False))))

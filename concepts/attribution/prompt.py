@@ -1,4 +1,4 @@
-"""An explained prompt: its tokens, which of them are what, and what is predicted."""
+"""An explained prompt: its tokens, their roles, the prediction, and the positions that are recorded."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from icebear.values import several, whole
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The T tokens that the model read: of an encoder-decoder the encoder's, then the decoder's; of an image its
-    patches."""
+    """The T tokens (or image patches) that the model read; the encoder's come before the decoder's."""
 
     ids: tuple[int, ...]
     strings: tuple[str, ...]
     target_positions: tuple[int, ...]
-    """Where the prediction is made: the last token, the masks, [CLS]; for a continuation of several tokens one each."""
+    """Where the prediction is made: the last token, the masks, [CLS], or one position for each target token."""
     sinks: tuple[int, ...]
-    """Positions that collect attention and huge activations, excluded from rankings: the first token, special
-    tokens, and those whose residual stream is more than 4 x the median position's in most layers."""
+    """Sink tokens, excluded from rankings: the first token, special tokens, and tokens whose residual stream is longer
+    than 4 times the median in most layers."""
     encoder_length: int
-    """How many of the tokens the encoder (or the only stack) read; the decoder has the others."""
+    """The number of tokens that the encoder (or the only stack) read."""
     turns: tuple[Turn, ...] = ()
     """The messages of a chat."""
     answer_start: int | None = None
-    """The position of an answer's first token; None where only what comes next is explained."""
+    """The position of the first token of an answer; None if the next token is explained."""
 
     @classmethod
     def of(
@@ -52,16 +51,16 @@ class PromptTokens:
 
     @property
     def template(self) -> tuple[int, ...]:
-        """Positions of a chat that its template wrote, not a message."""
+        """The positions of a chat that its template wrote."""
         return outside(self.turns, len(self.ids))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model predicts, and what of it is explained."""
+    """What the model predicts, and which part is explained."""
 
     target: TokenScore | None
-    """The token explained; None when a continuation of several is."""
+    """The token explained; None if it is a continuation of several tokens."""
     target_text: str
     contrast: TokenScore | None
     top: tuple[TokenScore, ...]
@@ -88,7 +87,7 @@ Recorded = Literal["all", "last"] | Sequence[int]
 def prompt_relevance(
     model: Model, plan: Objective, row: int, parts: list[Tensor]
 ) -> tuple[Tensor, images.ImageMap | None]:
-    """(T,) of the relevance of what each stack reads (T, D), or of an image's pixels (C, H, W)."""
+    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W)."""
     columns, image = plan.batch.columns(row), None
     if plan.batch.pixels is not None:
         image = images.image_map(model, plan.batch.pixels[row], parts[0])
@@ -100,12 +99,12 @@ def prompt_relevance(
 
 
 def recorded_at(plan: Objective, row: int, record: Recorded) -> tuple[int, ...]:
-    """The positions whose neurons are kept."""
+    """Return the positions of a row whose neurons are recorded."""
     return recorded_positions(record, plan.target_positions(row), len(plan.batch.columns(row)))
 
 
 def recorded_positions(record: Recorded, target_positions: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The positions, of `count` tokens, whose neurons are kept. Raises `InputError`."""
+    """Return the positions, among `count` tokens, whose neurons are recorded. Raises `InputError`."""
     if isinstance(record, str) and record in ("all", "last"):
         return tuple(range(count)) if record == "all" else target_positions
     what = "A position to record, if it is not all or last,"
@@ -113,7 +112,7 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
 
 
 def excluded_positions(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int, ...]:
-    """Positions that a ranking sets apart: sinks, and what a chat's template wrote."""
+    """Return the positions that rankings exclude: sink tokens, and tokens of a chat's template."""
     ids = batch.row_ids(row)
     turns = model.turns(ids, model.pieces(ids)) if model.task.is_causal else ()
     return (*stream.sinks(row), *outside(turns, len(ids)))

@@ -1,4 +1,4 @@
-"""A change of an answer beside what chance makes of it, and which tokens of a prompt make one."""
+"""A measured change and its random control, and the control of removed tokens."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from icebear.errors import InputError
 from icebear.records import TokenScore
 
 DRAWS = 20
-"""Of others, so that chance passes in less than one case of twenty."""
+"""Random draws: enough for p < 0.05."""
 
 
 @dataclass(frozen=True)
 class RandomControl:
-    """What a number is without and with a change, and with the same change made elsewhere, at random."""
+    """A number before and after an intervention, and after equal random interventions."""
 
     what: str
-    """Was changed, in words, and"""
+    """The intervention, in words."""
     others: str
-    """what was instead."""
+    """The random interventions, in words."""
     number: str
-    """What is measured."""
+    """The measured number, in words."""
     before: float
     after: float
     drawn: tuple[float, ...]
-    """After, for each draw of others."""
+    """The number after each random intervention."""
 
     @property
     def change(self) -> float:
@@ -44,27 +44,26 @@ class RandomControl:
 
     @property
     def largest(self) -> float:
-        """The largest change, in size, that a draw made."""
+        """The largest change of a random intervention."""
         return max((number - self.before for number in self.drawn), key=abs, default=0.0)
 
     @property
     def as_large(self) -> int:
-        """How many draws change it as much, in either direction."""
+        """The number of random interventions that change the number as much, in either direction."""
         return sum(abs(number - self.before) >= abs(self.change) for number in self.drawn)
 
     @property
     def p(self) -> float:
-        """That chance changes it as much; what was measured counts as one of the draws (Phipson & Smyth 2010)."""
+        """The p value; the intervention itself counts as a draw (Phipson & Smyth 2010)."""
         return (1 + self.as_large) / (1 + len(self.drawn))
 
     @property
     def beyond_chance(self) -> bool | None:
-        """Whether chance changes it as much in at most one case of twenty; None where no draw does, but they are too
-        few to say."""
+        """Whether p <= 0.05; None if no random intervention is as large, but they are too few to decide."""
         return None if self.p > 0.05 and not self.as_large else self.p <= 0.05
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: the verdict in a sentence, and its numbers."""
+        """Return a JSON-ready dict: the verdict in a sentence, and its numbers."""
         return {
             "verdict": str(self),
             "beyond_chance": self.beyond_chance,
@@ -75,46 +74,48 @@ class RandomControl:
         }
 
     def __str__(self) -> str:
-        told = f"{self.number} goes from {self.before:+.3f} to {self.after:+.3f} ({self.change:+.3f}) with {self.what}"
+        claim = f"{self.number} goes from {self.before:+.3f} to {self.after:+.3f} ({self.change:+.3f}) with {self.what}"
         if not self.drawn:
-            return f"{told}; there is nothing else to compare with."
+            return f"{claim}; there is nothing for a random control."
         chance = f"{self.others} ({len(self.drawn)} draws) change it by {self.largest:+.3f} at most"
         if self.beyond_chance:
-            return f"{told}; {chance}: more than chance (p {self.p:.2f})."
+            return f"{claim}; {chance}: more than chance (p {self.p:.2f})."
         if not self.as_large:
-            return f"{told}; {chance}: more than any of these, which are too few to rule out chance (p {self.p:.2f})."
+            return f"{claim}; {chance}: more than any of these, which are too few to rule out chance (p {self.p:.2f})."
         return (
-            f"{told}; {chance}, and {self.as_large} of them as much: NOT more than chance (p {self.p:.2f}), so this is "
-            "no evidence that they matter."
+            f"{claim}; {chance}, and {self.as_large} of them as much: NOT more than chance (p {self.p:.2f}), so this "
+            "is no evidence that they matter."
         )
 
 
 def objective_text(target: TokenScore | None, contrast: TokenScore | None) -> str:
-    """The number, in words."""
+    """Return the explained number in words."""
     if target is None:
         return "The sum of the answer's logits"
-    return f"The logit of {target.text!r}" + (f" less that of {contrast.text!r}" if contrast else "")
+    return f"The logit of {target.text!r}" + (f" minus that of {contrast.text!r}" if contrast else "")
 
 
 def token_removal_control(
     model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0
 ) -> RandomControl:
-    """The k tokens of a text that speak most for the answer removed (their embeddings are zero), or k others, drawn but
-    for sinks and what a chat's template wrote; all choices where there are few. Measured is the number explained.
-    Raises `InputError`."""
-    apart = {*relevance.prompt.sinks, *relevance.prompt.template}
-    free = [place for place in range(len(relevance.tokens)) if place not in apart]
+    """Remove the k tokens that contribute most to the answer, or k random others, and measure the explained number.
+
+    A removed token has an embedding of zero. Sinks and tokens of a chat's template stay. If there are few other
+    choices, all are measured. Raises `InputError`.
+    """
+    excluded = {*relevance.prompt.sinks, *relevance.prompt.template}
+    free = [place for place in range(len(relevance.tokens)) if place not in excluded]
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())
-    first, rest = order[:k], sorted(order[k:])
+    first, others = order[:k], sorted(order[k:])
     if relevance.target is None or relevance.image:
-        raise InputError("Tokens of a text are removed where one answer is explained; explain one.")
+        raise InputError("Tokens are removed only from a text, for one target token; explain one.")
     contrast = relevance.contrast and relevance.contrast.id
-    found = objective_of(model, [prompt], relevance.target.id, contrast, kind=relevance.prediction.objective)
-    choices = [(), first, *_drawn(rest, len(first), seed)]
+    objective = objective_of(model, [prompt], relevance.target.id, contrast, kind=relevance.prediction.objective)
+    choices = [(), first, *_drawn(others, len(first), seed)]
     masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
     for mask, places in zip(masks, choices, strict=True):
         mask[list(places)] = True
-    before, after, *drawn = measure_without(model, found, 0, masks, explained_numbers).float().tolist()
+    before, after, *drawn = measure_without(model, objective, 0, masks, explained_numbers).float().tolist()
     names = ", ".join(repr(relevance.prompt.strings[place]) for place in sorted(first))
     number = objective_text(relevance.target, relevance.contrast)
     number += " against all others" if relevance.prediction.objective == "log-odds" else ""
@@ -122,7 +123,7 @@ def token_removal_control(
 
 
 def _drawn(places: Sequence[int], k: int, seed: int) -> list[Sequence[int]]:
-    """At most `DRAWS` choices of k places."""
+    """Return at most `DRAWS` choices of k places."""
     if comb(len(places), k) <= DRAWS:
         return list(combinations(places, k))
     generator = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The neurons of a relevance: their values by site, and their ranking."""
+"""The neurons of a relevance: their scores by site, and their ranking."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Position = int | Literal["last", "all"]
 
 @dataclass(frozen=True)
 class Ranking:
-    """Which neurons are ranked, and how: the arguments of `Relevance.top`, which explains them."""
+    """How neurons are ranked: the arguments of `Relevance.top`."""
 
     k: int = 10
     site: str | None = None
     polarity: Literal["+", "-"] | None = None
     position: Position | None = None
-    """None: an explanation chooses ``all`` for a comparison and ``last`` otherwise."""
+    """None: an explanation ranks at ``all`` positions if it has a counterfactual, otherwise at ``last``."""
     include_sinks: bool = False
     sign: Literal["+", "-"] = "+"
     layers: int | Iterable[int] | None = None
@@ -60,52 +60,49 @@ class Ranking:
 
 @dataclass(frozen=True, eq=False)
 class NeuronScores:
-    """Relevance and activations of a prompt's neurons, by site, at P recorded positions."""
+    """Relevance and activations of the neurons of a prompt by site, (L, P, N), at P recorded positions."""
 
     relevance: dict[str, Tensor]
-    """site -> (L, P, N)"""
     activation: dict[str, Tensor]
-    """site -> (L, P, N)"""
     recorded: tuple[int, ...]
-    """The positions whose neurons were kept, as `attribute(record=...)` says: all T by default."""
     head_count: int
     counterfactual: dict[str, Tensor] = field(default_factory=dict)
-    """site -> (L, P, N) the activations that these are compared with, the mean over several prompts."""
+    """The counterfactual activations, (L, P, N) by site, averaged over several counterfactuals."""
     largest: Largest | None = None
-    """With ``keep="top"``: what is kept of the other positions."""
+    """With ``keep="top"``: what is recorded of the other positions."""
 
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for part in (self.relevance, self.activation, self.counterfactual) for x in part.values())
 
     def of(self, site: str) -> Tensor:
-        """(L, P, N) relevance of a site's neurons. Raises `InputError` for a site that was not recorded."""
+        """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
         if not isinstance(site, str) or site not in self.relevance:
             have = ", ".join(self.relevance) or "none"
             raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); name it in sites=.")
         return self.relevance[site]
 
     def layers(self, site: str) -> Tensor:
-        """(L, P) sums over a site's neurons; with ``keep="top"`` at all positions, (L, T)."""
+        """Return (L, P) sums over the neurons of a site; (L, T) with ``keep="top"``."""
         values = self.of(site)
         return self.largest.layers[site] if self.largest else values.sum(-1)
 
     def heads(self) -> Tensor:
-        """(L, P, H) relevance of the attention heads' outputs; with ``keep="top"`` at all positions, (L, T, H)."""
+        """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
         values = self.of("attn")
         if self.largest and self.largest.heads is not None:
             return self.largest.heads
         return values.unflatten(-1, (self.head_count, -1)).sum(-1)
 
     def top(self, ranking: Ranking, prompt: PromptTokens) -> list[Ranked]:
-        """The neurons with the largest relevance, largest first; ties go to the smaller neuron id."""
+        """Rank neurons by relevance, see `Relevance.top`."""
         rows: list[Ranked] = []
         for site in self.relevance if ranking.site is None else [ranking.site]:
             if self.largest and ranking.position == "all" and site != "head":
                 self.of(site)
-                rest = (ranking.polarity, ranking.include_sinks, ranking.include_template)
-                if any(rest) or ranking.layers is not None:
-                    raise InputError("Only the largest of each site were kept; to choose among all pass keep='all'.")
+                filters = (ranking.polarity, ranking.include_sinks, ranking.include_template)
+                if any(filters) or ranking.layers is not None:
+                    raise InputError("Only the largest neurons were recorded; pass keep='all' to choose among all.")
                 rows += self.largest.top(ranking.k, site, ranking.sign)
             else:
                 rows += self._top_of_site(site, ranking, self._columns(site, ranking.positions(prompt)))
@@ -113,7 +110,7 @@ class NeuronScores:
         return rows[: ranking.k]
 
     def of_neuron(self, neuron: Neuron | str, position: Position, prompt: PromptTokens) -> float:
-        """The relevance of one neuron (or head) at a position, or summed over several."""
+        """Return the relevance of a neuron or head at a position, or its sum over several."""
         neuron = as_neuron(neuron)
         values = self.heads() if neuron.site == "head" else self.of(neuron.site)
         layers, _, width = values.shape
@@ -123,7 +120,7 @@ class NeuronScores:
         return values[neuron.layer, columns, neuron.index].sum().item()
 
     def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
-        """Of all positions what ``keep="top"`` keeps: those recorded, and the largest."""
+        """Reduce scores of all positions to what ``keep="top"`` keeps: the recorded positions, and the k largest."""
         at = [whole(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
         ranked = {
             site: tuple(
@@ -141,7 +138,7 @@ class NeuronScores:
         return NeuronScores(relevance, activation, tuple(at), self.head_count, counterfactual, largest)
 
     def less(self, other: NeuronScores, before: int) -> NeuronScores:
-        """The difference at the positions before this one that both recorded; relevance elsewhere stays."""
+        """Subtract another relevance at the positions up to `before` that both recorded."""
         shared = [place for place in self.recorded if place < before and place in other.recorded]
         here, there = ([scores.recorded.index(place) for place in shared] for scores in (self, other))
         relevance = {site: x.clone() for site, x in self.relevance.items()}
@@ -150,7 +147,7 @@ class NeuronScores:
         return replace(self, relevance=relevance)
 
     def _positions(self, site: str) -> Sequence[int]:
-        """The positions of the columns of `of`, or of `heads`."""
+        """The positions of the columns of `of` or `heads`."""
         if self.largest and site == "head" and self.largest.heads is not None:
             return range(self.largest.heads.shape[1])
         return self.recorded
@@ -165,7 +162,7 @@ class NeuronScores:
         return [have.index(position) for position in positions]
 
     def _top_of_site(self, site: str, ranking: Ranking, columns: list[int]) -> Iterable[Ranked]:
-        """At several target positions a neuron's sum is ranked, at the position that contributes most."""
+        """With several target positions, rank the sum of each neuron, at the position that contributes most."""
         relevance = self.heads() if site == "head" else self.of(site)
         activation, there = self.activation.get(site), self.counterfactual.get(site)  # heads have none
         chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
@@ -191,7 +188,7 @@ class NeuronScores:
 
 
 def _largest(scores: Tensor, k: int) -> list[int]:
-    """Places of the k largest finite scores; of equal ones the first (topk alone promises no order)."""
+    """Return the indices of the k largest finite scores. Ties go to the first one, which topk does not guarantee."""
     k = min(k, int((scores > -torch.inf).sum()))
     if k == 0:
         return []

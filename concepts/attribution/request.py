@@ -1,4 +1,4 @@
-"""`AttributionRequest`: what is explained, compared with what, by which method, and what is kept of it."""
+"""`AttributionRequest`: what is explained, compared with what, by which method, and what is recorded."""
 
 from __future__ import annotations
 
@@ -32,56 +32,56 @@ Explained = Literal["log-odds", "logit"]
 
 @dataclass(frozen=True)
 class AttributionOptions:
-    """AttributionOptions of `attribute` that few need."""
+    """Options of `attribute` that few need."""
 
     prefix: str | Sequence[str] | None = None
-    """What the decoder of an encoder-decoder has written before the target."""
+    """Encoder-decoders: what the decoder has written before the target."""
     number: Explained | None = None
-    """What is explained of the target: ``log-odds``, its logit less the mean of all others, weighted by their
-    probability; ``logit`` alone, as the paper has it. Default: log-odds, with a contrast, counterfactual or base model
-    the logit (docs/explain.md#which-number)."""
+    """The objective. ``log-odds``: the logit of the target minus the mean of all other logits, weighted by
+    probability. ``logit``: the logit, as in the paper. Default: log-odds, and the logit with a contrast, counterfactual
+    or base model (docs/explain.md#which-number)."""
     record: Recorded = "all"
-    """The positions whose neurons are kept: ``all`` of them, ``last`` (where the prediction is made), or a list. A
-    whole prompt of 2,000 tokens takes gigabytes in a large model."""
+    """The positions whose neurons are recorded: ``all``, ``last`` (where the prediction is made), or a list. All
+    neurons of 2,000 tokens take gigabytes in a large model."""
     keep: Kept = "all"
-    """``top`` keeps, of all positions, the sums by layer, head and token and only the `k` neurons of each site that
-    contribute most to the target, and the k most against it (without sinks and a chat's template); beside them all
-    neurons where the prediction is made, or at the positions of `record`. Of several counterfactuals, of prompts that
-    differ in length and of a phrase against another all are looked at first."""
+    """``top``: record all neurons only where the prediction is made (or at `record`). At all other positions record the
+    sums by layer, head and token, and of each site the `k` neurons that contribute most to the target and the k that
+    contribute most against it, without sinks and a chat's template. It saves memory with one counterfactual of equal
+    length, or without one."""
     k: int = 100
     checkpoint: bool | None = None
-    """Keep one residual stream a layer and recompute the rest; by default for 2,048 tokens and more."""
+    """Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on."""
     strict: bool = True
-    """Raise `MissingRule` for an operation without a rule (False: warn, and list it in the result)."""
+    """Raise `MissingRule` for an operation without a rule. False: warn, and list it in the result."""
 
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """What is explained of one prompt."""
+    """The request for one prompt."""
 
     prompt: Prompt
     target: Token | None = None
     """None: the most probable token."""
     contrast: Token | None = None
     phrase: Phrase | None = None
-    """A continuation of several tokens, explained instead of a target."""
+    """A continuation of several tokens that is explained instead of a target."""
     contrast_phrase: Phrase | None = None
-    """The phrase that it is explained against."""
+    """The phrase that `phrase` is explained against."""
     prefix: str | None = None
     position: int | None = None
     counterfactuals: tuple[Prompt, ...] = ()
     objective: ObjectiveKind = "logit"
     answer_start: int | None = None
-    """Of a model's own answer the position of its first token."""
+    """The position of the first token of the model's own answer."""
 
     @property
     def batched(self) -> bool:
-        """Whether it can be explained in one pass with other prompts."""
+        """Whether one pass can explain this prompt together with others."""
         return not self.counterfactuals and self.contrast_phrase is None
 
 
 def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
-    """Of prompts with the same objective."""
+    """Return the objective of prompts that explain the same kind of number."""
     return objective_of(
         model,
         [row.prompt for row in rows],
@@ -96,16 +96,16 @@ def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
 
 @dataclass(frozen=True)
 class AttributionRequest:
-    """All that `attribute` was asked for, checked."""
+    """The checked arguments of `attribute`."""
 
     model: Model
     prompts: tuple[PromptRequest, ...]
     method: Method | None
-    """None: with a counterfactual, by default (which depends on the lengths of both prompts)."""
+    """None: the default with a counterfactual, which depends on the lengths of both prompts."""
     sites: tuple[str, ...]
     record: Recorded
     k: int | None
-    """How many neurons are kept of the positions that are not recorded; None records them all."""
+    """The number of neurons recorded at other positions (``keep="top"``); None: all neurons at `record`."""
     checkpoint: bool | None
     strict: bool
     base_model: Model | None = None
@@ -120,7 +120,7 @@ class AttributionRequest:
         base_model: Model | None,
         options: AttributionOptions,
     ) -> AttributionRequest:
-        """Raises `InputError` for what does not fit together."""
+        """Check the arguments. Raises `InputError`."""
         compares = any(row.counterfactuals for row in prompts)
         if base_model is not None and not isinstance(base_model, Model):
             raise InputError(f"base_model is a loaded model, not {shown(base_model)}; give one of load_model.")
@@ -139,11 +139,11 @@ class AttributionRequest:
         return cls(model, rows, resolved, recorded, record, most, options.checkpoint, options.strict, base_model)
 
     def whole(self) -> AttributionRequest:
-        """With all neurons kept at all positions, for results that are put together before `reduced` chooses."""
+        """Return the request with all neurons recorded at all positions, for results that are combined first."""
         return self if self.k is None else replace(self, record="all", k=None)
 
     def reduced(self, relevance: Relevance) -> Relevance:
-        """What is to be kept of one that recorded all positions."""
+        """Reduce a result of `whole` to what the request records."""
         if self.k is None:
             return relevance
         prompt = relevance.prompt
@@ -152,7 +152,7 @@ class AttributionRequest:
 
 
 def _method(method: Method | str | None, compares: bool) -> Method | None:
-    """Raises `InputError` for one that does not fit a prompt alone, or a counterfactual."""
+    """Return the method. Raises `InputError` if it needs a counterfactual, or cannot use one."""
     if method is None:
         return None if compares else ATTNLRP
     method = method if isinstance(method, Method) else method_of(method)
@@ -164,7 +164,7 @@ def _method(method: Method | str | None, compares: bool) -> Method | None:
 
 
 def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> tuple[str, ...]:
-    """Raises `InputError` for a method that scores tokens only."""
+    """Return the recorded sites. Raises `InputError` if the method scores tokens only."""
     if sites is None:
         return ("ffn", "attn") if model.has_family and (method is None or method.scores_neurons) else ()
     sites = tuple(several(sites))
@@ -176,7 +176,7 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> 
 
 
 def _with_objective(model: Model, row: PromptRequest, number: Explained | None) -> PromptRequest:
-    """With what is explained of the target; of a phrase against another one with the tokens of both."""
+    """Set the objective of a prompt; a phrase and its contrast phrase become token ids."""
     if number is not None:
         one_of(number, "number to explain", get_args(Explained))
     compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
@@ -198,8 +198,8 @@ def _with_objective(model: Model, row: PromptRequest, number: Explained | None) 
 def rows_of(
     prompt: Any, target: Any, contrast: Any, target_text: Any, counterfactual: Any, prefix: Any, position: Any
 ) -> tuple[list[PromptRequest], bool]:
-    """What is explained of each prompt, each argument one for all or a list with one for each; and whether it is one
-    prompt. Raises `InputError`."""
+    """Return the request of each prompt, and whether it is a single one. Arguments are one for all, or one for each.
+    Raises `InputError`."""
     prompts, single = prompts_of(prompt)
     each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
     others = _counterfactuals(counterfactual, len(prompts), single)
@@ -211,7 +211,7 @@ def rows_of(
 
 
 def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[Sequence[Prompt]]:
-    """What each prompt is compared with."""
+    """Return the counterfactuals of each prompt."""
     if counterfactual is None:
         return [()] * count
     if isinstance(counterfactual, Answer):
@@ -227,7 +227,7 @@ def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[
 def row_of_answer(
     model: Model, answer: Answer, span: Span | None, contrast: Token | Phrase | None, counterfactual: Any
 ) -> PromptRequest:
-    """Of tokens of an answer, behind all that was read before them. Raises `InputError`."""
+    """Return the request for a span of an answer, after all tokens before it. Raises `InputError`."""
     start, stop = answer.places(span)
     read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):

@@ -32,92 +32,91 @@ OBJECTIVES: dict[ObjectiveKind, str] = {
     "centered-logit": "Logit less the mean of the vocabulary",
     "mean-centered-logit": "Mean logit less the mean of the vocabulary",
 }
-"""In words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Counterfactual:
-    """What a relevance is compared with: one other prompt, or the mean over several."""
+    """What a relevance is compared with: counterfactual prompts, or a base model."""
 
     prompts: tuple[tuple[str, ...], ...]
-    """The tokens of each."""
+    """The tokens of each counterfactual."""
     pairs: tuple[Objective, ...]
-    """For each, the targets of both prompts: two rows, the other one second."""
+    """For each counterfactual the objective of two rows: the prompt, then the counterfactual."""
     alignments: tuple[Tensor, ...]
-    """For each (T, T'): what of it stands for each token (`icebear.concepts.attribution.paired.alignment`)."""
+    """(T, T') for each counterfactual, see `icebear.concepts.attribution.paired.alignment`."""
     contrasts: tuple[str, ...]
-    """What the target is explained against with each; empty for a whole continuation."""
+    """The contrast with each counterfactual; empty if a whole continuation is explained."""
     own_answers: bool
-    """Whether that is the other prompt's own answer."""
+    """Whether the contrasts are the model's answers to the counterfactuals."""
     at: str
-    """Where the multipliers are from: ``both`` prompts (difference rules), ``prompt``, ``midpoint`` or ``path``; or of
-    each ``model`` its own."""
+    """Where multipliers are taken: at ``both`` prompts (difference rules), ``prompt``, ``midpoint``, ``path``, or at
+    each ``model``."""
     numbers: tuple[float, ...]
-    """The number explained, with each of the other prompts."""
+    """The value of the objective in each counterfactual."""
     overlap: float | None
-    """Of several: the share of their hundred largest nodes that two of them have in common, in the mean."""
+    """With several counterfactuals: the mean share of the 100 largest nodes that two of them have in common."""
     note: str = ""
-    """Why it is not done as by default."""
+    """Why the method is not the default."""
     model: str | None = None
-    """The other model, of which it is the same prompt."""
+    """The name of the base model; the prompt is then the same."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a JSON-ready dict."""
         return {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
 
     def __str__(self) -> str:
         if self.model:
-            return f"the model {self.model} on the same prompt: relevance here less relevance there"
+            return f"the model {self.model} on the same prompt: relevance minus relevance in that model"
         others = " and ".join(repr("".join(tokens)) for tokens in self.prompts[:3])
         more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
         contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))
         own = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""
         where = "" if self.at == "both" else f", multipliers of the {self.at}"
         note = f" ({self.note})" if self.note else ""
-        overlap = f"; their first 100 share {self.overlap:.0%}" if self.overlap is not None else ""
+        overlap = f"; overlap of their first 100 nodes {self.overlap:.0%}" if self.overlap is not None else ""
         return f"{others}{more}{own}{where}{note}{overlap}"
 
 
 @dataclass(frozen=True, eq=False)
 class ContrastPhrase:
-    """Another phrase that an answer is explained against, behind the same prompt."""
+    """The phrase that another phrase is explained against, after the same prompt."""
 
     text: str
     strings: tuple[str, ...]
-    """The tokens of it that were read, all but its last one."""
+    """The tokens of the phrase that the model read: all but the last one."""
     tokens: Tensor
-    """Their own relevance, which `Conservation.tokens` counts as well."""
+    """(T',) relevance of these tokens, included in `Conservation.tokens`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a JSON-ready dict."""
         tokens = zip(self.strings, self.tokens.tolist(), strict=True)
         return {"text": self.text, "tokens": [{"text": text, "relevance": value} for text, value in tokens]}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relevance(SavedResult, Tabled):
-    """Signed relevance of one prompt's tokens and neurons for one target."""
+    """Signed relevance of the tokens and neurons of one prompt for one target, in logits.
+
+    Shapes: T tokens, L layers, P recorded positions, N neurons of a site, H attention heads.
+    """
 
     tokens: Tensor
-    """(T,) relevance of each token of `prompt`."""
+    """(T,)"""
     prompt: PromptTokens
     prediction: Prediction
     method: Method
     neurons: NeuronScores
     sums: Conservation
-    """See `conservation`."""
     made_with: dict[str, Any]
     """See `Model.made_with`."""
     contrast_phrase: ContrastPhrase | None = None
-    """The phrase that it is explained against."""
     positions: Tensor | None = None
-    """(L, T) relevance of the positions in each layer, or (1, T) of position embeddings at the input; only of a method
-    with ``positions=True`` (PA-LRP)."""
+    """Only with PA-LRP: (L, T) relevance of the positions in each layer, or (1, T) of position embeddings."""
     image: ImageMap | None = None
     counterfactual: Counterfactual | None = None
-    """What it is compared with: relevance is then of differences, `conservation().target` the difference explained."""
+    """If set, relevance is that of differences, and `conservation().target` is the difference explained."""
     missing_rules: tuple[str, ...] = ()
-    """Operations that took their plain gradient (only with strict=False)."""
+    """With ``strict=False``: the operations that used their plain gradient."""
 
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
@@ -133,7 +132,7 @@ class Relevance(SavedResult, Tabled):
 
     @property
     def target(self) -> TokenScore | None:
-        """The token explained; None when a continuation of several is (see `target_text`)."""
+        """The token explained; None if it is a continuation of several tokens (see `target_text`)."""
         return self.prediction.target
 
     @property
@@ -156,14 +155,14 @@ class Relevance(SavedResult, Tabled):
 
     @property
     def contrast_text(self) -> str:
-        """What it is explained against; empty for nothing."""
+        """The contrast token or phrase; empty if there is none."""
         return self.contrast.text if self.contrast else self.contrast_phrase.text if self.contrast_phrase else ""
 
     def less(self, other: Relevance) -> Relevance:
-        """Of this answer rather than another one behind the same prompt; their tokens before it have the difference."""
+        """Subtract the relevance for another answer to the same prompt. Raises `InputError`."""
         common, counterfactual = self.predicted_at + 1, self.counterfactual
         if not isinstance(other, Relevance) or other.prompt.ids[:common] != self.prompt.ids[:common]:
-            raise InputError("What a relevance is compared with is another one behind the same prompt; attribute one.")
+            raise InputError("The other relevance must be one of the same prompt; use attribute.")
         if self.positions is not None:
             raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
         tokens = self.tokens.clone()
@@ -181,8 +180,13 @@ class Relevance(SavedResult, Tabled):
         )
 
     def combined(self, reading: Reading = "relu") -> Tensor:
-        """(T,) the tokens' relevance and their positions', all layers together (PA-LRP, Eq. 11): ``relu`` counts a
-        layer's relevance where it is positive, ``signed`` all of it."""
+        """Return (T,) relevance of tokens and positions, summed over layers (PA-LRP, Bakish et al. 2025, Eq. 11).
+
+        Parameters
+        ----------
+        reading : {"relu", "signed"}
+            ``relu`` counts the relevance of positions in a layer only where it is positive.
+        """
         if self.positions is None:
             raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
         return self.tokens + over_layers(self.positions, reading)
@@ -191,34 +195,34 @@ class Relevance(SavedResult, Tabled):
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites whose neurons were recorded."""
+        """The recorded sites."""
         return tuple(self.neurons.relevance)
 
     def of(self, site: str) -> Tensor:
-        """(L, P, N) relevance of a site's neurons at the positions recorded."""
+        """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
         return self.neurons.of(site)
 
     def activation(self, site: str) -> Tensor:
-        """(L, P, N) activations of a site's neurons at the positions recorded."""
+        """Return (L, P, N) activations of the neurons of a site."""
         self.neurons.of(site)
         return self.neurons.activation[site]
 
     @property
     def ffn(self) -> Tensor:
-        """(L, P, F)"""
+        """(L, P, F) relevance of the FFN neurons."""
         return self.of("ffn")
 
     @property
     def attn(self) -> Tensor:
-        """(L, P, A)"""
+        """(L, P, A) relevance of the attention output neurons."""
         return self.of("attn")
 
     def layers(self, site: str = "ffn") -> Tensor:
-        """(L, P) relevance summed over a site's neurons; with ``keep="top"`` at all positions, (L, T)."""
+        """Return (L, P) relevance summed over the neurons of a site; (L, T) with ``keep="top"``."""
         return self.neurons.layers(site)
 
     def heads(self) -> Tensor:
-        """(L, P, H) relevance of the attention heads' outputs; with ``keep="top"`` at all positions, (L, T, H)."""
+        """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
         return self.neurons.heads()
 
     def top(
@@ -232,39 +236,56 @@ class Relevance(SavedResult, Tabled):
         layers: int | Iterable[int] | None = None,
         include_template: bool = False,
     ) -> list[Ranked]:
-        """The k neurons with the largest relevance, largest first; ties go to the smaller neuron id.
+        """Rank neurons by relevance, largest first. Ties go to the smaller neuron id.
 
-        site: one site, ``head`` for whole heads, or None for every neuron site that was recorded.
-        polarity: only neurons whose activation (less that in the other prompt) has this sign; not for heads, which have
-            none.
-        position: ``last`` (where the prediction is made), an index (negative from the end), or ``all``, which ranks
-            (neuron, position) pairs and leaves sinks out unless `include_sinks`, and what a chat's template wrote
-            unless `include_template`. Of a prediction at several positions ``last`` ranks a neuron's sum, at the
-            position that contributes most, with the activation there.
-        sign: ``-`` ranks the most negative relevance first: what speaks against the target.
-        layers: only this one, or these.
+        Parameters
+        ----------
+        k : int
+            The number of neurons.
+        site : str, optional
+            One site, or ``head`` for attention heads. Default: every recorded site.
+        polarity : {"+", "-"}, optional
+            Only neurons whose activation (minus the counterfactual activation) has this sign. Not for heads.
+        position : {"last", "all"} or int
+            ``last`` is where the prediction is made; if there are several such positions, a neuron's sum is ranked and
+            reported at the position that contributes most. ``all`` ranks (neuron, position) pairs. An index may count
+            from the end.
+        include_sinks, include_template : bool
+            With ``all``: also rank at sink tokens, and at tokens of a chat's template.
+        sign : {"+", "-"}
+            ``-`` ranks the most negative relevance first.
+        layers : int or iterable of int, optional
+            Only these layers.
+
+        Returns
+        -------
+        list of Ranked
+
+        Raises
+        ------
+        InputError
+            If an argument is out of range or was not recorded.
         """
         ranking = Ranking(k, site, polarity, position, include_sinks, sign, layers, include_template)
         return self.neurons.top(ranking, self.prompt)
 
     def of_neuron(self, neuron: Neuron | str, position: Position = "last") -> float:
-        """The relevance of one neuron (or head) at a position, or summed over ``all`` but the sinks and a template's;
-        ``last`` is summed over the positions where the prediction is made."""
+        """Return the relevance of a neuron or head at a position, or its sum over ``last`` or ``all`` positions."""
         return self.neurons.of_neuron(neuron, position, self.prompt)
 
     # --- sums -----------------------------------------------------------------------------------------
 
     def conservation(self) -> Conservation:
-        """Where the number explained went."""
+        """Return where the relevance of the target went."""
         return self.sums
 
     @property
     def linear_share(self) -> float | None:
-        """The tokens' relevance as a share of the number explained: 1 for difference rules; None where that is 0."""
+        """The share of the explained number that the tokens' relevance sums to: 1 with difference rules."""
         return self.sums.tokens / self.sums.target if self.sums.target else None
 
     def conservation_text(self) -> str:
-        """Where the number explained went, in a line."""
+        """Return the conservation accounting in a sentence."""
         if self.counterfactual is None:
             return f"{'Logit difference' if self.contrast_text else OBJECTIVES[self.prediction.objective]} {self.sums}"
         total, tokens, there = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
@@ -274,15 +295,15 @@ class Relevance(SavedResult, Tabled):
         )
 
     def comparison_text(self) -> str:
-        """What it is compared with, in a line."""
+        """Return what the relevance is compared with in a sentence."""
         if self.counterfactual is None:
-            return "Compared with nothing: many of the largest are large for every prompt. Give a counterfactual."
+            return "Without a counterfactual, many of the largest neurons are large for every prompt."
         return f"Compared with {self.counterfactual}"
 
     # --- export ---------------------------------------------------------------------------------------
 
     def to_dict(self, k: int = 20) -> dict[str, Any]:
-        """JSON-ready: tokens, target, conservation, sinks, and the top k neurons of each site."""
+        """Return a JSON-ready dict with the top k neurons of each site."""
         k, prompt = whole(k, "The number of neurons", 0), self.prompt
         phrase, other = self.contrast_phrase, self.counterfactual
         tokens = zip(prompt.ids, prompt.strings, self.tokens.tolist(), strict=True)
@@ -314,10 +335,13 @@ class Relevance(SavedResult, Tabled):
         return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_frame(self, k: int = 100, **ranking: Any) -> pandas.DataFrame:
-        """The top k neurons as a pandas table; takes the arguments of `top`. `to_arrow` has it as an Arrow table.
+        """Return the top k neurons as a pandas table. `to_arrow` returns an Arrow table.
 
-        A head has neither polarity nor activation: there the table has nothing. Prompt, target and contrast are the
-        same in each row, so that tables of several prompts can be put together.
+        Parameters
+        ----------
+        k : int
+        **ranking
+            Arguments of `top`.
         """
         import pandas
 
@@ -339,7 +363,7 @@ class Relevance(SavedResult, Tabled):
         return pandas.DataFrame(rows, columns=[*names, *numbers]).astype(dict.fromkeys(numbers, float))
 
     def to_html(self) -> str:
-        """A self-contained HTML page: the heatmap, the prediction and the top neurons."""
+        """Return a self-contained HTML page: the heatmap, the prediction and the top neurons."""
         from icebear.concepts.render import page, relevance_fragment
 
         return page("icebear relevance", relevance_fragment(self, k=30))

@@ -1,4 +1,4 @@
-"""One forward and one backward pass, for prompts that are compared with nothing."""
+"""Relevance of prompts without a counterfactual: one forward and one backward pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from icebear.errors import NumericalError
 
 
 def single_relevances(request: AttributionRequest, plan: Objective) -> list[Relevance]:
-    """What a plan explains, compared with nothing."""
+    """Explain a batch of prompts without a counterfactual."""
     method = request.method
     if not isinstance(method, OnePass):
         results = _method_scores(request.whole(), plan.resolved(request.model))
@@ -60,7 +60,9 @@ def single_relevances(request: AttributionRequest, plan: Objective) -> list[Rele
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):
         stream = Stream(model, batch, gradients=True)
-        forward_backward(model, Logits(plan), [Inputs(), stream], method.rules, strict=request.strict)  # says where
+        forward_backward(
+            model, Logits(plan), [Inputs(), stream], method.rules, strict=request.strict
+        )  # the error says where
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     results = []
     for row in range(len(batch.ids)):
@@ -89,7 +91,7 @@ def single_relevances(request: AttributionRequest, plan: Objective) -> list[Rele
 
 
 def _method_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
-    """The same by a method's own scores; what those of the tokens lack to the number explained is `rest`."""
+    """Explain prompts by a method that computes the scores itself."""
     model, method, results = request.model, request.method, []
     assert method is not None
     scores = method.scores(model, plan)

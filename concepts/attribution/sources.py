@@ -1,7 +1,7 @@
-"""How much of an answer came from the context, from the question, and from what it had said itself.
+"""The source breakdown: how much of an answer came from the context, the question and the answer's own start.
 
-By CP-LRP, whose parts add up to the number explained: the tokens', positive and negative apart, and the biases'. What
-goes through FFN neurons is a second account of the same number, not a part of the first.
+CP-LRP relevance of tokens (positive and negative) and biases adds up to the explained logits. The share that passes
+through FFN neurons is a second decomposition of the same number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from icebear.concepts.passes.targets import Logits
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A part of what was read; sums of its tokens' relevance, in logits."""
+    """A part of the prompt, and the sums of the positive and negative relevance of its tokens, in logits."""
 
     name: str
     positive: float
@@ -36,17 +36,17 @@ class SourcePart:
 
 @dataclass(frozen=True)
 class SourceBreakdown:
-    """Where the number explained comes from."""
+    """How much each part of the prompt contributed to the explained logits."""
 
     text: str
     target: float
-    """The sum of the logits of the explained tokens; the parts, `biases` and `rest` add up to it."""
+    """The sum of the logits of the explained tokens: the sum of all parts, `biases` and `rest`."""
     parts: tuple[SourcePart, ...]
     biases: float
     through_ffn: float
-    """The share of it that goes through FFN neurons: the tokens' relevance less that with all of them blocked."""
+    """The share that passes through FFN neurons: relevance of the tokens minus that with all FFN neurons blocked."""
     drop: float | None
-    """The share of it that is lost when all FFN neurons take what they are in another prompt; None without one."""
+    """The share that is lost when all FFN neurons take their counterfactual values; None without a counterfactual."""
 
     @property
     def rest(self) -> float:
@@ -63,11 +63,34 @@ def source_breakdown(
     counterfactual: PromptLike | None = None,
     checkpoint: bool | None = None,
 ) -> SourceBreakdown:
-    """Of tokens of an answer.
+    """Measure how much of an answer came from the context, the question and the answer's own start.
 
-    The question is the last sentence of what the user said last (or of a plain prompt), the context what is before it
-    there; messages before are parts of their own, and so are sinks and what a chat's template wrote. Raises
-    `InputError`.
+    The question is the last sentence of the last user message (or of a plain prompt), and the context is what comes
+    before it in this message. Earlier messages, sinks and the tokens of a chat's template are parts of their own.
+
+    Parameters
+    ----------
+    model : Model
+    answer : Answer
+    span : (int, int) or str, optional
+        The tokens [i, j) of the answer, or a phrase of it. Default: the whole answer.
+    counterfactual : prompt, optional
+        Also measure `SourceBreakdown.drop`.
+    checkpoint : bool, optional
+        Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on.
+
+    Returns
+    -------
+    SourceBreakdown
+
+    Raises
+    ------
+    InputError
+        If the answer has no such span.
+
+    References
+    ----------
+    CP-LRP: Ali et al. 2022, arXiv 2202.07304.
     """
     start, stop = answer.places(span)
     explained = answer.ids[start:stop]
@@ -92,7 +115,7 @@ def source_breakdown(
 
 
 def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:
-    """The tokens' relevance by CP-LRP that goes through no FFN neuron."""
+    """Return the sum of the CP-LRP relevance of tokens that passes through no FFN neuron."""
     target, inputs = objective_of(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
     ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
     forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
@@ -100,7 +123,7 @@ def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], che
 
 
 def _named(relevance: Relevance) -> list[str]:
-    """Which part each token is of."""
+    """Return the name of the part that each token belongs to."""
     parts = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, "sentence")
     users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]
     last = [part for part in users if part.turn == users[-1].turn] if users else []

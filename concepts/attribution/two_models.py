@@ -1,4 +1,4 @@
-"""Two models that differ in their weights (fine-tuned, edited, with and without an adapter), on the same prompt."""
+"""Relevance in a model minus relevance in its base model, on the same prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from icebear.records import Neuron
 
 
 def as_answered(row: PromptRequest, relevance: Relevance) -> PromptRequest:
-    """With the target that was explained."""
+    """Set the target and contrast that were explained."""
     target, contrast = relevance.target, relevance.contrast
     if row.phrase is not None:
         return row
@@ -23,7 +23,7 @@ def as_answered(row: PromptRequest, relevance: Relevance) -> PromptRequest:
 
 
 def check_same_shape(model: Model, other: Model) -> None:
-    """Raises `InputError` where layers, neurons or answers differ."""
+    """Raise `InputError` if layers, neurons or outputs differ."""
     shapes = [
         (
             one.net.config.model_type,
@@ -35,13 +35,13 @@ def check_same_shape(model: Model, other: Model) -> None:
     ]
     if shapes[0] != shapes[1]:
         raise InputError(
-            f"{other.name} has other layers, neurons or answers than {model.name}; compare a model with one that was "
-            "made from it."
+            f"{other.name} differs from {model.name} in its layers, neurons or outputs; compare a model with one that "
+            "was made from it."
         )
 
 
 def model_difference(model: Model, base: Model, row: PromptRequest, here: Relevance, there: Relevance) -> Relevance:
-    """Relevance in a model less that in its base model, on one prompt. Raises `InputError` where tokens differ."""
+    """Subtract the relevance in the base model. Raises `InputError` if the tokens of the prompt differ."""
     if here.prompt.ids != there.prompt.ids:
         raise InputError(f"{base.name} splits the prompt into other tokens than {model.name}; give token ids.")
     if here.positions is not None:
@@ -67,7 +67,7 @@ def model_difference(model: Model, base: Model, row: PromptRequest, here: Releva
 
 
 def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:
-    """Cosines of what a neuron ``reads`` and ``writes`` in two models, of those that it does."""
+    """Return the cosines of the w_in (``reads``) and w_out rows (``writes``) of a neuron in two models."""
     check_same_shape(model, other)
     cosines = {}
     for name, rows in (("reads", w_in_rows), ("writes", w_out_rows)):

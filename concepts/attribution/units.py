@@ -1,4 +1,4 @@
-"""Tokens summed to words, sentences, turns and documents."""
+"""Relevance of tokens summed over words, sentences, turns and documents."""
 
 from __future__ import annotations
 
@@ -19,26 +19,41 @@ from icebear.values import one_of
 
 @dataclass(frozen=True)
 class Unit:
-    """Consecutive tokens, half open."""
+    """A span of tokens [start, stop)."""
 
     text: str
     start: int
     stop: int
     turn: str
-    """Whose: ``prompt``, ``system``, ``user``, ``assistant`` (of several with a number), or ``answer``."""
+    """``prompt``, ``answer``, or a role of a chat, numbered if it has several turns."""
     template: bool = False
-    """Whether a chat's template wrote it."""
+    """Whether the span belongs to the template of a chat."""
 
 
 def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]]:
-    """Relevance by ``token``, ``word``, ``sentence``, ``turn`` or ``document`` (parts between empty lines): the sum of
-    its tokens. What a template wrote is apart, so that all add up to the tokens' relevance. Raises `InputError`."""
+    """Sum the relevance of tokens over units. Tokens of a chat's template are units of their own.
+
+    Parameters
+    ----------
+    relevance : Relevance
+    by : str
+        ``token``, ``word``, ``sentence``, ``turn`` or ``document`` (parts between empty lines).
+
+    Returns
+    -------
+    list of (Unit, float)
+
+    Raises
+    ------
+    InputError
+        If `by` is not a unit.
+    """
     rows = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, by)
     return list(zip(rows, summed(relevance.tokens, rows).tolist(), strict=True))
 
 
 def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_start: int | None, by: str) -> list[Unit]:
-    """Of tokens, each with its text; they cover all of them, in order."""
+    """Split tokens, given as texts, into units. The units cover all tokens in order."""
     one_of(by, "unit", SPLIT)
     result = []
     for turn, start, stop, template in _regions(len(pieces), turns, answer_start):
@@ -53,12 +68,12 @@ def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_start: int | N
 
 
 def summed(values: Tensor, parts: Sequence[Unit]) -> Tensor:
-    """(..., U) of values (..., T)."""
+    """Sum values (..., T) over units (..., U)."""
     return torch.stack([values[..., part.start : part.stop].sum(-1) for part in parts], -1)
 
 
 def _regions(count: int, turns: Sequence[Turn], answer_start: int | None) -> Iterator[tuple[str, int, int, bool]]:
-    """(whose, start, stop, whether the template's)."""
+    """Yield (turn, start, stop, whether it is the template's) of each region."""
     begins = count if answer_start is None else answer_start
     if not turns:
         yield from (("prompt", 0, begins, False), ("answer", begins, count, False))
@@ -78,7 +93,7 @@ def _regions(count: int, turns: Sequence[Turn], answer_start: int | None) -> Ite
 
 
 def _cuts(pieces: Sequence[str], split: Callable[[str], list[str]], start: int) -> list[int]:
-    """Where parts of the text begin, as tokens; a token is of the part that its first letter is in."""
+    """Return the tokens where parts of the text begin. A token belongs to the part of its first letter."""
     parts = split("".join(pieces))
     ends = list(accumulate(map(len, parts)))
     begins = list(accumulate(map(len, pieces), initial=0))
@@ -90,7 +105,7 @@ def _cuts(pieces: Sequence[str], split: Callable[[str], list[str]], start: int) 
 
 
 def _sentences(text: str) -> list[str]:
-    """With the spaces behind them."""
+    """Split a text into sentences with their trailing spaces."""
     need("index")
     from sentencex import segment
 
