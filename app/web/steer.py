@@ -146,8 +146,8 @@ def side_by_side(result: Comparison) -> None:
         horizontal=True,
         stack=False,
         sort=False,
-        y_label="",
-        x_label=number,
+        x_label="",
+        y_label=number,
     )
     ui.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
 

@@ -73,7 +73,7 @@ def _parts(relevance: Relevance, sources: SourceBreakdown) -> None:
         bars = {part.name: (part.positive, part.negative) for part in sources.parts}
         bars["biases"] = (max(sources.biases, 0.0), min(sources.biases, 0.0))
         table = pandas.DataFrame.from_dict(bars, orient="index", columns=["supports", "opposes"])
-        st.bar_chart(table, color=[RED, BLUE], horizontal=True, sort=False, x_label="logits", y_label="")
+        st.bar_chart(table, color=[RED, BLUE], horizontal=True, sort=False, x_label="", y_label="logits")
         st.caption(f"{sources.through_ffn:.0%} passes through MLP neurons (overlaps with the bars).")
     with st.expander("Method check"):
         bars_line = f"The logits of {sources.text!r} by CP-LRP: {sources.target:.2f} = the bars {sources.rest:+.1e}."
