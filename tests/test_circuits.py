@@ -479,6 +479,7 @@ def test_the_picture_is_one_svg_with_a_place_for_everything(graph):
     root = ElementTree.fromstring(graph.to_svg())
     boxes = [part for part in root.iter() if part.get("class") == "node"]
     assert {part.get("data-id") for part in boxes} == {what.id for what in (*graph.tokens, *graph.targets)}
+    assert all(part.findall("{*}text") for part in boxes)
     places = drawing.layout(graph).boxes.values()
     for one, other in combinations(places, 2):
         apart = one.x + one.wide <= other.x or other.x + other.wide <= one.x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import altair as alt
 import pandas
 import streamlit as st
@@ -75,7 +77,7 @@ def show() -> None:
     st.markdown(f"#### Why {ui.target_label(relevance)}?")
     ui.heat(relevance)
     st.caption("Red supports the target, blue opposes it; dotted: attention sinks, ignored.")
-    st.caption(ui.plain(relevance.comparison_text()))
+    st.caption(ui.plain(relevance.comparison_text() + _margins(relevance)))
     with st.expander("Method check"):
         st.caption(ui.plain(relevance.conservation_text()))
     if not relevance.sites:
@@ -86,6 +88,17 @@ def show() -> None:
     st.markdown("#### Compare with a second prompt")
     if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
         _compared(prompt, target, site)
+
+
+def _margins(relevance: Relevance) -> str:
+    """By how much the target leads the contrast, in the prompt and in the counterfactual."""
+    if not relevance.counterfactual or not relevance.contrast_text:
+        return ""
+    there = fmean(relevance.counterfactual.numbers)
+    here = relevance.sums.target + there
+    by = [f"{'leads' if margin > 0 else 'trails'} by {abs(margin):.1f} logits" for margin in (here, there)]
+    target, contrast = relevance.target_text, relevance.contrast_text
+    return f". Against {contrast!r}, {target!r} {by[0]} here and {by[1]} in the counterfactual."
 
 
 def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
