@@ -41,7 +41,7 @@ NO_LABEL = dict.fromkeys(COLUMNS, 0.0) | dict.fromkeys(("token", "sentence", "tr
 
 @dataclass(frozen=True)
 class Labels(Evaluation):
-    """How many neurons have a significant label, and how well each kind of label predicts activations, with controls.
+    """Measure how many neurons have a significant label, and how well each kind of label predicts, with controls.
 
     Labels are scored on test documents only. Each third of the layers has a folder in --out.
 

@@ -192,11 +192,11 @@ def _patched_nodes(scores: Sequence[Tensor], generator: torch.Generator) -> Tens
 
 @dataclass(frozen=True)
 class AblationCurves(MethodEvaluation):
-    """Sufficiency and necessity of the nodes (neurons at a token) that a method ranks first, at nine sizes.
+    """Measure the sufficiency and necessity of the nodes (neurons at a token) that a method ranks first.
 
-    All other nodes take their values in the counterfactual prompt. Methods are difference, cp-lrp@midpoint, gxi,
-    matched and others (docs/evaluate.md). --data takes JSON lines with clean_prefix, patch_prefix, clean_answer and
-    patch_answer instead of the tasks. Each task has a folder in --out.
+    Sizes are 1 to 10,000 nodes; all other nodes take their values in the counterfactual prompt. Methods are difference,
+    cp-lrp@midpoint, gxi, matched and others (docs/evaluate.md). Instead of the tasks, --data takes JSON lines with
+    clean_prefix, patch_prefix, clean_answer and patch_answer. Each task has a folder in --out.
 
     Example:
       icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation

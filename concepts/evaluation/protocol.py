@@ -36,11 +36,11 @@ class Setting:
 
 
 Seed = Annotated[int, Setting()]
-Samples = Annotated[int, Setting("How many prompts are measured.", least=1)]
-Methods = Annotated[str, Setting("Names, with commas (docs/evaluate.md). LRP can be written out.", decides=False)]
+Samples = Annotated[int, Setting("Number of prompts.", least=1)]
+Methods = Annotated[str, Setting("Names separated by commas (docs/evaluate.md), or LRP written out.", decides=False)]
 """`Part.methods` has the settings of the methods."""
-Tasks = Annotated[str, Setting("simple, phrase, across-clause, capitals, ...; commas.", decides=False)]
-DataFile = Annotated[str | None, Setting("A file of your own to evaluate on.", is_file=True)]
+Tasks = Annotated[str, Setting("Separated by commas: simple, phrase, across-clause, capitals, ...", decides=False)]
+DataFile = Annotated[str | None, Setting("Your own file to evaluate on.", is_file=True)]
 CorpusName = Annotated[str | None, Setting(decides=False)]
 FfnOrHead = Annotated[Literal["ffn", "head"], Setting()]
 

@@ -81,10 +81,10 @@ Direction = Callable[[float], Steering]
 
 @dataclass(frozen=True)
 class ConceptSteering(Evaluation):
-    """Concepts of few neurons against a residual-stream vector, a prompt and random controls, at equal off-target KL.
+    """Compare concepts of few neurons with a residual-stream vector, a prompt and controls, at equal off-target KL.
 
-    How well each detects a concept in texts of other words, and which texts each makes the model write at an off-target
-    KL of 0.02, 0.1, 0.25 and 0.5 nats. Tables and a figure of the whole frontier; about an hour for twelve concepts.
+    Measures how well each method detects a concept in texts of other words, and the texts that the model writes with it
+    at an off-target KL of 0.02, 0.1, 0.25 and 0.5 nats. Twelve concepts take about an hour.
 
     Example:
       icebear evaluate steering --concepts music --out steering
@@ -92,7 +92,9 @@ class ConceptSteering(Evaluation):
 
     name: ClassVar = "steering"
     needs: ClassVar = ("evaluate", "circuits")
-    concepts: Annotated[str, Setting("music, sport, animals, medicine, ...; commas.", decides=False)] = "all"
+    concepts: Annotated[str, Setting("Separated by commas: music, sport, animals, medicine, ...", decides=False)] = (
+        "all"
+    )
     seed: Seed = 0
     corpus: CorpusName = None
 

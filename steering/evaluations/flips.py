@@ -40,7 +40,7 @@ class FlipPair:
 
 @dataclass(frozen=True)
 class Flips(Evaluation):
-    """How often answers flip, inside the neurons' activation range and beyond, the side effects, and controls.
+    """Measure how often answers flip, inside the activation range and unbounded, with side effects and controls.
 
     --data is a JSON list of objects with prompt, to and source. The recipes are saved in --out as well.
 
@@ -49,11 +49,12 @@ class Flips(Evaluation):
     """
 
     name: ClassVar = "flips"
-    data: Annotated[str, Setting("A file of your own to evaluate on.", is_file=True, decides=False)]
+    data: Annotated[str, Setting("Your own file to evaluate on.", is_file=True, decides=False)]
     max_neurons: Annotated[int, Setting()] = 10
-    no_source: Annotated[bool, Setting("Without the source prompts.", decides=False)] = False
+    no_source: Annotated[bool, Setting("Ignore the source prompts.", decides=False)] = False
     controls: Annotated[
-        bool, Setting("The same search with candidates by distance, activation and chance, too.", decides=False)
+        bool,
+        Setting("Repeat the search with candidates by relevance, distance, activation and at random.", decides=False),
     ] = True
 
     def parts(self, model: Model) -> Iterator[Part]:
