@@ -246,7 +246,7 @@ def answered(model: Model, item: Item) -> AnsweredItem:
     written = ids[len(prompt) :]
     stream = Stream(model, model.read_ids([ids[:-1]]))
     with model.lock, stream.reading(model):
-        logits = model.following(prompt, written)  # (P, V)
+        logits = model.continuation_logits(prompt, written)  # (P, V)
     probabilities = logits.softmax(-1)[range(len(written)), written].tolist()
     answer = Answer(tuple(prompt), tuple(written), model.pieces(written), tuple(probabilities), ended=False)
     right = all(_predicted(logits[place], written[place]) for span in own for place in range(*span))

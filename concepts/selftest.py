@@ -50,7 +50,7 @@ class SelfTest:
 def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> SelfTest:
     """Measure parity, conservation, missing operations, sites, sinks and cost on one prompt, in some seconds."""
     if isinstance(prompt, str):
-        prompt = model.task.completed(model, prompt)
+        prompt = model.task.as_prompt(model, prompt)
     objective = objective_of(model, [prompt])
     with model.lock, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing operations are reported below

@@ -146,15 +146,15 @@ def test_what_else_is_refused(model, answer):
 
 def test_phrases_are_found_by_their_text():
     own = Answer((1,), (5, 6, 7, 8), ("In", " the", " Arc", "tic."), (1.0,) * 4, True)
-    assert own.places("the Arctic") == own.places(" the Arctic ") == (1, 4)
-    assert own.places("In") == (0, 1)
-    assert own.places("tic") == (3, 4)
-    assert own.places() == (0, 4)
-    assert own.places("1:3") == (1, 3)
+    assert own.token_range("the Arctic") == own.token_range(" the Arctic ") == (1, 4)
+    assert own.token_range("In") == (0, 1)
+    assert own.token_range("tic") == (3, 4)
+    assert own.token_range() == (0, 4)
+    assert own.token_range("1:3") == (1, 3)
     character = Answer((1,), (5, 6, 7, 8), ("the", "", "", "😀 he 3:5"), (1.0,) * 4, True)
-    assert character.places("😀") == (1, 4)
-    assert character.places("he") == (1, 4)  # not inside of "the"
-    assert character.places("3:5") == (1, 4)  # a phrase before tokens
+    assert character.token_range("😀") == (1, 4)
+    assert character.token_range("he") == (1, 4)  # not inside of "the"
+    assert character.token_range("3:5") == (1, 4)  # a phrase before tokens
     assert read_span("3:5") == read_span("3-5") == (3, 5)
     for phrase in ("a 3:5", "²-3", "9" * 5000 + ":3"):
         assert read_span(phrase) == phrase

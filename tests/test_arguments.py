@@ -165,7 +165,7 @@ DOORS = {
     "matrix.answer": (lambda at, x: icebear.matrix(at.model, x), ("ice", 3, None)),
     "matrix.method": (lambda at, x: icebear.matrix(at.model, at.answer, method=x), ("x", 3, None)),
     "units.by": (lambda at, x: icebear.units(at.relevance, x), NO_NAME),
-    "Answer.places": (lambda at, x: at.answer.places(x), ("", "~~", (2, 1), (0, 99), (0,), 3, (0.0, 1.0))),
+    "Answer.token_range": (lambda at, x: at.answer.token_range(x), ("", "~~", (2, 1), (0, 99), (0,), 3, (0.0, 1.0))),
     # a relevance
     "top.k": (lambda at, x: at.relevance.top(x), NO_COUNT),
     "top.k, kept": (lambda at, x: at.top.top(x, position="all"), (*NO_COUNT, 4)),

@@ -29,7 +29,7 @@ def selects_alternative() -> bool:
 def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     text = Chat(chat.messages[: turn + 1]).to_json(None)
     answer = answered(ui.model_name(), text, turn)
-    start, stop = answer.places(span)
+    start, stop = answer.token_range(span)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks")
         contrast = ui.typed(st.text_input, "Rather than (another phrase, optional)", "rather", width=260)

@@ -228,7 +228,7 @@ def row_of_answer(
     model: Model, answer: Answer, span: Span | None, contrast: Token | Phrase | None, counterfactual: Any
 ) -> PromptRequest:
     """Return the request for a span of an answer, after all tokens before it. Raises `InputError`."""
-    start, stop = answer.places(span)
+    start, stop = answer.token_range(span)
     read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too

@@ -92,7 +92,7 @@ def source_breakdown(
     ----------
     CP-LRP: Ali et al. 2022, arXiv 2202.07304.
     """
-    start, stop = answer.places(span)
+    start, stop = answer.token_range(span)
     explained = answer.ids[start:stop]
     relevance = attribute(
         model, answer, span=(start, stop), method=CP_LRP, sites=(), number="logit", checkpoint=checkpoint

@@ -53,7 +53,7 @@ class Answer:
         ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
         return Chat([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
 
-    def places(self, span: Span | None = None) -> tuple[int, int]:
+    def token_range(self, span: Span | None = None) -> tuple[int, int]:
         """Return the tokens [i, j) of a span, or all for None. Raises `InputError` if there are none."""
         count = len(self.ids)
         if isinstance(span, str):
@@ -111,5 +111,5 @@ def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
     question = Chat(chat.messages[:turn])
     read, ids = model.ids(question), message_ids(model, chat, turn)
     model.ids([*read, *ids])  # refused where it is too long
-    probabilities = model.following(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
+    probabilities = model.continuation_logits(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
     return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question)

@@ -235,11 +235,11 @@ class Model(Architecture):
             return self.logits(objective.batch, list(objective.positions[0][:1]))[0, 0].float()
 
     @torch.no_grad()
-    def following(self, read: Sequence[int], written: Sequence[int]) -> Tensor:
-        """Return the float32 logits (S, V) that predict each of the S tokens `written` after the tokens `read`."""
-        ids = [*read, *written[:-1]]
+    def continuation_logits(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Tensor:
+        """Return the float32 logits (S, V) that predict each of the S token `ids` after a prompt."""
+        read = [*prompt_ids, *ids[:-1]]
         with self.lock:
-            return self.logits(self.read_ids([ids]), list(range(len(read) - 1, len(ids))))[0].float()
+            return self.logits(self.read_ids([read]), list(range(len(prompt_ids) - 1, len(read))))[0].float()
 
     def logits(self, batch: Batch, positions: list[int]) -> Tensor:
         """Return the logits (B, P, V) at P positions, or of labels. All positions would cost a quarter of a pass."""
@@ -332,7 +332,7 @@ class Model(Architecture):
         batch = self.encode(prompts, padding_side="left")
         watch = (lambda new: on_token(new.shape[1])) if on_token else None
         output = self._generated(batch, max_new_tokens, temperature, seed, watch, options)
-        new = (output if isinstance(output, Tensor) else output.sequences)[:, self.task.written(batch) :]
+        new = (output if isinstance(output, Tensor) else output.sequences)[:, self.task.input_length(batch) :]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if single and len(texts) == 1 else texts
 
@@ -340,7 +340,7 @@ class Model(Architecture):
         """Return the `tokens` most probable ids that continue each row, also past the end of a text."""
         batch = self.encode([Prompt(ids=tuple(row)) for row in rows], padding_side="left")
         output = self._generated(batch, tokens, 0.0, 0, None, {"eos_token_id": None})
-        return output[:, self.task.written(batch) :].tolist()
+        return output[:, self.task.input_length(batch) :].tolist()
 
     def answer(
         self,
@@ -405,7 +405,7 @@ class Model(Architecture):
         options: dict[str, Any],
     ) -> Any:
         """Return the output of transformers' `generate`; on_token is called with all new ids (B, n)."""
-        length = self.task.written(batch)
+        length = self.task.input_length(batch)
         room = self.context_length - length
         if whole(max_new_tokens, "The number of new tokens") > room:
             raise InputError(

@@ -131,7 +131,7 @@ def objective_of(
     if () in answers:
         raise InputError("The target text is empty; give at least one token.")
     rows = [PromptTarget(*row) for row in zip(read, answers, before, places, strict=True)]
-    batch, positions = task.places(model, rows)
+    batch, positions = task.encode_targets(model, rows)
     return Objective(batch, tuple(positions), tuple(answers), contrast_ids, kind)
 
 

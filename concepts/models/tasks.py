@@ -64,7 +64,7 @@ class Task:
         """Encode texts whose neurons are read."""
         return model.read_ids(rows)
 
-    def completed(self, model: Model, text: str) -> str:
+    def as_prompt(self, model: Model, text: str) -> str:
         """Return the text as a prompt of this task."""
         return text
 
@@ -92,7 +92,7 @@ class Task:
         """Return what precedes an answer; None if the answer stands in the text."""
         return Prompt(text=prefix) if prefix else None
 
-    def places(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
         """Encode the prompts, each followed by its answer without the last token; also return where answers are
         predicted."""
         batch = self.encode(model, [row.prompt for row in rows])
@@ -110,17 +110,17 @@ class Task:
         """Return the network's output for a batch."""
         return model.net(**model.inputs(batch), **options)
 
-    def written(self, batch: Batch) -> int:
+    def input_length(self, batch: Batch) -> int:
         """Return how many columns of `generate`'s output were in the input."""
         raise InputError("This model does not generate text.")
 
 
-def followed(ids: Sequence[int], answer: tuple[int, ...] | None) -> list[int]:
+def with_answer(ids: Sequence[int], answer: tuple[int, ...] | None) -> list[int]:
     """Append an answer without its last token, which is predicted but not read."""
     return [*ids, *(answer or ())[:-1]]
 
 
-def from_start(start: int, answer: tuple[int, ...] | None) -> tuple[int, ...]:
+def answer_positions(start: int, answer: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return one position for each token of an answer whose first token is predicted at `start`."""
     return tuple(range(start, start + len(answer or (0,))))
 
@@ -136,12 +136,12 @@ class Causal(Task):
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
 
-    def places(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
         read = [(model.ids(row.prompt), row.answer) for row in rows]
-        batch = model.read_ids([followed(ids, answer) for ids, answer in read])
-        return batch, [from_start(len(ids) - 1, answer) for ids, answer in read]
+        batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
+        return batch, [answer_positions(len(ids) - 1, answer) for ids, answer in read]
 
-    def written(self, batch: Batch) -> int:
+    def input_length(self, batch: Batch) -> int:
         return batch.ids.shape[1]
 
 
@@ -158,18 +158,18 @@ class EncoderDecoder(Task):
         decoder's start token replaces the first one)."""
         return self._with_decoder(model, model.read_ids(rows), [ids[1:] for ids in rows])
 
-    def places(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
         read = self.encode(model, [row.prompt for row in rows])
         begun = [(model.tokens_of(row.before.text or "") if row.before else [], row.answer) for row in rows]
-        batch = self._with_decoder(model, read, [followed(ids, answer) for ids, answer in begun])
+        batch = self._with_decoder(model, read, [with_answer(ids, answer) for ids, answer in begun])
         # The start token, which is in no text, predicts the first one.
-        return batch, [from_start(len(ids), answer) for ids, answer in begun]
+        return batch, [answer_positions(len(ids), answer) for ids, answer in begun]
 
     def _with_decoder(self, model: Model, read: Batch, written: Sequence[list[int]]) -> Batch:
         start = model.net.config.decoder_start_token_id
         return replace(read, decoder=model.padded([[start, *ids] for ids in written]))
 
-    def written(self, batch: Batch) -> int:
+    def input_length(self, batch: Batch) -> int:
         return 1  # the start token
 
 
@@ -180,7 +180,7 @@ class Masked(Task):
     auto_class = "AutoModelForMaskedLM"
     is_masked_lm = True
 
-    def completed(self, model: Model, text: str) -> str:
+    def as_prompt(self, model: Model, text: str) -> str:
         mask = model.text(model.mask_id)
         return text if mask in text else f"{text} {mask}"
 

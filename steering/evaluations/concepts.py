@@ -388,7 +388,7 @@ def perplexity(model: Model, openings: Sequence[str], written: Sequence[Sequence
     """Return the perplexity of generated tokens under the plain model."""
     losses = []
     for opening, row in zip(openings, written, strict=True):
-        logs = model.following(model.ids(opening), row).log_softmax(-1)
+        logs = model.continuation_logits(model.ids(opening), row).log_softmax(-1)
         losses.append(-logs[range(len(row)), list(row)])
     return math.exp(min(float(torch.cat(losses).mean()), 20.0))
 

@@ -28,7 +28,7 @@ def phrase_logits(model: Model, edits: Recipe | Sequence[Edit], prompt: PromptLi
     """(S, V) logits of the next token after a prompt, and after each token of the phrase but the last, under edits."""
     read = model.ids(prompt)
     with steer(model, edits, prompt_tokens=len(read)):
-        return model.following(read, phrase)
+        return model.continuation_logits(read, phrase)
 
 
 def flip_holds(
