@@ -33,6 +33,8 @@ class ScanTables:
         have, path = self.file.facts.all(), self.file.path
         if not have:
             return False
+        if have["corpus"] == facts["corpus"] and have["content"] != facts["content"]:
+            raise StoreError(f"{path} was built when {have['corpus']} had other content; use another --store.")
         for key in facts:
             if key not in SPELLED and have.get(key) != facts[key]:
                 name = "corpus" if key == "content" else key
