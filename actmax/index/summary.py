@@ -45,8 +45,9 @@ def empty_summary(neurons: int, k: int) -> ScanSummary:
 def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
     """Return the summary of both parts of a corpus; associative and commutative, bit for bit."""
     pairs = ((a.values, b.values), (a.sentences, b.sentences), (a.tokens, b.tokens))
+    values, sentences, tokens = (torch.cat(pair, -1) for pair in pairs)
     return ScanSummary(
-        *top_k(*(torch.cat(pair, -1) for pair in pairs), a.values.shape[2]),
+        *top_k(values, sentences, tokens, a.values.shape[2]),
         statistics={name: one.merge(a.statistics[name], b.statistics[name]) for name, one in STATISTICS.items()},
         token_count=a.token_count + b.token_count,
         counted=a.counted + b.counted,

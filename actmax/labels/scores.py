@@ -48,7 +48,7 @@ class TopActivations:
     @property
     def active(self) -> bool:
         """Whether enough tokens have an activation above zero."""
-        return self.tokens.sum() >= FEWEST
+        return bool(self.tokens.sum() >= FEWEST)
 
 
 def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
