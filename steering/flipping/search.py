@@ -219,7 +219,7 @@ def flip(
         raise InputError("The source prompt equals the prompt; give one that the wanted token follows.")
     paraphrases = [Prompt.of(one) for one in several(paraphrases)]
     phrase = to if to is not None else suppress
-    wanted = None if phrase is True else wanted_ids(model, phrase, prompt)
+    wanted = None if suppress is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
