@@ -85,7 +85,8 @@ def test_beside_each_claim_stands_its_control(whole, tmp_path):
             shares = (getattr(row, kind + name) for kind in ("", "random_", "most_changed_"))
             assert "".join(f"<td>{share:z.0%}</td>" for share in shares) in page
     assert (
-        f"drawn into the same targets from the same layers {whole.circuit.faithfulness.random_sufficiency:.0%}" in page
+        f"random edges into the same targets from the same layers {whole.circuit.faithfulness.random_sufficiency:.0%}"
+        in page
     )
     for row in whole.circuit.without:
         assert f"<td>{row.necessity:.0%}</td><td>{row.random_necessity:.0%}</td>" in page

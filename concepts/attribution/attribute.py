@@ -67,7 +67,7 @@ def attribute(
         The token or label that is explained. Default: the most probable one.
     contrast : str or int, optional
         Explain logit[target] - logit[contrast]. With `target_text` or an answer, the contrast is a phrase of any
-        length; the explained number is then the sum of the centered logits minus that of the contrast, or the
+        length; the explained number is then the sum of the centered logits minus the sum for the contrast, or the
         difference of their means if the lengths differ.
     target_text : str or sequence of int, optional
         Explain a whole continuation, summed over its tokens, instead of `target`.
@@ -112,11 +112,13 @@ def attribute(
     prefix = chosen.prefix
     if isinstance(prompt, Answer):
         if any(value is not None for value in (target, target_text, prefix, position)):
-            raise InputError("An answer is explained as it is; give span and contrast only.")
+            raise InputError(
+                "An answer takes only span and contrast; leave out target, target_text, prefix and position."
+            )
         (against,), single = per_prompt(contrast, 1), True
         rows = [row_of_answer(model, prompt, span, against, counterfactual)]
     elif span is not None:
-        raise InputError("A span is of an answer; let the model answer first (model.answer).")
+        raise InputError("A span needs an answer; let the model answer first (model.answer).")
     else:
         rows, single = rows_of(prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)

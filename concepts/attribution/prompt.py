@@ -39,11 +39,11 @@ class PromptTokens:
 
     @classmethod
     def of(
-        cls, model: Model, plan: Objective, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]
+        cls, model: Model, objective: Objective, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]
     ) -> PromptTokens:
-        ids = plan.batch.row_ids(row)
+        ids = objective.batch.row_ids(row)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
-        return cls(ids, strings, plan.target_positions(row), sinks, plan.batch.lengths[row], turns)
+        return cls(ids, strings, objective.target_positions(row), sinks, objective.batch.lengths[row], turns)
 
     @property
     def text(self) -> str:
@@ -68,16 +68,16 @@ class Prediction:
     objective: ObjectiveKind
 
     @classmethod
-    def of(cls, model: Model, plan: Objective, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
+    def of(cls, model: Model, objective: Objective, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
         """targets: the tokens explained; logits (B, P, V) at the objective's positions."""
-        here = logits[row, plan.all_positions.index(plan.positions[row][0])].float()  # (V,)
-        contrast = plan.contrasts[row]
+        here = logits[row, objective.all_positions.index(objective.positions[row][0])].float()  # (V,)
+        contrast = objective.contrasts[row]
         return cls(
             model.token_scores(here, [targets[0]])[0] if len(targets) == 1 else None,
             "".join(model.answer_text(token) for token in targets),
             None if contrast is None else model.token_scores(here, [contrast])[0],
             tuple(model.top_tokens(here, 10)),
-            plan.kind,
+            objective.kind,
         )
 
 
@@ -85,12 +85,12 @@ Recorded = Literal["all", "last"] | Sequence[int]
 
 
 def prompt_relevance(
-    model: Model, plan: Objective, row: int, parts: list[Tensor]
+    model: Model, objective: Objective, row: int, parts: list[Tensor]
 ) -> tuple[Tensor, images.ImageMap | None]:
     """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W)."""
-    columns, image = plan.batch.columns(row), None
-    if plan.batch.pixels is not None:
-        image = images.image_map(model, plan.batch.pixels[row], parts[0])
+    columns, image = objective.batch.columns(row), None
+    if objective.batch.pixels is not None:
+        image = images.image_map(model, objective.batch.pixels[row], parts[0])
         patches = image.patches.flatten()
         tokens = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
     else:
@@ -98,9 +98,9 @@ def prompt_relevance(
     return tokens, image
 
 
-def recorded_at(plan: Objective, row: int, record: Recorded) -> tuple[int, ...]:
+def recorded_at(objective: Objective, row: int, record: Recorded) -> tuple[int, ...]:
     """Return the positions of a row whose neurons are recorded."""
-    return recorded_positions(record, plan.target_positions(row), len(plan.batch.columns(row)))
+    return recorded_positions(record, objective.target_positions(row), len(objective.batch.columns(row)))
 
 
 def recorded_positions(record: Recorded, target_positions: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from icebear.errors import InputError
 from icebear.values import one_of, several, shown, whole
 
 Kept = Literal["all", "top"]
-Explained = Literal["log-odds", "logit"]
+ObjectiveName = Literal["log-odds", "logit"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class AttributionOptions:
 
     prefix: str | Sequence[str] | None = None
     """Encoder-decoders: what the decoder has written before the target."""
-    number: Explained | None = None
+    number: ObjectiveName | None = None
     """The objective. ``log-odds``: the logit of the target minus the mean of all other logits, weighted by
     probability. ``logit``: the logit, as in the paper. Default: log-odds, and the logit with a contrast, counterfactual
     or base model (docs/explain.md#which-number)."""
@@ -159,7 +159,7 @@ def _method(method: Method | str | None, compares: bool) -> Method | None:
     if compares:
         return method.compared()
     if method.needs_counterfactual:
-        raise InputError(f"{method!r} compares a prompt with another one; give counterfactual, or another method.")
+        raise InputError(f"{method!r} needs a counterfactual; give one, or choose another method.")
     return method
 
 
@@ -169,25 +169,27 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> 
         return ("ffn", "attn") if model.has_family and (method is None or method.scores_neurons) else ()
     sites = tuple(several(sites))
     if sites and method is not None and not method.scores_neurons:
-        raise InputError(f"{method!r} knows no neurons; pass sites=(), or another method.")
+        raise InputError(f"{method!r} does not score neurons; pass sites=(), or choose another method.")
     for site in sites:
         model.layers_with(site)
     return sites
 
 
-def _with_objective(model: Model, row: PromptRequest, number: Explained | None) -> PromptRequest:
+def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | None) -> PromptRequest:
     """Set the objective of a prompt; a phrase and its contrast phrase become token ids."""
     if number is not None:
-        one_of(number, "number to explain", get_args(Explained))
+        one_of(number, "number to explain", get_args(ObjectiveName))
     compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
     if number == "log-odds" and compares:
-        raise InputError("Log-odds are against all other answers; leave out number, or contrast and counterfactual.")
+        raise InputError(
+            "Log-odds contrast the target with all other tokens; leave out number, or contrast and counterfactual."
+        )
     if row.contrast_phrase is None:
         return replace(row, objective=number or ("logit" if compares else "log-odds"))
     assert row.phrase is not None
     phrase, contrast_phrase = (phrase_ids(model, text, row.prompt) for text in (row.phrase, row.contrast_phrase))
     if not contrast_phrase or phrase == contrast_phrase:
-        raise InputError("The contrast is empty, or the explained phrase itself; name another one.")
+        raise InputError("The contrast is empty or equal to the explained phrase; choose another contrast.")
     objective: ObjectiveKind = "centered-logit" if len(phrase) == len(contrast_phrase) else "mean-centered-logit"
     return replace(row, phrase=phrase, contrast_phrase=contrast_phrase, objective=objective)
 
@@ -204,8 +206,8 @@ def rows_of(
     each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
     others = _counterfactuals(counterfactual, len(prompts), single)
     rows = []
-    for one, token, against, phrase, written, at, compared in zip(prompts, *each, others, strict=True):
-        row = PromptRequest(one, token, phrase=phrase, prefix=written, position=at, counterfactuals=tuple(compared))
+    for one, token, against, phrase, before, at, compared in zip(prompts, *each, others, strict=True):
+        row = PromptRequest(one, token, phrase=phrase, prefix=before, position=at, counterfactuals=tuple(compared))
         rows.append(replace(row, contrast=against) if phrase is None else replace(row, contrast_phrase=against))
     return rows, single
 

@@ -29,18 +29,18 @@ from icebear.concepts.passes.targets import Logits
 from icebear.errors import NumericalError
 
 
-def single_relevances(request: AttributionRequest, plan: Objective) -> list[Relevance]:
+def single_relevances(request: AttributionRequest, objective: Objective) -> list[Relevance]:
     """Explain a batch of prompts without a counterfactual."""
     method = request.method
     if not isinstance(method, OnePass):
-        results = _method_scores(request.whole(), plan.resolved(request.model))
+        results = _method_scores(request.whole(), objective.resolved(request.model))
         return [request.reduced(relevance) for relevance in results] if request.sites else results
-    model, batch, sites = request.model, plan.batch, request.sites
-    recorded = [recorded_at(plan, row, request.record) for row in range(len(batch.ids))]
+    model, batch, sites = request.model, objective.batch, request.sites
+    recorded = [recorded_at(objective, row, request.record) for row in range(len(batch.ids))]
     columns = None
     if request.record != "all":
         columns = [[batch.columns(row)[place] for place in places] for row, places in enumerate(recorded)]
-    target, inputs, stream, sinks = Logits(plan), Inputs(), Stream(model, batch), Sinks(model, batch)
+    target, inputs, stream, sinks = Logits(objective), Inputs(), Stream(model, batch), Sinks(model, batch)
     neurons = AllNeurons(model, batch, sites, columns)
     accounting = new_accounting(model, len(batch.ids))
     recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
@@ -61,25 +61,25 @@ def single_relevances(request: AttributionRequest, plan: Objective) -> list[Rele
     if not all(torch.isfinite(value).all() for value in values):
         stream = Stream(model, batch, gradients=True)
         forward_backward(
-            model, Logits(plan), [Inputs(), stream], method.rules, strict=request.strict
+            model, Logits(objective), [Inputs(), stream], method.rules, strict=request.strict
         )  # the error says where
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     results = []
     for row in range(len(batch.ids)):
         sums = {name: entry[row].item() for name, entry in accounting.items()}
-        tokens, image = prompt_relevance(model, plan, row, [value[row] for value in values])
+        tokens, image = prompt_relevance(model, objective, row, [value[row] for value in values])
         strings = images.names(model) if image else model.pieces(batch.row_ids(row))
         positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
         if positions is not None:
             sums["positions"] += positions.sum().item()
-        kept = largest.row(row) if largest else None
+        largest_neurons = largest.row(row) if largest else None
         results.append(
             Relevance(
                 tokens=tokens,
-                prompt=PromptTokens.of(model, plan, row, strings, stream.sinks(row)),
-                prediction=Prediction.of(model, plan, row, target.targets[row], target.logits),
+                prompt=PromptTokens.of(model, objective, row, strings, stream.sinks(row)),
+                prediction=Prediction.of(model, objective, row, target.targets[row], target.logits),
                 method=method,
-                neurons=NeuronScores(*neurons.row(row), recorded[row], model.heads, largest=kept),
+                neurons=NeuronScores(*neurons.row(row), recorded[row], model.heads, largest=largest_neurons),
                 sums=Conservation(target=numbers[row].item(), tokens=tokens.sum().item(), **sums),
                 made_with=model.made_with,
                 positions=positions,
@@ -90,16 +90,16 @@ def single_relevances(request: AttributionRequest, plan: Objective) -> list[Rele
     return results
 
 
-def _method_scores(request: AttributionRequest, plan: Objective) -> list[Relevance]:
+def _method_scores(request: AttributionRequest, objective: Objective) -> list[Relevance]:
     """Explain prompts by a method that computes the scores itself."""
     model, method, results = request.model, request.method, []
     assert method is not None
-    scores = method.scores(model, plan)
+    scores = method.scores(model, objective)
     with model.lock, torch.no_grad():
-        logits = model.logits(plan.batch, plan.all_positions)  # (B, P, V)
-    targets, numbers = plan.evaluate(logits)
+        logits = model.logits(objective.batch, objective.all_positions)  # (B, P, V)
+    targets, numbers = objective.evaluate(logits)
     for row, tokens in enumerate(scores):
-        one, places = plan.rows([row]), recorded_at(plan, row, request.record) if request.sites else ()
+        one, places = objective.rows([row]), recorded_at(objective, row, request.record) if request.sites else ()
         values, columns = Values(model, one.batch, request.sites), list(places)
         if request.sites:
             forward(model, Logits(one), [values])
@@ -108,8 +108,8 @@ def _method_scores(request: AttributionRequest, plan: Objective) -> list[Relevan
         results.append(
             Relevance(
                 tokens=tokens.float().cpu(),
-                prompt=PromptTokens.of(model, plan, row, model.pieces(plan.batch.row_ids(row)), (0,)),
-                prediction=Prediction.of(model, plan, row, targets[row], logits),
+                prompt=PromptTokens.of(model, objective, row, model.pieces(objective.batch.row_ids(row)), (0,)),
+                prediction=Prediction.of(model, objective, row, targets[row], logits),
                 method=method,
                 neurons=NeuronScores(relevance, activation, places, model.heads),
                 sums=Conservation(numbers[row].item(), tokens.sum().item()),
