@@ -156,6 +156,7 @@ def read_corpus(
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language):
         raise InputError(f"{shown(language)} is not a language code; give one such as en.")
     path, streamed = local(name), False
+    documents: Callable[[], Iterator[Document]]
     if name == WIKI:
         if language not in LANGUAGES:
             raise UnknownName("language", language, LANGUAGES, f"{WIKI} has {', '.join(LANGUAGES)}.")

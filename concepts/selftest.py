@@ -85,7 +85,9 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
     """Return the time in seconds until the device has finished the work."""
-    wait = (lambda: None) if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
+    wait: Callable[[], object] = (
+        (lambda: None) if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
+    )
     wait()
     start = time.perf_counter()
     work()

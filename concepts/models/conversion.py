@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,11 @@ def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> No
     _save(DistilBertForTokenClassification(config), onnx_weights(graph), tokenizer, folder, preset)
 
 
-CONVERSIONS = {"gguf": from_gguf, "flan-t5-small": flan_t5_small, "distilbert-tagger": distilbert_tagger}
+CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {
+    "gguf": from_gguf,
+    "flan-t5-small": flan_t5_small,
+    "distilbert-tagger": distilbert_tagger,
+}
 
 
 def onnx_weights(path: Path) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -196,10 +197,9 @@ def _loading_error(name: str, error: Exception) -> IcebearError:
 
 def _device(name: str) -> torch.device:
     available = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    try:
+    device: torch.device | None = None
+    with suppress(RuntimeError):
         device = torch.device(available[0] if name == "auto" else text_of(name))
-    except RuntimeError:
-        device = None
     if device is None or device.type not in available:
         raise UnknownName("device", name, available, f"This machine has {', '.join(available)}.")
     return device
