@@ -265,22 +265,14 @@ def explain(
         If `attribute` or `circuit` raise it.
     """
     graph, ranking = None, Ranking(top, site)
+    compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
             raise InputError("A circuit needs a counterfactual; give one.")
-        graph = circuit(model, prompt, target, contrast, counterfactual=counterfactual, span=span, nodes=circuit_nodes)
+        graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
         relevance = graph.relevances[0]
     else:
-        relevance = attribute(
-            model,
-            prompt,
-            target,
-            contrast,
-            counterfactual=counterfactual,
-            base_model=base_model,
-            method=method,
-            span=span,
-        )
+        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, method=method)
     return controlled(model, prompt, relevance, ranking, store=store, graph=graph)
 
 

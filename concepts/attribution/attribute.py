@@ -127,7 +127,7 @@ def attribute(
 
 
 def _between_models(request: AttributionRequest, base: Model) -> list[Relevance]:
-    """Relevance in the model less that in its base model, of the model's own answer where the target is open."""
+    """Explain the difference to a base model. The default target is the answer of the model, not of its base model."""
     check_same_shape(request.model, base)
     whole = request.whole()
     here = of_prompts(whole)
@@ -138,13 +138,16 @@ def _between_models(request: AttributionRequest, base: Model) -> list[Relevance]
 
 
 def of_prompts(request: AttributionRequest) -> list[Relevance]:
-    """Of each prompt, in the order of the request; its base model is not looked at."""
+    """Explain each prompt of the request without its base model."""
     results: list[Relevance] = []
     for key, group in groupby(request.prompts, lambda row: (row.batched, row.objective)):
         rows, size = list(group), BATCH_SIZE if key[0] else 1
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
-    return [_with_answer_start(*pair) for pair in zip(results, request.prompts, strict=True)]
+    for place, (relevance, row) in enumerate(zip(results, request.prompts, strict=True)):
+        start = relevance.predicted_at + 1 if row.answer_start is None and row.phrase is not None else row.answer_start
+        results[place] = replace(relevance, prompt=replace(relevance.prompt, answer_start=start))
+    return results
 
 
 def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:
@@ -155,15 +158,8 @@ def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> lis
     return single_relevances(request, joint_objective(request.model, rows))
 
 
-def _with_answer_start(relevance: Relevance, row: PromptRequest) -> Relevance:
-    start = row.answer_start
-    if start is None and row.phrase is not None:
-        start = relevance.predicted_at + 1
-    return replace(relevance, prompt=replace(relevance.prompt, answer_start=start))
-
-
 def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:
-    """A pass for each of both phrases."""
+    """Explain a phrase and its contrast phrase, and subtract."""
     phrases = [replace(row, phrase=phrase, contrast_phrase=None) for phrase in (row.phrase, row.contrast_phrase)]
     whole = request.whole()
     (here,), (there,) = (_of_batch(whole, [phrase]) for phrase in phrases)

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,8 +87,10 @@ def behaviour(
     if not cases:
         raise InputError("There is no prompt; give at least one.")
     names = [site] if site else ["ffn", "attn"]
+    sites = ["attn" if name == "head" else name for name in names]
+    how = {"method": method, "sites": sites, "checkpoint": checkpoint, "record": "last"}
     rows, among_top, activations = [], Counter[Neuron](), torch.zeros(())
-    for relevance in _explained(model, cases, names, method, checkpoint):
+    for relevance in _explained(model, cases, how):
         among_top.update(row.neuron for row in relevance.top(k, site, polarity))
         parts = [_at_the_answer(relevance, name) for name in names]
         rows.append(torch.cat([relevance.flatten() for relevance, _ in parts]).float())
@@ -123,33 +124,21 @@ def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
             row = json.loads(line)
             cases.append(Case(row["prompt"], *(row.get(name) or defaults.get(name) for name in names)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise InputError(
-                f"{path}, line {number} is not a JSON object with a prompt; correct it or drop it."
-            ) from None
+            raise InputError(f"{path}, line {number} is not a JSON object with a prompt; correct it.") from None
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     return cases
 
 
-def _explained(
-    model: Model,
-    cases: Sequence[Case],
-    names: Sequence[str],
-    method: AttnLRP | Difference | None,
-    checkpoint: bool | None,
-) -> Iterator[Relevance]:
-    sites = tuple("attn" if name == "head" else name for name in names)
-    explain: Callable[..., Any] = partial(
-        attribute, model, method=method, sites=sites, checkpoint=checkpoint, record="last"
-    )
+def _explained(model: Model, cases: Sequence[Case], how: dict[str, Any]) -> Iterator[Relevance]:
     alone = [case for case in cases if case.counterfactual is None]
     for start in range(0, len(alone), ROWS):
         part = alone[start : start + ROWS]
         answers: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
-        yield from explain([case.prompt for case in part], *answers)
+        yield from attribute(model, [case.prompt for case in part], *answers, **how)
     for case in cases:
         if case.counterfactual is not None:
-            yield explain(case.prompt, case.target, case.contrast, counterfactual=case.counterfactual)
+            yield attribute(model, case.prompt, case.target, case.contrast, counterfactual=case.counterfactual, **how)
 
 
 def _at_the_answer(result: Relevance, site: str) -> tuple[Tensor, Tensor]:
