@@ -169,8 +169,8 @@ def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     assert "Strongest" not in text(card)
     assert not [button for button in card.button if button.key == "annotate"]
     statistics = fine(visit(view="search", how="statistics"))
-    assert all("An index by relevance" in text(page) for page in (card, statistics))
-    assert not any("An index by relevance" in before for before in plain)
+    assert all("index is by relevance" in text(page) for page in (card, statistics))
+    assert not any("index is by relevance" in before for before in plain)
     assert all(Neuron.parse(name) for name in statistics.dataframe[0].value["neuron"])
     words = fine(visit(view="search", text="bear")).dataframe[0].value
     assert words["why"].str.contains("examples by relevance").any()

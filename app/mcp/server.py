@@ -59,7 +59,7 @@ class Server(MCPServer):
 
 
 def _one_line(error: ValidationError) -> str:
-    """One part for each argument."""
+    """Return the errors in one line, a part for each argument."""
     parts = [
         f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
         + ("" if one["type"] == "missing" else f", not {shown(one['input'])}")
@@ -69,7 +69,7 @@ def _one_line(error: ValidationError) -> str:
 
 
 def _refusal(error: Exception) -> JSONRPCError:
-    """The answer to a line that is no message, with the line's id if it has one."""
+    """Return the answer to a line that is no message, with the line's id if it has one."""
     errors = error.errors() if isinstance(error, ValidationError) else []
     message = next((one["input"] for one in errors if isinstance(one["input"], dict)), {})
     if errors and errors[0]["type"] == "json_invalid":
@@ -86,7 +86,7 @@ def _refusal(error: Exception) -> JSONRPCError:
 
 
 def server(session: Session) -> MCPServer:
-    """The server with all tools, for a session."""
+    """Return the server of a session, with all tools."""
     result = Server("icebear", instructions=ABOUT, version=version("icebear"), log_level="WARNING")
     tools = Tools(session)
     for name in [name for name in vars(Tools) if not name.startswith("_")]:

@@ -52,7 +52,7 @@ class Session:
 
     @cached_property
     def model(self) -> Model:
-        """The model, loaded at first use from this machine alone."""
+        """The model, loaded at first use, only from this machine."""
         from icebear.concepts.models.loading import load_model
         from icebear.concepts.models.presets import PRESETS
 
@@ -76,7 +76,7 @@ class Session:
 
     @contextmanager
     def store(self, needs_it: str = "") -> Iterator[Store | None]:
-        """The index, if there is one of this model. needs_it: the work that is impossible without."""
+        """Open the index, if there is one of this model. needs_it: the work that is impossible without an index."""
         from icebear.db.store import open_finished
 
         with ExitStack() as stack:
@@ -96,7 +96,7 @@ class Session:
     # --- results by handle ------------------------------------------------------------------------------
 
     def keep(self, kind: str, value: Any, lists: dict[str, list[dict[str, Any]]], **files: Callable[[], str]) -> str:
-        """Keep a result; returns its handle."""
+        """Keep a result and return its handle."""
         handle = f"{kind}-{next(self.numbers)}"
         self.results[handle] = Result(value, lists, files)
         for old in list(self.results)[:-NEWEST]:
@@ -112,7 +112,7 @@ class Session:
     # --- files ------------------------------------------------------------------------------------------
 
     def place(self, name: str) -> Path:
-        """A file in the folder. Raises `InputError` for a name that leads out of it, and if there is no folder."""
+        """Return a path in the folder. Raises `InputError` for a name outside of it, and if there is no folder."""
         if self.folder is None:
             raise InputError("This server reads and writes no files; the user can start it with --folder.")
         folder = self.folder.resolve()

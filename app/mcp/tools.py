@@ -61,12 +61,12 @@ LISTS = (100, 1000)
 
 
 def short(value: Any) -> Any:
-    """The same with five digits of each number."""
+    """Round each number to five digits."""
     return json.loads(json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 def tool(run: Callable[..., Any]) -> Callable[..., Any]:
-    """One call at a time, its numbers short; what icebear raises on purpose reaches the agent as its sentence."""
+    """Run one call at a time, with short numbers; an error of icebear reaches the agent as its sentence."""
 
     def work(self: Tools, *args: Any, **options: Any) -> Any:
         try:
@@ -99,7 +99,7 @@ def _for_agents(sentence: str, arguments: Collection[str]) -> str:
 
 
 def reporting(ctx: Context, before: int = 0, whole: int | None = None) -> Callable[..., None]:
-    """A function that reports progress to the client, and ends the work if the client has cancelled it.
+    """Return a function that reports progress to the client, and ends the work if the client has cancelled it.
 
     before, whole: for work of several parts, the steps before this one and of all.
     """
@@ -193,7 +193,7 @@ class Tools:
         return self._explained("neurons", explanation, control, neurons=rows, ablation=ablations)
 
     def _explained(self, kind: str, explanation: Explanation, control: RandomControl, **rows: Any) -> Answer:
-        """The answer about an explanation; the file behind its handle has the controls too."""
+        """Return the answer about an explanation; the file behind its handle has the controls too."""
         relevance = explanation.relevance
         lists = {
             "neurons": [node.to_dict() for node in explanation.nodes],
@@ -310,7 +310,7 @@ class Tools:
         return self._steered(comparison, control, self.session.held_out.off_target_kl(raw))
 
     def _steered(self, comparison: Comparison, control: RandomControl, kl: float) -> Answer:
-        """Both texts, the most probable first tokens of each, the control, and the side effects."""
+        """Return both texts, the most probable first tokens of each, the control, and the side effects."""
         sides = {"plain": comparison.plain, "steered": comparison.steered}
         return {
             **{name: side.text for name, side in sides.items()},
@@ -476,5 +476,5 @@ def _read(prompt: str, chat: bool) -> PromptLike:
 
 
 def _largest(rows: list[dict[str, Any]], k: int, name: str) -> list[dict[str, Any]]:
-    """The k rows with the largest size of a number."""
+    """Return the k rows with the largest absolute value of a number."""
     return sorted(rows, key=lambda row: -abs(row[name]))[:k]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
 LARGER = 3000
-"""Summaries in an index that somebody asked for; ten times as many as in the small one."""
+"""Summaries in the larger index; ten times as many as in the small one."""
 SMALL_MODEL = 1_000_000_000
-"""Up to this number of parameters an index is built without being asked for."""
+"""Up to this number of parameters, a model's small index is built without a request."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
@@ -56,11 +56,11 @@ class Job(threading.Thread):
             self.error = error if isinstance(error, IcebearError) else out_of_memory(error) or IcebearError(message)
 
     def stop(self) -> None:
-        """The work ends at its next step."""
+        """End the work at its next step."""
         self._stopped_by_visitor = True
 
     def step(self, done: int, total: int) -> None:
-        """For the work's progress. Raises `IcebearError` when a visitor stopped it."""
+        """Report progress, from the work. Raises `IcebearError` if a visitor stopped it."""
         self.share = done / total
         if self._stopped_by_visitor:
             raise IcebearError("Stopped. Change the settings, or start again.")
@@ -90,7 +90,7 @@ class Shared:
                 )
 
     def relevance(self, key: tuple, make: Callable[[], Relevance]) -> Relevance:
-        """The result of `make`, cached for all visitors; a result is never changed."""
+        """Return the result of `make`, cached for all visitors; a result is never changed."""
         with self._lock:
             result = self._relevances.pop(key, None)
         if result is None:
@@ -106,12 +106,12 @@ class Shared:
 
 @st.cache_resource(show_spinner=False)
 def shared() -> Shared:
-    """The one of this server."""
+    """Return the one of this server."""
     return Shared()
 
 
 def loading(name: str, **options: Any) -> Job:
-    """Start to load a model, which is the job's result."""
+    """Start to load a model; it is the job's result."""
 
     def load(job: Job) -> Model:
         with importing:

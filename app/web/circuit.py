@@ -67,7 +67,7 @@ def show() -> None:
 def _started(
     name: str, prompt: str, target: str | None, contrast: str | None, counterfactual: str, nodes: int, heads: bool
 ) -> Job:
-    """The job that finds a circuit, or has found it, for all visitors."""
+    """Return the job that finds a circuit, or has found it, for all visitors."""
     loaded, here, there = ui.model(), ui.read_prompt(prompt), ui.read_prompt(counterfactual)
     return Job(
         "Finding the circuit",
@@ -113,7 +113,7 @@ def _steer(graph: Graph, group: Group) -> None:
 
 
 def _measured(graph: Graph, request: tuple) -> None:
-    """The checks, which run on demand because they take a few seconds."""
+    """Show the checks, on demand because they take a few seconds."""
     st.markdown("#### Is it true?")
     if not st.toggle("Measure this circuit", key="measure"):
         st.caption("Patch its nodes, and run the model along its edges alone, with controls. It takes a few seconds.")

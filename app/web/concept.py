@@ -31,7 +31,7 @@ def show() -> None:
 
 
 def _choose() -> None:
-    """Texts to find a concept from, a file, or a concept of the index."""
+    """Choose a concept: found from texts, in a file, or of the index."""
     names: list[str] = []
     if ui.has_labels():
         with ui.store() as opened:

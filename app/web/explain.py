@@ -27,7 +27,7 @@ BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 def explained(
     prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
 ) -> Relevance:
-    """The relevance for a prompt, cached for all visitors."""
+    """Return the relevance for a prompt, cached for all visitors."""
 
     def make() -> Relevance:
         other = ui.read_prompt(counterfactual) if counterfactual else None
@@ -44,7 +44,7 @@ def answered(name: str, chat: str, turn: int) -> Answer:
 
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
-    """The relevance for words of an answer, cached for all visitors; neurons at the last of these words."""
+    """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
 
     def make() -> Relevance:
         answer = answered(ui.model_name(), chat, turn)
@@ -91,7 +91,7 @@ def show() -> None:
 
 
 def _margins(relevance: Relevance) -> str:
-    """By how much the target leads the contrast, in the prompt and in the counterfactual."""
+    """Return by how much the target leads the contrast, in the prompt and in the counterfactual, as a sentence."""
     if not relevance.counterfactual or not relevance.contrast_text:
         return ""
     there = fmean(relevance.counterfactual.numbers)
@@ -102,7 +102,7 @@ def _margins(relevance: Relevance) -> str:
 
 
 def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
-    """The most probable tokens; a click on one fills the text field `key`."""
+    """Show the most probable tokens; a click on one fills the text field `key`."""
     texts = {token.text: f"{ui.token_label(token.text)} {token.number}" for token in tokens}
     chosen = st.session_state.get(key) or st.query_params.get(key)
     picked = f"_{key}"
@@ -115,7 +115,7 @@ def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
 
 
 def _neurons(relevance: Relevance) -> str | None:
-    """The ranked nodes, with filters; returns the chosen site."""
+    """Show the ranked nodes, with filters. Return the chosen site."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
         sites = {"ffn and attn": "MLP and attention", "ffn": "MLP", "attn": "attention", "head": "attention heads"}
@@ -152,7 +152,7 @@ def _neurons(relevance: Relevance) -> str | None:
 
 
 def _map(relevance: Relevance) -> None:
-    """The relevance of each layer, by token or by attention head, as a heatmap."""
+    """Show the relevance of each layer, by token or by attention head, as a heatmap."""
     places = [place for place in range(len(relevance.tokens)) if place not in relevance.prompt.sinks]
     if not places:
         return
@@ -184,7 +184,7 @@ def _map(relevance: Relevance) -> None:
 
 
 def _compared(prompt: str, target: str, site: str | None) -> None:
-    """The neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
+    """Show the neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
     left, middle, right = st.columns(3)
     second = ui.typed(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
     target_b = ui.typed(middle.text_input, "Its target (empty: the most probable token)", "target_b")
@@ -210,7 +210,7 @@ def _compared(prompt: str, target: str, site: str | None) -> None:
 
 
 def _shared_neurons(sides: dict[str, Relevance], site: str | None, count: int) -> pandas.DataFrame:
-    """The top neurons of both sides at the last token, with their relevance on each; shared ones first."""
+    """Return the top neurons of both sides at the last token, with their relevance on each; shared ones first."""
     top = {name: {row.neuron: row.polarity for row in side.top(count, site)} for name, side in sides.items()}
     rows = [
         {

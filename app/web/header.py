@@ -12,7 +12,7 @@ from icebear.errors import StoreError
 
 
 def show() -> None:
-    """The line. If there is no index, the small one is built from here on."""
+    """Show the line. If there is no index, start to build the small one."""
     try:
         ready = ui.has_store()
         if not ready and not shared().builds.get(None):
@@ -62,7 +62,7 @@ def _about(ready: bool) -> None:
 
 @st.fragment(run_every=2.0)
 def _watching() -> None:
-    """The progress of what is being built; at its end the whole page is drawn again."""
+    """Show the progress of the indexes that are being built; then draw the whole page again."""
     alive = [job for job in shared().builds.values() if job.is_alive()]
     for job in alive:
         st.progress(job.share, f"Building an index: {job.doing} ...")
@@ -71,7 +71,7 @@ def _watching() -> None:
 
 
 def no_store_yet(needs: str) -> bool:
-    """Whether there is no index to read; then the page says what `needs` it, and what to do."""
+    """Return whether there is no index to read; then the page says what `needs` it, and what to do."""
     if ui.has_store():
         return False
     job = shared().builds.get(None)

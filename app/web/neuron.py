@@ -53,7 +53,7 @@ def show() -> None:
 
 
 def _vocabulary(neuron: Neuron) -> None:
-    """The part of a card that needs no index."""
+    """Show the part of a card that needs no index."""
     if neuron.site not in SILENT["writes"]:
         _styled(page.vocabulary_html(project(ui.model(), neuron, EXAMPLES)))
 
@@ -94,7 +94,7 @@ def _styled(html: Markup) -> None:
 
 
 def _annotating(opened: Store, neuron: Neuron) -> None:
-    """On demand: attribute the examples that are shown, and store the result."""
+    """Attribute the examples that are shown, on demand, and store the result."""
     if st.button("Highlight the cause", icon=":material/palette:", key="annotate"):
         loaded = ui.fitting(opened)
         with ui.progress("Attributing; finished sentences are kept") as step:

@@ -61,7 +61,7 @@ def _example(relevance: Relevance) -> None:
 
 
 def _significant_labels() -> None:
-    """The neurons of the index with significant labels."""
+    """Show the neurons of the index with significant labels."""
     if not ui.has_labels():
         return
     with ui.store() as opened:
@@ -86,7 +86,7 @@ def _significant_labels() -> None:
 
 
 def _on_this_machine() -> None:
-    """Models and indexes that need no download."""
+    """List the models and indexes that need no download."""
     st.markdown("#### On this machine")
     left, right = st.columns(2)
     models = [name for name, preset in PRESETS.items() if cached(preset.folder)]

@@ -71,7 +71,7 @@ def _take(recipe: Recipe | None) -> None:
 
 
 def _controls(edits: list[Edit]) -> None:
-    """A row of controls for each edit; each rewrites its line."""
+    """Draw a row of controls for each edit; each control rewrites its line."""
 
     def write(number: int, changed: Edit | None) -> None:
         lines = [changed if place == number else edit for place, edit in enumerate(edits)]
@@ -105,7 +105,7 @@ def _controls(edits: list[Edit]) -> None:
 
 
 def last_result(key: str, settings: tuple, pressed: bool, make: Callable[[], Any]) -> Any:
-    """The result of `make` at the last press of a button, or None; the page says if it has other settings."""
+    """Return the result of `make` at the last press of a button, or None; the page says if the settings changed."""
     if pressed:
         st.session_state[key] = (settings, make())
     made_with, result = st.session_state.get(key, (settings, None))
@@ -129,7 +129,7 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
 
 
 def side_by_side(result: Comparison) -> None:
-    """Both texts, and the first token's probabilities."""
+    """Show both texts, and the first token's probabilities."""
     prompt = result.prompt
     if not isinstance(prompt, str):
         prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
@@ -153,7 +153,7 @@ def side_by_side(result: Comparison) -> None:
 
 
 def next_tokens(result: Comparison) -> tuple[pandas.DataFrame, str]:
-    """The next tokens' probabilities (or a model's logits), plain and steered, and the name of this number."""
+    """Return the next tokens' probabilities (or a model's logits), plain and steered, and the name of this number."""
     number = "logit" if any(token.probability is None for token in result.plain.next) else "probability"
     sides = {"plain": result.plain.next, "steered": result.steered.next}
     table = pandas.DataFrame({name: {repr(t.text): getattr(t, number) for t in side} for name, side in sides.items()})
@@ -161,7 +161,7 @@ def next_tokens(result: Comparison) -> tuple[pandas.DataFrame, str]:
 
 
 def differences(plain_text: str, steered: str) -> tuple[Markup, Markup]:
-    """Both texts as HTML, the words that only one of them has marked."""
+    """Return both texts as HTML, with marks on the words that only one of them has."""
     words = [re.findall(r"\s*\S+|\s+", text) for text in (plain_text, steered)]
     out: tuple[list[Markup], list[Markup]] = ([], [])
     for same, *bounds in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
@@ -173,7 +173,7 @@ def differences(plain_text: str, steered: str) -> tuple[Markup, Markup]:
 
 
 def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:
-    """The recipe as a file, and the same as a command and in Python."""
+    """Offer the recipe as a file, and the same as a command and in Python."""
     with st.expander("Save or export"):
         name = st.text_input("Recipe's name", "my recipe", key="recipe_name", persist_state="session")
         in_units = any(edit.unit for edit in edits)

@@ -61,13 +61,13 @@ def show() -> None:
 
 
 def _conversation() -> Chat | None:
-    """The conversation of the URL, or of this session. Raises `InputError`."""
+    """Return the conversation of the URL, or of this session. Raises `InputError`."""
     text = ui.from_url("chat")
     return Chat.from_json(text, "The conversation in this link") if text else None
 
 
 def _keep_partial_answer() -> None:
-    """Add the tokens of an answer that was stopped, or left, to the conversation."""
+    """Add the tokens of an answer that was interrupted to the conversation."""
     ids = st.session_state.pop("writing", None)
     chat = _conversation() if ids else None
     if not chat or chat.messages[-1]["role"] == "assistant":
@@ -117,7 +117,7 @@ def _before_the_first_message() -> None:
 
 
 def _no_template() -> str | None:
-    """The reason why the model takes no messages; None if it takes them, or is being loaded."""
+    """Return why the model takes no messages; None if it takes them, or is being loaded."""
     job = ui.loading()
     if job.is_alive() or job.error:
         return None
@@ -134,7 +134,7 @@ def _field(label: str) -> None:
 
 
 def _tools(chat: Chat) -> dict[str, Any]:
-    """The buttons below the conversation; returns the settings of an answer."""
+    """Show the buttons below the conversation. Return the settings of an answer."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("New conversation", icon=":material/add:", key="forget", on_click=_forget)
         with st.popover("Settings", icon=":material/tune:"):
@@ -148,7 +148,7 @@ def _tools(chat: Chat) -> dict[str, Any]:
 
 
 def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
-    """The last messages. live: with words to click on."""
+    """Show the last messages. live: with words to click on."""
     count = len(chat.messages)
     first = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
     first = first if span is None else min(first, turn)
@@ -216,7 +216,7 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
 
 
 def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
-    """The message and the tokens to explain; the page says if the URL names others."""
+    """Return the message and the tokens to explain; the page says if the URL names others."""
     turn, span = ui.from_url("turn"), ui.from_url("span")
     if not turn or not span:
         return 0, None

@@ -49,7 +49,7 @@ ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
 
 def page(view: str) -> Page:
-    """A view as a page of Streamlit's navigation; its code is read when it is first shown."""
+    """Return a view as a page of Streamlit's navigation; its code is imported when it is first shown."""
 
     def show() -> None:
         with st.skeleton(height=400), background.importing:  # the first import of torch takes seconds
@@ -63,7 +63,7 @@ def page(view: str) -> Page:
 
 
 def settings() -> dict[str, Any]:
-    """The index's path and the arguments of `load_model`, as `icebear app` was started with them."""
+    """Return the index's path and the arguments of `load_model` that `icebear app` was started with."""
     return {"store": "icebear.db", "model": "smollm2-135m", **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
 
 
@@ -72,7 +72,7 @@ def model_name() -> str:
 
 
 def a_neuron() -> str:
-    """The neuron that views show before another is named; the default model's fires on the ice bear."""
+    """Return the neuron that views show first; in the default model it fires on the ice bear."""
     return "L29.ffn.860" if model_name() == "smollm2-135m" else "L0.ffn.0"
 
 
@@ -82,7 +82,7 @@ def _load(model: str, **options: Any) -> Job:
 
 
 def loading() -> Job:
-    """The job that loads, or has loaded, the model of all visitors."""
+    """Return the job that loads, or has loaded, the model of all visitors."""
     options = settings()
     del options["store"]
     if _load(**options).error:
@@ -91,12 +91,12 @@ def loading() -> Job:
 
 
 def model() -> Model:
-    """The model that all visitors share; the page waits until it is loaded."""
+    """Return the model that all visitors share; the page waits until it is loaded."""
     return waited(loading())
 
 
 def waited(job: Job, stops: bool = False) -> Any:
-    """The job's result. While it works, the page shows how far it is; any click ends this run here."""
+    """Return the job's result. Until then the page shows the progress, and any click ends this run."""
     place = st.empty()
     if job.is_alive():
         with place.container():
@@ -115,7 +115,7 @@ def waited(job: Job, stops: bool = False) -> Any:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], Any]]:
-    """A bar for work in this run, and the function that moves it; any click ends the run at its next step."""
+    """Show a progress bar and yield the function that moves it; any click ends this run at its next step."""
     place = st.empty()
     with place.container():
         bar = st.progress(0.0, text)
@@ -129,7 +129,7 @@ def named_store() -> Path:
 
 
 def store_path() -> Path:
-    """The named index; while it is missing or not finished, the small one that this server builds."""
+    """Return the path of the named index; while it is missing or unfinished, of the small one of this server."""
     small = shared().builds.get(None)
     if small and small.result and not _finished(named_store()):
         return small.result
@@ -145,25 +145,25 @@ def _finished(path: Path) -> bool:
 
 @contextmanager
 def store() -> Iterator[Store]:
-    """The store, opened for this run of the script. Raises `StoreError` when there is none."""
+    """Open the index for this run of the script. Raises `StoreError` if there is none."""
     with open_store(store_path()) as opened:
         yield opened
 
 
 def has_store() -> bool:
-    """Whether cards can be read. Raises `StoreError` where the named file is something else."""
+    """Return whether cards can be read. Raises `StoreError` if the named file is something else."""
     return _finished(store_path())
 
 
 def has_labels() -> bool:
-    """Whether labels can be read; the views that need an index report what is wrong with it."""
+    """Return whether labels can be read; the views that need an index report its errors."""
     with suppress(IcebearError):
         return has_store()
     return False
 
 
 def fitting(opened: Store) -> Model:
-    """The model, if the store is an index of it. Raises `StoreError` otherwise."""
+    """Return the model, if the index is of this model. Raises `StoreError` otherwise."""
     loaded = model()
     opened.check(loaded.fingerprint, loaded.name)
     return loaded
@@ -173,12 +173,12 @@ def fitting(opened: Store) -> Model:
 
 
 def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:
-    """A widget whose value is in the URL, and is kept while other views are shown."""
+    """Draw a widget whose value is in the URL, and persists while other views are shown."""
     return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
 
 
 def from_url(key: str) -> str | None:
-    """A part of the URL that no widget shows; kept while other views are shown, or where it is too long for a URL."""
+    """Return a part of the URL that no widget shows. It persists while other views are shown, or if it is too long."""
     value = st.session_state.get(key)
     if key in st.query_params:
         value = st.query_params[key]
@@ -189,7 +189,7 @@ def from_url(key: str) -> str | None:
 
 
 def to_url(**values: str | None) -> None:
-    """Set parts of the URL, all in one step."""
+    """Set parts of the URL in one step."""
     st.session_state.update(values)
     short = {key: value for key, value in values.items() if value and len(value) <= LINK}
     for key in values:
@@ -199,7 +199,7 @@ def to_url(**values: str | None) -> None:
 
 
 def go(view: str, **values: str) -> None:
-    """For callbacks: show `view` with these values typed in."""
+    """Show `view` with these values typed in; for callbacks."""
     for key, value in values.items():
         st.session_state[key] = value
     if view != st.session_state["view"]:
@@ -207,7 +207,7 @@ def go(view: str, **values: str) -> None:
 
 
 def to_steer(neuron: Neuron | str, **values: str) -> None:
-    """For callbacks: add an edit that switches the neuron off, and show the steering view with these values."""
+    """Add an edit that switches the neuron off, and show the steering view with these values; for callbacks."""
     lines = st.session_state.get("edits", "")
     go("steer", edits=f"{lines.rstrip()}\n{neuron}*0".strip(), **values)
 
@@ -216,12 +216,12 @@ def to_steer(neuron: Neuron | str, **values: str) -> None:
 
 
 def read_prompt(text: str) -> str | Chat:
-    """A text, or the messages of a chat as JSON. Raises `InputError`."""
+    """Return a text as it is, and the messages of a chat as JSON as a `Chat`. Raises `InputError`."""
     return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
 
 
 def prompts() -> tuple[str, str | None]:
-    """The fields for a prompt and its counterfactual; while the second is empty, suggestions can be asked for."""
+    """Draw the fields for a prompt and its counterfactual; if the second is empty, offer suggestions."""
 
     def forget() -> None:
         if st.session_state.get("counterfactual") == OTHER:
@@ -237,7 +237,7 @@ def prompts() -> tuple[str, str | None]:
 
 
 def _suggested(prompt: str) -> None:
-    """On a click three prompts, of which one is taken by another click."""
+    """Suggest three counterfactuals on a click; another click chooses one."""
     if st.button("Suggest a counterfactual", key="suggest", icon=":material/compare_arrows:"):
         from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
 
@@ -259,19 +259,19 @@ def _suggested(prompt: str) -> None:
 
 
 def heat(relevance: Relevance, answer: bool = False) -> None:
-    """The tokens, shaded by their relevance; answer: followed by the target."""
+    """Show the tokens, shaded by their relevance; answer: followed by the target."""
     tokens = relevance_heatmap(relevance)
     st.html(ANSWER.format(tokens, relevance.target_text) if answer else HEAT.format(tokens))
 
 
 def target_label(relevance: Relevance) -> str:
-    """The target, and the contrast if there is one."""
+    """Return the target, and the contrast if there is one, as Markdown."""
     contrast = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
     return token_label(relevance.target_text) + contrast
 
 
 def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
-    """The nodes of a relevance with the tokens they promote, and with their labels if there is an index."""
+    """Return the nodes of a relevance with the tokens they promote, and with their labels if there is an index."""
     from icebear.actmax.explanation import Explanation
 
     with st.skeleton(height=240), store() if has_labels() else nullcontext() as opened:
@@ -281,7 +281,7 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
 def node_table(
     explanation: Explanation, key: str, columns: Sequence[str], height: int | str = "auto", **values: str
 ) -> None:
-    """The nodes of an explanation, with buttons below; values: what the steering view gets with the first neuron."""
+    """Show the nodes of an explanation. values: typed into the steering view when the first neuron is sent there."""
     table = explanation.to_frame().rename(columns={"polarity": "sign"})
     if any(node.ranked.neuron.site == "head" for node in explanation.nodes):
         apart = {"activation", "counterfactual"}
@@ -297,10 +297,10 @@ def node_table(
 
 
 def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels: bool = False, **options: Any) -> None:
-    """A table of neurons. A click on a row opens the card of the neuron in its columns neuron and sign.
+    """Show a table of neurons. A click on a row opens the card of the neuron in its columns neuron and sign.
 
-    sorts: a click on a column's header sorts by it; then only a row's box opens a card. labels: with their labels, if
-    the index has any.
+    sorts: a click on a column's header sorts by it; then only a row's box opens a card. labels: add the labels of the
+    index, if it has any.
     """
 
     def open_card() -> None:
@@ -325,7 +325,7 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
 
 
 def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> None:
-    """Neurons with a polarity, if they have one; a click on one opens its card."""
+    """Show neurons with a polarity, if they have one; a click on one opens its card."""
 
     def open_card() -> None:
         if st.session_state[key]:
@@ -338,17 +338,17 @@ def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> N
 
 
 def plain(text: str) -> str:
-    """Text that shows as itself where Streamlit expects Markdown."""
+    """Escape a text that Streamlit would read as Markdown."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text.replace("\n", " "))
 
 
 def token_label(text: str) -> str:
-    """A token for a button: its spaces visible, its Markdown not."""
+    """Return a token with visible spaces and escaped Markdown."""
     return plain(visible(text.replace(" ", "␣")))
 
 
 def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:
-    """A button for each file: suffix -> the function that makes it, called on the click."""
+    """Offer files for download. files: suffix -> the function that makes the file, called on the click."""
     with st.popover("Download", icon=":material/download:"):
         for suffix, make in files.items():
             st.download_button(suffix.upper(), make, f"{name}.{suffix}", key=f"{name}.{suffix}", on_click="ignore")

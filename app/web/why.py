@@ -22,7 +22,7 @@ WORD, ALTERNATIVE = "word", "alternative"
 
 
 def selects_alternative() -> bool:
-    """Whether a click selects the alternative, not the word to explain."""
+    """Return whether a click selects the alternative, not the word to explain."""
     return st.session_state.get("clicks") == ALTERNATIVE
 
 
@@ -81,7 +81,7 @@ def _parts(relevance: Relevance, sources: SourceBreakdown) -> None:
 
 
 def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> None:
-    """A circuit explains the difference to the same conversation with another last message of the user."""
+    """Offer the circuit behind the difference to the same conversation with another last message of the user."""
     users = [place for place, message in enumerate(before.messages) if message["role"] == "user"]
     if not users or relevance.target is None:
         return
@@ -102,6 +102,6 @@ def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> 
 
 
 def _up_to(messages: Any, answer: Answer, start: int) -> str:
-    """The messages and the beginning of the answer, as the JSON that a field for a prompt takes."""
+    """Return the messages and the beginning of the answer as JSON, for the field for a prompt."""
     chat, begun = Chat(messages), "".join(answer.token_strings[:start])
     return (chat.then("assistant", begun, answer.ids[:start]) if start else chat).to_json(None)

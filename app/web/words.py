@@ -1,4 +1,4 @@
-"""A message as words to click on: one component of Streamlit, which draws text as text."""
+"""A message as words to click on: one Streamlit component, which never reads text as HTML."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draw(
 
 
 def words_of(pieces: Sequence[str]) -> list[Word]:
-    """Tokens to click on; a character of several tokens is one word, which stands for all of them."""
+    """Return the words of tokens; a character of several tokens is one word, which stands for all of them."""
     words: list[Word] = []
     for place, piece in enumerate(pieces):
         if piece:
@@ -49,5 +49,5 @@ def words_of(pieces: Sequence[str]) -> list[Word]:
 
 
 def split(text: str) -> list[str]:
-    """A text in words and signs, each with the space before it."""
+    """Split a text into words and signs, each with the space before it."""
     return re.findall(r"\s*(?:\w+(?:['\u2019-]\w+)*|[^\w\s]+)|\s+$", text)
