@@ -97,11 +97,11 @@ class Explanation(Tabled):
     nodes: tuple[ExplainedNode, ...]
     ablations: tuple[Ablation, ...] = ()
     """Sufficiency and necessity of the largest nodes, with controls; only with a counterfactual or base model."""
-    removed: RandomControl | None = None
+    removal_control: RandomControl | None = None
     """The control that removes the two tokens that contribute most."""
-    silenced: RandomControl | None = None
+    silencing_control: RandomControl | None = None
     """The control that sets the first nodes to 0 (`silencing_control`)."""
-    alone: Relevance | None = None
+    without_counterfactual: Relevance | None = None
     """With a counterfactual: the relevance of the tokens without it."""
     circuit: CheckedCircuit | None = None
     cards: tuple[Card, ...] = ()
@@ -116,8 +116,8 @@ class Explanation(Tabled):
         *,
         store: Store | None = None,
         sizes: Sequence[int] = (),
-        removed: RandomControl | None = None,
-        alone: Relevance | None = None,
+        removal_control: RandomControl | None = None,
+        without_counterfactual: Relevance | None = None,
         graph: Graph | None = None,
         cards: int = 0,
     ) -> Explanation:
@@ -149,8 +149,8 @@ class Explanation(Tabled):
             ranking,
             nodes,
             tuple(ablation(model, relevance, size, ranking.site or "ffn") for size in sizes),
-            removed=removed,
-            alone=alone,
+            removal_control=removal_control,
+            without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
             cards=tuple(describe(store, neuron, model, CARD_EXAMPLES) for neuron in neurons) if store else (),
         )
@@ -180,9 +180,9 @@ class Explanation(Tabled):
         optional = {
             "meanings": [meaning.to_dict() for meaning in self.meanings],
             "ablation": [vars(row) for row in self.ablations],
-            "removed": self.removed and self.removed.to_dict(),
-            "silenced": self.silenced and self.silenced.to_dict(),
-            "alone": self.alone and self.alone.to_dict(0),
+            "removal_control": self.removal_control and self.removal_control.to_dict(),
+            "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
+            "without_counterfactual": self.without_counterfactual and self.without_counterfactual.to_dict(0),
             **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
         }
@@ -296,8 +296,8 @@ def controlled(
         ranking,
         store=store,
         sizes=SIZES if _can_ablate(model, relevance, ranking.site or "ffn") else (),
-        removed=token_removal_control(model, prompt, relevance) if next_token else None,
-        alone=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
+        removal_control=token_removal_control(model, prompt, relevance) if next_token else None,
+        without_counterfactual=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
         graph=graph,
         cards=cards,
     )

@@ -188,7 +188,7 @@ DOORS = {
         lambda at, x: at.relevance.neurons.only(3, x, at.relevance.prompt),
         (["x"], [99], 99, "x", [2.5], None),
     ),
-    "less": (lambda at, x: at.relevance.less(x), (3, None, "ice")),
+    "minus": (lambda at, x: at.relevance.minus(x), (3, None, "ice")),
     "combined": (lambda at, x: at.positions.combined(x), NO_NAME),
     "ablation.k": (lambda at, x: icebear.ablation(at.model, at.relevance, x), NO_COUNT),
     "ablation.site": (lambda at, x: icebear.ablation(at.model, at.relevance, 3, x), ("x", "", 3, ["ffn"], "q")),

@@ -27,7 +27,7 @@ def test_its_numbers_are_those_of_the_library(model, explanation):
     relevance = attribute(model, PROMPT, contrast="z", counterfactual=OTHER)
     assert [node.ranked for node in explanation.nodes] == relevance.top(10, "ffn", position="all")
     assert list(explanation.ablations) == [ablation(model, relevance, size) for size in SIZES]
-    assert explanation.removed == token_removal_control(model, PROMPT, relevance)
+    assert explanation.removal_control == token_removal_control(model, PROMPT, relevance)
     for node in explanation.nodes:
         assert node.words == project(model, node.ranked.neuron, 8).words(node.ranked.polarity)
         assert node.token == relevance.prompt.strings[node.ranked.position]
@@ -71,7 +71,7 @@ def test_the_circuit_is_the_librarys(model, whole):
     assert whole.circuit.graph.to_json() == graph.to_json()
     assert whole.circuit.faithfulness == graph.faithfulness()
     assert list(whole.circuit.without) == [graph.without(group) for group in graph.groups[:6]]
-    assert whole.alone.tokens.tolist() == attribute(model, PROMPT, contrast="z").tokens.tolist()
+    assert whole.without_counterfactual.tokens.tolist() == attribute(model, PROMPT, contrast="z").tokens.tolist()
     json.dumps(whole.to_dict(), allow_nan=False)
 
 
@@ -79,7 +79,7 @@ def test_beside_each_claim_stands_its_control(whole, tmp_path):
     """Of the words, of the list, of the edges, and of each group."""
     page = html.unescape(whole.to_html(tmp_path / "a.html"))
     assert html.unescape((tmp_path / "a.html").read_text()) == page
-    assert str(whole.removed) in page
+    assert str(whole.removal_control) in page
     for row in whole.ablations:
         for name in ("sufficiency", "necessity"):
             shares = (getattr(row, kind + name) for kind in ("", "random_", "most_changed_"))

@@ -81,8 +81,8 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
         parts.append(Text(relevance.comparison_text(), "dim"))
     if explanation.ablations:
         parts.append(ablation_table(explanation.ablations))
-    if explanation.removed:
-        parts.append(Text(str(explanation.removed), "dim"))
+    if explanation.removal_control:
+        parts.append(Text(str(explanation.removal_control), "dim"))
     if circuit:
         parts += [Text(summary(circuit.graph)), groups_table(circuit.graph, circuit.without)]
     return Group(*parts)

@@ -158,7 +158,7 @@ class Tools:
         other = other_prompt(read, counterfactual)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
         control = token_removal_control(model, read, relevance)
-        explanation = Explanation.of(model, relevance, removed=control)
+        explanation = Explanation.of(model, relevance, removal_control=control)
         rows = _largest(explanation.tokens, k, "relevance")
         return self._explained("tokens", explanation, control, tokens=rows)
 
@@ -189,7 +189,7 @@ class Tools:
         control = silencing_control(model, read, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
         ablations = list(map(vars, explanation.ablations))
         rows = [node.to_dict() for node in nodes]
-        explanation = replace(explanation, silenced=control)
+        explanation = replace(explanation, silencing_control=control)
         return self._explained("neurons", explanation, control, neurons=rows, ablation=ablations)
 
     def _explained(self, kind: str, explanation: Explanation, control: RandomControl, **rows: Any) -> Answer:

@@ -163,4 +163,4 @@ def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Releva
     phrases = [replace(row, phrase=phrase, contrast_phrase=None) for phrase in (row.phrase, row.contrast_phrase)]
     whole = request.whole()
     (here,), (there,) = (_of_batch(whole, [phrase]) for phrase in phrases)
-    return request.reduced(here.less(there))
+    return request.reduced(here.minus(there))

@@ -137,7 +137,7 @@ class NeuronScores:
         relevance, activation, counterfactual = parts
         return NeuronScores(relevance, activation, tuple(at), self.head_count, counterfactual, largest)
 
-    def less(self, other: NeuronScores, before: int) -> NeuronScores:
+    def minus(self, other: NeuronScores, before: int) -> NeuronScores:
         """Subtract another relevance at the positions up to `before` that both recorded."""
         shared = [place for place in self.recorded if place < before and place in other.recorded]
         here, there = ([scores.recorded.index(place) for place in shared] for scores in (self, other))

@@ -158,7 +158,7 @@ class Relevance(SavedResult, Tabled):
         """The contrast token or phrase; empty if there is none."""
         return self.contrast.text if self.contrast else self.contrast_phrase.text if self.contrast_phrase else ""
 
-    def less(self, other: Relevance) -> Relevance:
+    def minus(self, other: Relevance) -> Relevance:
         """Subtract the relevance for another answer to the same prompt. Raises `InputError`."""
         common, counterfactual = self.predicted_at + 1, self.counterfactual
         if not isinstance(other, Relevance) or other.prompt.ids[:common] != self.prompt.ids[:common]:
@@ -173,9 +173,9 @@ class Relevance(SavedResult, Tabled):
         return replace(
             self,
             tokens=tokens,
-            neurons=self.neurons.less(other.neurons, common),
+            neurons=self.neurons.minus(other.neurons, common),
             contrast_phrase=ContrastPhrase(other.target_text, other.prompt.strings[common:], other.tokens[common:]),
-            sums=self.sums.less(other.sums),
+            sums=self.sums.minus(other.sums),
             counterfactual=counterfactual,
         )
 

@@ -46,12 +46,12 @@ def model_difference(model: Model, base: Model, row: PromptRequest, here: Releva
         raise InputError(f"{base.name} splits the prompt into other tokens than {model.name}; give token ids.")
     if here.positions is not None:
         raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
-    scores = replace(here.neurons.less(there.neurons, len(here.tokens)), counterfactual=there.neurons.activation)
+    scores = replace(here.neurons.minus(there.neurons, len(here.tokens)), counterfactual=there.neurons.activation)
     return replace(
         here,
         tokens=here.tokens - there.tokens,
         neurons=scores,
-        sums=here.sums.less(there.sums),
+        sums=here.sums.minus(there.sums),
         counterfactual=Counterfactual(
             prompts=(here.prompt.strings,),
             pairs=() if row.contrast_phrase is not None else (joint_objective(model, [row]),),

@@ -63,7 +63,7 @@ class Conservation:
     def rest(self) -> float:
         return self.target - self.tokens - self.positions - self.biases - self.softmax
 
-    def less(self, other: Conservation) -> Conservation:
+    def minus(self, other: Conservation) -> Conservation:
         return Conservation(*(getattr(self, part.name) - getattr(other, part.name) for part in fields(self)))
 
     def to_dict(self) -> dict[str, float]:
