@@ -88,7 +88,7 @@ def behaviour(
         raise InputError("There is no prompt; give at least one.")
     names = [site] if site else ["ffn", "attn"]
     sites = ["attn" if name == "head" else name for name in names]
-    how = {"method": method, "sites": sites, "checkpoint": checkpoint, "record": "last"}
+    how: dict[str, Any] = {"method": method, "sites": sites, "checkpoint": checkpoint, "record": "last"}
     rows, among_top, activations = [], Counter[Neuron](), torch.zeros(())
     for relevance in _explained(model, cases, how):
         among_top.update(row.neuron for row in relevance.top(k, site, polarity))
@@ -116,7 +116,8 @@ def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
 
     defaults: values for missing fields. Raises `InputError`.
     """
-    names, cases = ("target", "contrast", "counterfactual"), []
+    names = ("target", "contrast", "counterfactual")
+    cases: list[Case] = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue

@@ -111,7 +111,7 @@ def token_removal_control(
         raise InputError("Tokens are removed only from a text, for one target token; explain one.")
     contrast = relevance.contrast and relevance.contrast.id
     objective = objective_of(model, [prompt], relevance.target.id, contrast, kind=relevance.prediction.objective)
-    choices = [(), first, *_drawn(others, len(first), seed)]
+    choices: list[Sequence[int]] = [(), first, *_drawn(others, len(first), seed)]
     masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
     for mask, places in zip(masks, choices, strict=True):
         mask[list(places)] = True

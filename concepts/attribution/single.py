@@ -92,7 +92,8 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
 
 def _method_scores(request: AttributionRequest, objective: Objective) -> list[Relevance]:
     """Explain prompts by a method that computes the scores itself."""
-    model, method, results = request.model, request.method, []
+    model, method = request.model, request.method
+    results: list[Relevance] = []
     assert method is not None
     scores = method.scores(model, objective)
     with model.lock, torch.no_grad():
