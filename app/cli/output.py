@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _OnStderr(logging.Handler):
-    """Writes to what stderr is when a message comes; tests and notebooks replace it."""
+    """Looks up stderr for each message, because tests and notebooks replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(self.format(record), err=True)
@@ -73,7 +73,7 @@ def show(as_json: bool, document: Any, *renderables: Any) -> None:
 
 
 def write_page(path: str | None, content: Callable[[], str | bytes]) -> None:
-    """Write what `content` returns to a file, where one is named."""
+    """Write what `content` returns to a file, if a path is given."""
     if path:
         write_file(path, content())
         click.echo(f"Wrote {path}", err=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from icebear.concepts.corpus import Corpus
 
 SECONDS = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""The time between two lines of progress without a terminal."""
 
 
 def bar(what: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:

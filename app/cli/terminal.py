@@ -206,13 +206,13 @@ def behaviour_table(neurons: Sequence[BehaviourNeuron], words: dict[Any, Project
 
 
 def probabilities(answer: icebear.Answer) -> Text:
-    """The answer; a token is the darker the less probable it was."""
+    """The answer with its less probable tokens on darker colors."""
     parts = zip(answer.token_strings, answer.probabilities, strict=True)
     return Text.assemble(*((token, shade(probability - 1)) for token, probability in parts))
 
 
 def origins_report(origins: SourceBreakdown) -> Group:
-    """What the parts of the input contributed to an answer, and the share that passes through FFN neurons."""
+    """The contributions of the parts of the input to an answer, and the share that passes through FFN neurons."""
     parts = [(part.name, part.positive, part.negative) for part in origins.parts]
     parts.append(("biases", max(origins.biases, 0), min(origins.biases, 0)))
     rows = [
@@ -332,7 +332,7 @@ def card_report(card: icebear.Card) -> Group:
 
 
 def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
-    """A label, what it was measured on, and sentences from documents that it was not made from."""
+    """A label with its scores and sentences from held-out documents."""
     parts: list[Any] = [Text(f"\nPolarity {polarity}: {score_text.title(meaning)}", "bold")]
     if meaning:
         parts += [Text(line, "dim") for line in score_text.measured(meaning)]
@@ -395,7 +395,7 @@ def _bar(token: TokenScore) -> str:
 
 
 def recipe_report(recipe: icebear.Recipe) -> Group:
-    """A recipe's edits, what is known about their neurons, their side effects, and provenance.
+    """A recipe's edits with their neurons, side effects and provenance.
 
     Raises `RecipeError` where its provenance is not as icebear writes it.
     """
@@ -462,7 +462,7 @@ def concept_report(
 
 
 def provenance_lines(concept: icebear.Concept) -> list[str]:
-    """How a concept was found, and how well it detects, in words."""
+    """Return lines on how a concept was found and how well it detects."""
     record = concept.provenance
     if "auroc" not in record:
         return [f"made by {record.get('found_by', 'hand')}"]
@@ -493,7 +493,7 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
-    """How similar two concepts are, by three measures."""
+    """The similarity of two concepts by three measures."""
     values = (
         ("neurons", similarity.neurons, "share of (neuron, sign) pairs in both"),
         ("directions", similarity.directions, "cosine of their directions in the residual stream"),
@@ -504,7 +504,7 @@ def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
 
 
 def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None) -> Group:
-    """What a concept measures in one text, token by token, or in several."""
+    """The values of a concept in the tokens of one text, or in several texts."""
     maps = [heatmap(row.tokens, list(row.values), row.excluded) for row in rows]
     first = rows[0]
     if len(rows) > 1:
@@ -520,7 +520,7 @@ def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None
 
 
 def steered_line(concept: icebear.Concept, recipe: icebear.Recipe, plain: float, steered: float) -> Text:
-    """How strongly a concept was steered, and its values in both texts."""
+    """The strength with which a concept was steered, and its values in both texts."""
     record = recipe.provenance
     kl = f", off-target KL {record['off_target_kl']:.3f} nats" if "off_target_kl" in record else ""
     return Text(

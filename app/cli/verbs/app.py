@@ -49,7 +49,7 @@ def app(options: Options) -> None:
 
 
 def _serve(port: int) -> None:
-    """Serve until interrupted or ended. In a terminal a browser is opened."""
+    """Serve until interrupted. Open a browser if stdout is a terminal."""
     import socket
     import webbrowser
 

@@ -91,7 +91,7 @@ class _Conversation:
             self.console.print(HELP, markup=False)
         elif command == "/save":
             if not words or not self.messages:
-                raise InputError("Say something first, and name a file: /save chat.json.")
+                raise InputError("Send a message first, and name a file: /save chat.json.")
             write_page(words, lambda: Chat(self.messages).to_json() + "\n")
         elif command == "/why":
             phrase, _, contrast = words.partition(" | ")
@@ -120,7 +120,7 @@ class _Conversation:
 
     def _answer(self) -> icebear.Answer:
         if self.last is None:
-            raise InputError("There is no answer yet; ask something.")
+            raise InputError("There is no answer yet; send a message first.")
         return self.last
 
     def _why(self, phrase: str, contrast: str | None) -> Group:
