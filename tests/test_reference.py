@@ -102,21 +102,21 @@ def test_tokens_sites_positions_and_shares_equal_the_reference(name, kind, metho
     assert abs(found.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
     if model.task.name == "image":
         assert near(found.image.pixels, leaves[0].R.sum(0))
-        tape.kept["biases"] += sum(token.R.sum().item() for token in tape.own)
+        tape.retained["biases"] += sum(token.R.sum().item() for token in tape.own)
     else:
         assert near(found.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
     for site in model.sites:
         assert near(found.of(site), tape.site(site, model.layers, len(found.tokens))), site
     conserved = found.conservation()
     assert conserved.target == about(logits[target].item())
-    assert conserved.biases == about(tape.kept["biases"], abs=1e-8)
+    assert conserved.biases == about(tape.retained["biases"], abs=1e-8)
     if method.positions:
         positions = tape.position_relevance(*found.positions.shape)
         assert near(found.positions, positions)
         assert conserved.positions == about(positions.sum().item(), abs=1e-8)
     if kind == "eager" or method.positions or not ("t5" in name or "alibi" in name):
         # Fused attention does not tell what a constant position bias in it keeps: that is part of `softmax` there.
-        assert conserved.softmax == about(tape.kept["softmax"], abs=1e-8)
+        assert conserved.softmax == about(tape.retained["softmax"], abs=1e-8)
     if not isinstance(method.linear, Epsilon) or method.linear.eps == 0:
         assert abs(conserved.rest) < (1e-6 if name in IN_FLOAT32 else 1e-8) * max(1, abs(conserved.target))
 

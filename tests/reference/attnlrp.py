@@ -1,7 +1,7 @@
 """The slow, obvious implementation: relevance as explicit messages, operation by operation, without autograd.
 
 Every rule is written as its equation (AttnLRP: Achtibat et al. 2024; PA-LRP: Bakish et al. 2025). A message never sees
-a gradient: it takes the values of the forward pass and the relevance R of an output, and gives that of the inputs.
+a gradient: it takes the values of the forward pass and the relevance R of an output, and returns the inputs' relevance.
 """
 
 import torch
@@ -24,7 +24,7 @@ class Tape:
     def __init__(self, method):
         self.method = method
         self.values, self.sites, self.positions = [], {}, {}
-        self.kept = {"softmax": 0.0, "biases": 0.0, "positions": 0.0}
+        self.retained = {"softmax": 0.0, "biases": 0.0, "positions": 0.0}
 
     # --- leaves and constants ---
 
@@ -52,7 +52,7 @@ class Tape:
 
         def messages(R):
             shares = linear_shares(z, rule or self.method.linear) * R.reshape(y.shape)[..., None]
-            self.kept["biases"] += shares[..., -1].sum().item()
+            self.retained["biases"] += shares[..., -1].sum().item()
             return [shares[..., :-1].sum(1).reshape(v.x.shape)]
 
         return Value(self, y.reshape(*v.x.shape[:-1], len(weight)), [v], messages)
@@ -69,7 +69,7 @@ class Tape:
 
         def messages(R):
             ratio = torch.where(R == 0, 0, R / total)
-            self.kept[name] += (masked(c.expand(total.shape)) * ratio).sum().item()
+            self.retained[name] += (masked(c.expand(total.shape)) * ratio).sum().item()
             return [v.x * ratio]
 
         return Value(self, total, [v], messages)
@@ -105,14 +105,14 @@ class Tape:
 
         def messages(R):
             if self.method.softmax == "taylor":
-                found = x * (R - s * R.sum(-1, keepdim=True))
+                relevance = x * (R - s * R.sum(-1, keepdim=True))
             else:
                 jacobian = torch.diag_embed(s) - s[..., :, None] * s[..., None, :]  # J_ji
                 z = (jacobian * x[..., None, :]).clamp(min=0)  # z_ji+
                 share = z / z.sum(-1, keepdim=True)
-                found = (torch.nan_to_num(share) * R[..., None]).sum(-2)
-            self.kept["softmax"] += (R.sum() - found.sum()).item()
-            return [found]
+                relevance = (torch.nan_to_num(share) * R[..., None]).sum(-2)
+            self.retained["softmax"] += (R.sum() - relevance.sum()).item()
+            return [relevance]
 
         return Value(self, s, [v], messages)
 
@@ -150,23 +150,23 @@ class Tape:
         return self.move(v, lambda x: x.view(len(x), count, -1).transpose(0, 1))
 
     def rotate(self, v, cos, sin, layer, pairs=False):
-        """Rotary embedding of (H, T, d): v cos + turned v sin, of the first dimensions; `pairs` turns neighbours, not
+        """Rotary embedding of (H, T, d): v cos + rotated v sin, of the first dimensions; `pairs` turns neighbours, not
         halves. In PA-LRP cos and sin are sinks (Eq. 15)."""
         n = cos.shape[-1]
         if n < v.x.shape[-1]:
             first, rest = self.move(v, lambda x: x[..., :n]), self.move(v, lambda x: x[..., n:])
             return self.join([self.rotate(first, cos, sin, layer, pairs), rest], -1)
         if pairs:
-            turned = self.move(v, lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
+            rotated = self.move(v, lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
             sign = torch.tensor([-1.0, 1.0]).repeat(n // 2)
         else:
-            turned = self.move(v, lambda x: torch.cat((x[..., n // 2 :], x[..., : n // 2]), -1))
+            rotated = self.move(v, lambda x: torch.cat((x[..., n // 2 :], x[..., : n // 2]), -1))
             sign = torch.tensor([-1.0, 1.0]).repeat_interleave(n // 2)
-        turned = self.scale(turned, sign.to(v.x.dtype))
+        rotated = self.scale(rotated, sign.to(v.x.dtype))
         if self.method.positions:
             sinks = [self.position(c, layer, -2) for c in (cos, sin)]
-            return self.add(self.mul(v, sinks[0]), self.mul(turned, sinks[1]))
-        return self.add(self.scale(v, cos), self.scale(turned, sin))
+            return self.add(self.mul(v, sinks[0]), self.mul(rotated, sinks[1]))
+        return self.add(self.scale(v, cos), self.scale(rotated, sin))
 
     def bias(self, scores, value, layer):
         """Adds positions (broadcast to H, T, T) to the scores."""
@@ -181,7 +181,7 @@ class Tape:
         """A constant whose relevance is booked."""
 
         def messages(R):
-            self.kept[name] += R.sum().item()
+            self.retained[name] += R.sum().item()
             return []
 
         return Value(self, x, [], messages)
@@ -226,10 +226,10 @@ class Tape:
 
     def site(self, name, layers, tokens):
         """(L, T, N) relevance, with zeros in layers that do not have the site or do not read the token."""
-        found = self.sites[name]
-        width = next(iter(found.values())).x.shape[-1]
+        by_layer = self.sites[name]
+        width = next(iter(by_layer.values())).x.shape[-1]
         out = torch.zeros(layers, tokens.stop if isinstance(tokens, slice) else tokens, width, dtype=torch.float64)
-        for layer, value in found.items():
+        for layer, value in by_layer.items():
             start = getattr(value, "start", 0)
             out[layer, start : start + value.x.shape[0]] = value.R
         return out

@@ -48,12 +48,12 @@ class PairTape(Tape):
 
         def messages(m, other):
             there = other.sources[0].x
-            found = torch.zeros_like(v.x)
+            result = torch.zeros_like(v.x)
             for place in product(*map(range, v.x.shape[:-1])):
                 weights = zip(v.x[place].softmax(-1).tolist(), there[place].softmax(-1).tolist(), strict=True)
                 means = torch.tensor([logarithmic_mean(p, q) for p, q in weights], dtype=v.x.dtype)
-                found[place] = m[place] @ (torch.diag(means) - torch.outer(means, means) / means.sum())
-            return [found]
+                result[place] = m[place] @ (torch.diag(means) - torch.outer(means, means) / means.sum())
+            return [result]
 
         return Value(self, v.x.softmax(-1), [v], messages)
 
@@ -89,16 +89,16 @@ class PairTape(Tape):
         return self.constant(self.rms(centred, norm.weight, norm.eps), norm.bias, "biases")
 
     def move(self, v, f):
-        found = super().move(v, f)
-        alone = found.messages
-        found.messages = lambda m, other: alone(m)
-        return found
+        result = super().move(v, f)
+        alone = result.messages
+        result.messages = lambda m, other: alone(m)
+        return result
 
     def join(self, parts, dim):
-        found = super().join(parts, dim)
-        alone = found.messages
-        found.messages = lambda m, other: alone(m)
-        return found
+        result = super().join(parts, dim)
+        alone = result.messages
+        result.messages = lambda m, other: alone(m)
+        return result
 
 
 def mean(a, b):

@@ -155,7 +155,7 @@ def query_or_key(tape, attention, name, part, count, d, position):
 
 
 def latent(tape, attention, config, n, H, position):
-    """DeepSeek's: queries, keys and values out of a few numbers each; a part of queries and of one key is turned."""
+    """DeepSeek's: queries, keys and values out of a few numbers each; a part of queries and of one key is rotated."""
     own, rank = config.qk_nope_head_dim, config.kv_lora_rank
     part = lambda v, start, stop: tape.move(v, lambda x: x[..., start:stop])  # noqa: E731
     q = apply(tape, attention.q_b_proj, norm(tape, apply(tape, attention.q_a_proj, n), attention.q_a_layernorm))
@@ -211,10 +211,10 @@ def routed(tape, router, n, config):
     logits = tape.linear(n, router.weight, getattr(router, "bias", None))
     if model in ("gpt_oss", "granitemoe"):  # a softmax of those that are chosen
         chosen = torch.zeros_like(logits.x).scatter(1, logits.x.topk(router.top_k, -1).indices, 1.0)
-        away = torch.zeros_like(logits.x).masked_fill(chosen == 0, -torch.inf)
+        excluded = torch.zeros_like(logits.x).masked_fill(chosen == 0, -torch.inf)
         if held:
-            return tape.leaf((logits.x + away).softmax(-1)), chosen, True
-        return tape.softmax(tape.constant(logits, away, "biases")), chosen, False
+            return tape.leaf((logits.x + excluded).softmax(-1)), chosen, True
+        return tape.softmax(tape.constant(logits, excluded, "biases")), chosen, False
     if model in WITH_DENSE:
         s = tape.act(logits, torch.sigmoid)
         groups = s.x.view(len(s.x), router.num_group, -1)
@@ -225,9 +225,9 @@ def routed(tape, router, n, config):
         s = tape.leaf(logits.x.softmax(-1)) if held else tape.softmax(logits)
         among = s.x
     chosen = torch.zeros_like(s.x).scatter(1, among.topk(router.top_k, -1).indices, 1.0)
-    kept = tape.scale(s, chosen)
-    total = kept.x.sum(-1, keepdim=True) if getattr(config, "norm_topk_prob", True) else 1
-    return tape.scale(kept, getattr(config, "routed_scaling_factor", 1) / total), chosen, held  # Eq. 19
+    chosen_weights = tape.scale(s, chosen)
+    total = chosen_weights.x.sum(-1, keepdim=True) if getattr(config, "norm_topk_prob", True) else 1
+    return tape.scale(chosen_weights, getattr(config, "routed_scaling_factor", 1) / total), chosen, held  # Eq. 19
 
 
 def expert_map(experts, name, e):
@@ -378,7 +378,7 @@ def gpt(tape, net, ids):
         parts = []
         for name, part in zip("qkv", raw, strict=True):
             part = tape.heads(tape.tag(name, number, part), part.x.shape[-1] // d)
-            parts.append(part if name == "v" else turned(tape, core, layer, part, number))
+            parts.append(part if name == "v" else rotated(tape, core, layer, part, number))
         heads = tape.tag("attn", number, tape.attention(*parts, causal(T), d**-0.5, bias, number))
         o = apply(tape, layer.get_submodule(spec["o"]), heads)
         if not parallel:
@@ -408,7 +408,7 @@ def split(tape, fused, kind, H, d):
     return [tape.move(fused, lambda x, p=p: x.view(T, groups, each + 2, d)[:, :, p].flatten(1)) for p in places]
 
 
-def turned(tape, core, layer, part, number):
+def rotated(tape, core, layer, part, number):
     T = part.x.shape[1]
     if hasattr(layer, "attn") and hasattr(layer.attn, "embed_positions"):  # GPT-J
         sin, cos = (x.repeat_interleave(2, -1) for x in layer.attn.embed_positions[:T].double().chunk(2, -1))
@@ -473,7 +473,7 @@ def t5_attention(tape, part, h, memory, bias, number, offset, mask):
 
 def relative_bias(attention, T):
     """(H, T, T) a learned bias by bucket of the distance: the first half exact, the others logarithmic."""
-    count, furthest = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
+    count, max_distance = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
     bias = torch.zeros(attention.n_heads, T, T, dtype=torch.float64)
     for i in range(T):
         for j in range(T):
@@ -484,7 +484,7 @@ def relative_bias(attention, T):
             distance = max(distance, 0)
             exact = buckets // 2
             if distance >= exact:
-                far = math.log(distance / exact) / math.log(furthest / exact) * (buckets - exact)
+                far = math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact)
                 distance = min(exact + int(far), buckets - 1)
             bias[:, i, j] = attention.relative_attention_bias.weight[bucket + distance]
     return bias
