@@ -1,0 +1,83 @@
+"""The field's words: no old one among identifiers, options, JSON keys and columns, and no old phrase in help and pages."""
+
+import ast
+import re
+
+import click
+import nbformat
+import pytest
+from pages import NOTEBOOKS, PAGES, ROOT
+
+from icebear.app.cli.main import main
+
+FOLDERS = ("concepts", "actmax", "steering", "db", "app", "icebear", "benchmarks")
+CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+WHOLE = {"found", "told", "said", "asked", "given", "kept", "like", "away", "beyond", "turned", "turn_up", "turn_down"}
+"""Names that say nothing, or that the field calls otherwise."""
+PARTS = re.compile(r"versus|beside_chance|left_without|furthest|neutral|twin|price")
+PHRASES = re.compile(
+    r"\b(versus|drives (it|them|each neuron) furthest|twins?|neutral places|left without|is left of it|(are|is) told"
+    r"|so often|read on|those that|that of the|what is longer|as they are there)\b",
+    re.IGNORECASE,
+)
+
+
+def names(tree):
+    """The identifiers, keyword arguments, keys of dictionaries and options of a module, with their lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(asname=str(name)):
+                yield name, node.lineno
+            case ast.keyword(arg=str(name)):
+                yield name, node.value.lineno
+            case ast.Dict(keys=keys):
+                yield from ((key.value, key.lineno) for key in keys if isinstance(key, ast.Constant))
+            case ast.Constant(value=str(text)) if text.startswith("--"):
+                yield text.strip("-").split("/")[0].replace("-", "_"), node.lineno
+
+
+def old(name):
+    return isinstance(name, str) and (name in WHOLE or bool(PARTS.search(name.lower())))
+
+
+def test_no_old_word_is_a_name():
+    lines = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in CODE
+        for name, line in names(ast.parse(path.read_text()))
+        if old(name)
+    ]
+    assert not lines, "\n".join(lines)
+
+
+def test_no_old_word_is_a_column():
+    schema = (ROOT / "db" / "schema.sql").read_text()
+    assert not [word for word in re.findall(r"\w+", re.sub(r"--.*", "", schema)) if old(word)]
+
+
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.stem)
+def test_no_old_phrase_is_on_a_page(path):
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        text = "\n".join(cell.source for cell in nbformat.reads(text, as_version=4).cells)
+    assert not [match[0] for match in PHRASES.finditer(" ".join(text.split()))]
+
+
+def helps(command, path=("icebear",)):
+    yield " ".join(path), command.get_help(click.Context(command, info_name=path[-1]))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(None):
+            yield from helps(command.get_command(None, name), (*path, name))
+
+
+def test_no_old_phrase_is_in_a_help_text():
+    found = [(verb, match[0]) for verb, text in helps(main) for match in PHRASES.finditer(" ".join(text.split()))]
+    assert not found
+
+
+def test_old_words_are_seen():
+    tree = ast.parse("def flip(to, *, away=False):\n    found = {'price': 1}\n    option('--versus-model')")
+    assert [name for name, _ in names(tree) if old(name)] == ["away", "found", "price", "versus_model"]
+    assert PHRASES.search("Sentences that drives it furthest")
