@@ -1,4 +1,4 @@
-"""The field's words: no old one among identifiers, options, JSON keys and columns, and no old phrase in help and pages."""
+"""The field's words: no old one is a name, an option, a key or a column, and no old phrase is in help or on pages."""
 
 import ast
 import re
