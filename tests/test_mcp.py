@@ -37,7 +37,7 @@ TOOLS = {
     "search": "text k",
     "steer": "prompt edits target contrast chat max_new_tokens",
     "flip": "prompt to source chat max_neurons",
-    "concept_find": "name with_texts without_texts most",
+    "concept_find": "name with_texts without_texts max_neurons",
     "concept_measure": "concept text",
     "concept_steer": "concept prompt kl suppress chat max_new_tokens",
     "more": "handle part start count",

@@ -108,8 +108,9 @@ def _steered(concept: Concept, prompt: str, kl: float, suppress: bool) -> tuple[
     plain_value, steered = (
         concept.measure(loaded, prompt + side.text).value for side in (result.plain, result.steered)
     )
+    strength, kl = recipe.provenance["strength"], recipe.provenance["off_target_kl"]
     line = (
-        f"Strength {recipe.provenance['strength']:.3g}, {recipe.provenance['kl']:.3f} nats; the concept measures "
-        f"{plain_value:+.2f} in the plain text and {steered:+.2f} in the steered text."
+        f"Strength {strength:.3g}, {kl:.3f} nats; the concept measures {plain_value:+.2f} in the plain text and "
+        f"{steered:+.2f} in the steered text."
     )
     return result, line
