@@ -18,7 +18,8 @@ from resident import peak
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from icebear import Model, attribute
-from icebear.concepts.models.presets import PRESETS, fetch
+from icebear.concepts.models.conversion import fetch
+from icebear.concepts.models.presets import PRESETS
 
 ONE_BILLION = LlamaConfig(
     hidden_size=2048,

@@ -121,7 +121,8 @@ def main() -> None:
             work(tokens[:8])
             peak(lambda: work(tokens))
         return
-    from icebear.concepts.models.presets import PRESETS, fetch
+    from icebear.concepts.models.conversion import fetch
+    from icebear.concepts.models.presets import PRESETS
 
     folder = str(fetch(PRESETS["smollm2-135m"]))
     pythons = {"icebear": Path(sys.executable), "lxt": options.python or environment()}

