@@ -171,7 +171,7 @@ def read_corpus(
         streamed = True
     if (config or split or revision) and not streamed:
         raise InputError(f"{name} is not a Hugging Face data set, so it has no config, split or revision; omit them.")
-    facts = {"corpus": name, "language": language, "column": column}
+    facts: dict[str, Any] = {"corpus": name, "language": language, "column": column}
     facts |= {"config": config, "split": split, "revision": revision, "content": content}
     return Corpus(facts, limit, lambda: itertools.islice(documents(), limit), streamed)
 

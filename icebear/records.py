@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from icebear.errors import InputError
 from icebear.values import one_of, shown, whole
@@ -62,7 +62,7 @@ def as_neuron(neuron: Neuron | str) -> Neuron:
     return neuron if isinstance(neuron, Neuron) else Neuron.parse(neuron)
 
 
-POLARITIES = ("+", "-")
+POLARITIES: tuple[Literal["+"], Literal["-"]] = ("+", "-")
 
 
 @dataclass(frozen=True)

@@ -218,9 +218,10 @@ class _TokenTracker:
         """Return the acts of an edit in the running pass; acts, old and new (B, T, ...)."""
         stack = self.model.stack_of(edit.neuron.layer)
         position = self.position[stack]
-        columns = (position, self.read[stack][:, -position.shape[1] :], old.mean(-1), new.mean(-1))
+        columns: tuple[Tensor, ...] = (position, self.read[stack][:, -position.shape[1] :], old.mean(-1), new.mean(-1))
         places = acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
-        return [Act(edit, row, *(column[row, place].item() for column in columns)) for row, place in places]
+        values = ([column[row, place].item() for column in columns] for row, place in places)
+        return [Act(edit, row, *map(int, own[:2]), *own[2:]) for (row, _), own in zip(places, values, strict=True)]
 
     def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""

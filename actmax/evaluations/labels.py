@@ -161,7 +161,7 @@ def label_notes(lines: Lines) -> list[str]:
     frame["significant"] = of_label.passes
     together = (np.array(scores.benjamini_hochberg([row["p"] for row in rows])) & (of_label.passes > 0)).mean()
     higher = {part: of_label[part] - of_label.test for part in ("train", "validation")}
-    on = {part: f"{gain.mean():.3f} ± {gain.sem():.3f}" for part, gain in higher.items()}
+    on = {part: f"{np.mean(gain):.3f} ± {np.std(gain, ddof=1) / len(gain) ** 0.5:.3f}" for part, gain in higher.items()}
     return [
         f"{len(lines)} neurons, of which {len(rows)} of {2 * len(lines)} (neuron, polarity) are active",
         f"significant for all {len(rows)} together (Benjamini-Hochberg at 5 %): {together:.0%}",

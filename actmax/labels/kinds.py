@@ -148,7 +148,7 @@ class Words(LabelKind):
         most_active = top(sample.means(evidence.values), np.ones(len(sample.ids), dtype=bool), SENTENCES)
         anywhere = [word for number in most_active for word in sample.sentence_words[number]]
         for where, texts in (("earlier", words_until(evidence.places)), ("sentence", anywhere)):
-            best = [(word,) for word in distinctive(texts, background, total, 10)]
+            best: list[tuple[str, ...]] = [(word,) for word in distinctive(texts, background, total, 10)]
             labels += self._sizes(where, best, (1, 3, 5, 10))
         if evidence.marked:
             labels.append(Label.of(self.name, "earlier", evidence.marked))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
@@ -510,8 +510,8 @@ def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None
     if len(rows) > 1:
         values = ((f"{row.value:+.2f}", text) for row, text in zip(rows, maps, strict=True))
         return Group(grid(f">{first.concept}", "text", rows=values), Text(DEVIATIONS, "dim"))
-    parts = [Text.assemble((first.concept, "bold"), f" {first.value:+.2f}"), Padding(maps[0], (1, 2))]
-    parts.append(Text(DEVIATIONS, "dim"))
+    title = Text.assemble((first.concept, "bold"), f" {first.value:+.2f}")
+    parts: list[RenderableType] = [title, Padding(maps[0], (1, 2)), Text(DEVIATIONS, "dim")]
     if passing:
         share = f"{passing.relevance:+.1%} of the logit {passing.logit:.2f} of {passing.target!r}"
         drop = f"mean ablation of its neurons removes {passing.drop:+.1%}"

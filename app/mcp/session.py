@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +32,7 @@ class Result:
     """The result of a call."""
 
     value: Any
-    lists: dict[str, list[dict[str, Any]]]
+    lists: Mapping[str, Any]
     """Name -> all its rows."""
     files: dict[str, Callable[[], str]]
     """Suffix without its dot -> the function that returns the file's text."""
@@ -95,7 +95,7 @@ class Session:
 
     # --- results by handle ------------------------------------------------------------------------------
 
-    def keep(self, kind: str, value: Any, lists: dict[str, list[dict[str, Any]]], **files: Callable[[], str]) -> str:
+    def keep(self, kind: str, value: Any, lists: Mapping[str, Any], **files: Callable[[], str]) -> str:
         """Keep a result and return its handle."""
         handle = f"{kind}-{next(self.numbers)}"
         self.results[handle] = Result(value, lists, files)

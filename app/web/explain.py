@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import fmean
+from typing import Any
 
 import altair as alt
 import pandas
@@ -212,7 +213,7 @@ def _compared(prompt: str, target: str, site: str | None) -> None:
 def _shared_neurons(sides: dict[str, Relevance], site: str | None, count: int) -> pandas.DataFrame:
     """Return the top neurons of both sides at the last token, with their relevance on each; shared ones first."""
     top = {name: {row.neuron: row.polarity for row in side.top(count, site)} for name, side in sides.items()}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "neuron": str(neuron),
             "sign": sign,
@@ -221,4 +222,5 @@ def _shared_neurons(sides: dict[str, Relevance], site: str | None, count: int) -
         }
         for neuron, sign in (top["B"] | top["A"]).items()
     ]
-    return pandas.DataFrame(sorted(rows, key=lambda row: (row["in"] != "both", -max(row["A"], row["B"]))))
+    rows.sort(key=lambda row: (row["in"] != "both", -max(row["A"], row["B"])))
+    return pandas.DataFrame(rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy
 import pandas
 import streamlit as st
 
@@ -59,7 +58,7 @@ def _show(hits: list[Hit]) -> None:
 def _table(path: str, changed: int) -> pandas.DataFrame:
     with ui.store() as opened:
         table = opened.neurons.table().rename(columns={"name": "neuron"})
-        table["sign"] = "" if opened.by == "relevance" else numpy.where(table["max"] > -table["min"], "+", "-")
+        table["sign"] = "" if opened.by == "relevance" else (table["max"] > -table["min"]).map({True: "+", False: "-"})
         return table
 
 

@@ -157,7 +157,7 @@ def next_tokens(result: Comparison) -> tuple[pandas.DataFrame, str]:
     number = "logit" if any(token.probability is None for token in result.plain.next) else "probability"
     sides = {"plain": result.plain.next, "steered": result.steered.next}
     table = pandas.DataFrame({name: {repr(t.text): getattr(t, number) for t in side} for name, side in sides.items()})
-    return table.reindex(dict.fromkeys(repr(token.text) for token in result.plain.next)), number
+    return table.reindex(list(dict.fromkeys(repr(token.text) for token in result.plain.next))), number
 
 
 def differences(plain_text: str, steered: str) -> tuple[Markup, Markup]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas
 import streamlit as st
@@ -279,7 +279,7 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
 
 
 def node_table(
-    explanation: Explanation, key: str, columns: Sequence[str], height: int | str = "auto", **values: str
+    explanation: Explanation, key: str, columns: Sequence[str], height: int | Literal["auto"] = "auto", **values: str
 ) -> None:
     """Show the nodes of an explanation. values: typed into the steering view when the first neuron is sent there."""
     table = explanation.to_frame().rename(columns={"polarity": "sign"})

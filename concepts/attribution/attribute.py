@@ -145,8 +145,10 @@ def of_prompts(request: AttributionRequest) -> list[Relevance]:
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
     for place, (relevance, row) in enumerate(zip(results, request.prompts, strict=True)):
-        start = relevance.predicted_at + 1 if row.answer_start is None and row.phrase is not None else row.answer_start
-        results[place] = replace(relevance, prompt=replace(relevance.prompt, answer_start=start))
+        answer_start = row.answer_start
+        if answer_start is None and row.phrase is not None:
+            answer_start = relevance.predicted_at + 1
+        results[place] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start))
     return results
 
 

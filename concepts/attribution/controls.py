@@ -222,8 +222,8 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation
     choices = [chosen, largest(nodes.change(), count), *draws]
     sufficiency, remaining = recovered_shares(nodes, choices)
     necessity = [1 - share for share in remaining]
-    random = (fmean(values[2:]) for values in (sufficiency, necessity))
-    return Ablation(count, sufficiency[0], necessity[0], *random, sufficiency[1], necessity[1])
+    random = [fmean(values[2:]) for values in (sufficiency, necessity)]
+    return Ablation(count, sufficiency[0], necessity[0], random[0], random[1], sufficiency[1], necessity[1])
 
 
 def recovered_shares(

@@ -77,8 +77,8 @@ def output_profiles(graph: Graph) -> Tensor:
             part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
             w_out = vocabulary.direct_rows(graph.model, "attn", layer, part)
             assert w_out is not None
-            difference = change(graph.relevances[0], "attn")[layer, node.position, part]
-            rows.append(difference.to(w_out.dtype) @ w_out.cpu())
+            differences = change(graph.relevances[0], "attn")[layer, node.position, part]
+            rows.append(differences.to(w_out.dtype) @ w_out.cpu())
         else:
             difference = node.activation - node.counterfactual
             rows.append(vocabulary.direct_row(graph.model, node.neuron).cpu() * difference)

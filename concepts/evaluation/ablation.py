@@ -144,6 +144,10 @@ def ablate(
     return {**vars(pair), "difference": ends[0] - ends[1], "methods": results}
 
 
+def _notes(note: str, patching: bool, lines: Lines) -> list[str]:
+    return [note] if patching else [note, ratios(lines)]
+
+
 def ratios(lines: Lines) -> str:
     """Return a note on the ratio of means: F of 100 and 1,000 nodes over all pairs together."""
     weights = [line["difference"] for line in lines]
@@ -232,5 +236,5 @@ class AblationCurves(MethodEvaluation):
                 partial(measure, model, methods=methods, site=self.site),
                 name=task,
                 methods={name: name for name in methods if name != MATCHED or not self.patching},
-                notes=lambda lines, note=note: [note] if self.patching else [note, ratios(lines)],
+                notes=partial(_notes, note, self.patching),
             )

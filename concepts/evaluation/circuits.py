@@ -101,8 +101,12 @@ class Circuits(Evaluation):
                 name=task,
                 tables=partial(_tables, held_out),
                 listings=partial(_listings, overlaps(task, choices)),
-                notes=lambda _, notes=[note] * bool(held_out): notes,
+                notes=partial(_notes, [note] * bool(held_out)),
             )
+
+
+def _notes(notes: list[str], lines: Lines) -> list[str]:
+    return notes
 
 
 def _tables(held_out: Lines, lines: Lines) -> dict[str, Table]:

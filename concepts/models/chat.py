@@ -270,9 +270,9 @@ def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
     for role, begun, first, last, stop in spans:
         if role == "system" and marks.default and text[first:last].strip() == marks.default:
             first = last  # the template's own text is no message
-        opened = token(first)
-        closed = max(opened, bisect_left(ends, last))
-        made.append(Turn(role, token(begun), opened, closed, token(stop) if stop < len(text) else len(pieces)))
+        start = token(first)
+        end = max(start, bisect_left(ends, last))
+        made.append(Turn(role, token(begun), start, end, token(stop) if stop < len(text) else len(pieces)))
     return tuple(made)
 
 

@@ -43,6 +43,7 @@ class Recorder(Protocol):
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         """Take the gradients of the leaves, None where the number does not depend on one; called S times."""
+        return
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ def forward(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tens
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.no_grad())
-        for one in (target, *recorders):
-            stack.enter_context(one.reading(model))
+        for reading in (target.reading, *(recorder.reading for recorder in recorders)):
+            stack.enter_context(reading(model))
         numbers = target.numbers(model)
     return numbers if isinstance(numbers, Tensor) else torch.cat(numbers)
 
@@ -129,8 +130,8 @@ def forward_backward(
                 routers = [("router", layer) for layer in model.layers_with("router")]
                 stack.enter_context(hooks(model, routers, lambda site, layer, x: None))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
-        for one in (target, *recorders):
-            stack.enter_context(one.reading(model))
+        for reading in (target.reading, *(recorder.reading for recorder in recorders)):
+            stack.enter_context(reading(model))
         numbers = target.numbers(model)
         seeds = [numbers] if isinstance(numbers, Tensor) else numbers  # a backward pass costs only what is below it
         counts = [len(recorder.leaves) for recorder in recorders]

@@ -328,11 +328,11 @@ def concept_similarity(
     measures = float(np.asarray(np.corrcoef(values))[0, 1])
     if one[1].model_fingerprint != other[1].model_fingerprint:
         return ConceptSimilarity(None, None, measures)
-    directions = []  # (D,)
-    for model, concept in (one, other):
-        rows = [part.sign * part.weight * part.std * direct_row(model, part.neuron) for part in concept.parts]
-        directions.append(torch.stack(rows).sum(0))
-    return ConceptSimilarity(overlap(one[1], other[1]), torch.cosine_similarity(*directions, dim=0).item(), measures)
+    mine, theirs = (
+        torch.stack([p.sign * p.weight * p.std * direct_row(model, p.neuron) for p in concept.parts]).sum(0)
+        for model, concept in (one, other)
+    )  # (D,)
+    return ConceptSimilarity(overlap(one[1], other[1]), torch.cosine_similarity(mine, theirs, dim=0).item(), measures)
 
 
 def overlap(one: Concept, other: Concept) -> float:

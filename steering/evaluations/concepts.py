@@ -290,7 +290,7 @@ def classifier_of(ground: Ground, topic: Topic) -> tuple[Any, dict[str, float]]:
 def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direction]:
     """Return the methods by name."""
     model, seen = ground.model, data.material.seen
-    concepts = {}
+    concepts: dict[str, Concept] = {}
     for way in WAYS:
         ranked, weights = RANKINGS[way](data.material)
         concepts |= {f"{way} {size}": data.concept(f"{way} {size}", ranked[:size], weights) for size in STEERED_SIZES}
@@ -333,7 +333,8 @@ def _along(model: Model, layer: int, vector: Tensor) -> Direction:
 
 def steered(ground: Ground, data: ConceptData, classifier: Any, seed: int) -> dict[str, dict[str, dict[str, float]]]:
     """Return off-target KL -> method -> numbers; a method that cannot reach a KL is measured as near as it comes."""
-    model, rows = ground.model, {f"{kl}": {} for kl in KLS}
+    model = ground.model
+    rows: dict[str, dict[str, dict[str, float]]] = {f"{kl}": {} for kl in KLS}
     ids = word_ids(model, data.topic.held_out)
     outcome = partial(_outcome, model, classifier, seed=seed)
     for name, direction in directions(ground, data, seed).items():

@@ -59,7 +59,7 @@ def rank(options: Options) -> None:
     from icebear.app.cli.terminal import explanation_report
     from icebear.concepts.attribution.ranking import Ranking
 
-    position = options.position or ("all" if compared else "last")
+    position: Any = options.position or ("all" if compared else "last")
     sinks, template = options.include_sinks, options.include_template
     ranking = Ranking(
         options.top, options.site, options.polarity, position, include_sinks=sinks, include_template=template
