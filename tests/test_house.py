@@ -91,7 +91,7 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     assert top == {"icebear"}
     data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css concepts/calibration.txt "
     data += "concepts/attribution/common.txt concepts/evaluation/words.json db/schema.sql __init__.pyi py.typed"
-    data += " actmax/labels/categories.toml concepts/concept/topics.json steering/held_out.txt"
+    data += " actmax/labels/categories.toml concepts/concept/topics.json steering/held_out.txt app/cli/options.json"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
     assert templates
     assert {f"icebear/{name}" for name in (*data.split(), *templates)} <= set(names)

@@ -7,8 +7,10 @@ Other fields are an `option` or an `argument`. A field whose type is such a reco
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -41,94 +43,20 @@ class Position(click.ParamType):
 
 FILE, FOLDER = File(dir_okay=False), File(file_okay=False)
 AT_LEAST_1 = click.IntRange(min=1)
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    # what is explained
-    "--target": {"help": "Token or label to explain; default: the most probable one."},
-    "--contrast": {"help": "Explain the target's difference to this token or label, a phrase's to this phrase."},
-    "--target-text": {"help": "Explain a whole continuation instead of one token."},
-    "--chat": {"is_flag": True, "help": "PROMPT is a user message; apply the model's chat template."},
-    "--system": {"help": "System message before PROMPT, which then is a user message."},
-    "--messages": {"type": FILE, "help": "Read the messages of a chat from a JSON file instead of PROMPT."},
-    "--span": {"help": "Let the model answer, then explain part of the answer: a phrase, tokens 3:5, or all."},
-    "--number": {
-        "type": click.Choice(["log-odds", "logit"]),
-        "show_default": "log-odds; logit with --contrast or --counterfactual",
-        "help": "Objective: the target's log-odds against all other tokens, or its logit alone.",
-    },
-    "--max-new-tokens": {"default": 40, "type": AT_LEAST_1, "help": "Generate at most this many tokens."},
-    "--prefix": {"help": "Text that the decoder of an encoder-decoder has generated before the target."},
-    "--counterfactual": {
-        "multiple": True,
-        "help": "Prompt to compare with; repeat the option for the mean over several.",
-    },
-    "--base-model": {"help": "Base model to compare with on the same prompt; it must have the same shape."},
-    "--at": {"type": int, "help": "Position of the token whose label is explained, for a token classifier."},
-    "--method": {
-        "show_default": "attnlrp; with --counterfactual difference",
-        "help": "attnlrp, cp-lrp, gxi, gxi@prompt, ... (docs/explain.md), or written out: AttnLRP(linear=Gamma(1)).",
-    },
-    "--checkpoint": {
-        "is_flag": True,
-        "default": None,
-        "help": "Use less memory and more time; default from 2,048 tokens.",
-    },
-    "--file": {"type": FILE, "help": "Read many prompts from a file instead of PROMPT, one JSON object per line."},
-    "--prompt": {"help": "Instead of NEURONS, use the most relevant neurons for the prediction after this prompt."},
-    "--image": {"type": FILE, "help": "Image to explain instead of PROMPT, for an image classifier."},
-    # what is recorded and shown
-    "--site": {"help": "Where neurons are read: ffn, attn, q, k, v, cross, router, or whole heads."},
-    "--position": {
-        "type": Position(),
-        "help": "Rank neurons at these positions: last, all, or one token's position.",
-        "show_default": "last; with --counterfactual all",
-    },
-    "--top": {"default": 20, "type": AT_LEAST_1, "help": "Number of rows to show, or of neurons to use."},
-    "--annotate": {"is_flag": True, "help": "Attribute the examples to their tokens, and save that in the store."},
-    "--nodes": {"default": 60, "type": AT_LEAST_1, "help": "Number of nodes (neuron and token) of a circuit."},
-    "--max-neurons": {"default": 10, "type": AT_LEAST_1, "help": "Maximum number of neurons."},
-    "--max-tokens": {"type": AT_LEAST_1, "help": "Truncate each text after this many tokens."},
-    "--suppress": {
-        "is_flag": True,
-        "help": "Make the current answer disappear from the top tokens, or weaken a concept.",
-    },
-    "--ablate": {"is_flag": True, "help": "With --counterfactual: measure sufficiency and necessity, with controls."},
-    "--temperature": {"default": 0.0, "type": click.FloatRange(min=0), "help": "Sampling temperature; 0 is greedy."},
-    "--seed": {"default": 0, "type": click.IntRange(0, LAST_SEED), "help": "Random seed."},
-    "--out": {
-        "type": FOLDER,
-        "required": True,
-        "help": "Folder for results; run again with the same folder to resume.",
-    },
-    # where things are
-    "--corpus": {
-        "help": "wiki-summaries, imdb-reviews, a .txt, .jsonl, .json, .csv or .parquet file (also .gz), or the id of a "
-        "Hugging Face dataset.  [default: wiki-summaries; for reviews imdb-reviews]"
-    },
-    "--store": {"default": "icebear.db", "help": "SQLite file of the index."},
-    "--html": {"type": FILE, "help": "Write a self-contained HTML page to this file."},
-    "--png": {"type": FILE, "help": "Write the picture to this file."},
-    "--save": {"type": FILE, "help": "Write the result to this file."},
-    "--json": {"is_flag": True, "help": "Print one JSON document to stdout."},
-    # the model
-    "--model": {"default": "smollm2-135m", "help": "Preset, hub id, folder or .gguf file."},
-    "--device": {"default": "auto", "help": "cuda, mps or cpu."},
-    "--device-map": {
-        "help": "Instead of --device: auto splits the model over devices, memory and disk; disk offloads it."
-    },
-    "--bits": {"type": click.Choice([8, 4]), "help": "Quantize the weights to this many bits with bitsandbytes."},
-    "--dtype": {"help": "float32, bfloat16 or float16; default: what suits the device."},
-    "--attention": {"help": "Attention implementation, sdpa or eager; default: the model's own."},
-    "--trust-remote-code": {"is_flag": True, "help": "Run code that a hub model brings."},
-    "--accept-terms": {"is_flag": True, "help": "Accept the license terms of a preset that has them."},
+TYPES = {
+    "file": FILE,
+    "folder": FOLDER,
+    "count": AT_LEAST_1,
+    "position": Position(),
+    "not negative": click.FloatRange(min=0),
+    "seed": click.IntRange(0, LAST_SEED),
 }
-"""Options of more than one verb; each name has one meaning. A verb may replace some values."""
-
-ADVANCED = set(
-    "--target-text --system --messages --number --prefix --at --checkpoint --file --image --seed --device --device-map "
-    "--bits --dtype --attention --trust-remote-code --accept-terms".split()
-)
-"""The options that help lists last."""
+OPTIONS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""Options of more than one verb; each name has one meaning. A verb may replace some values. Without a type, it is that
+of the field's annotation."""
+for shared in OPTIONS.values():
+    if "type" in shared:
+        shared["type"] = TYPES[shared["type"]]
 
 
 class Option(click.Option):
@@ -203,9 +131,10 @@ def parameters(options: Any) -> list[click.Parameter]:
 
 def typed(kind: Any) -> dict[str, Any]:
     """Return the arguments of `click.Option` that follow from a field's type."""
-    kind = get_args(kind)[0] if NoneType in get_args(kind) else kind
+    optional = NoneType in get_args(kind)
+    kind = get_args(kind)[0] if optional else kind
     if kind is bool:
-        return {"is_flag": True, "default": False}
+        return {"is_flag": True, "default": None if optional else False}
     if get_origin(kind) is Literal:
         return {"type": click.Choice(get_args(kind))}
     return {"type": kind} if kind in (int, float) else {}
@@ -216,7 +145,7 @@ def _parameter(one: Any, kind: Any) -> click.Parameter:
     if how.pop("argument", False):
         return click.Argument([one.name], **how)
     flag = f"--{one.name.strip('_').replace('_', '-')}"
-    how = {**typed(kind), **how} if "help" in how else {"advanced": flag in ADVANCED, **OPTIONS[flag], **how}
+    how = {**typed(kind), **({} if "help" in how else OPTIONS[flag]), **how}
     return Option([flag, one.name], **{"show_default": "default" in how, **how})
 
 
@@ -235,7 +164,7 @@ class ModelOptions:
     model: str
     device: str
     device_map: str | None
-    bits: int | None
+    bits: Literal[8, 4] | None
     dtype: str | None
     attention: str | None
     trust_remote_code: bool
@@ -287,7 +216,7 @@ class AttributionOptions:
     span: str | None
     image: str | None
     target_text: str | None
-    number: str | None
+    number: Literal["log-odds", "logit"] | None
     prefix: str | None
     at: int | None
     max_new_tokens: int = option(advanced=True)

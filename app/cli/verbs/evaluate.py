@@ -80,7 +80,7 @@ def _click_option(one: Field[Any], hint: Any) -> Option:
     kind, option = get_args(hint)
     flag = f"--{one.name.replace('_', '-')}"
     shown = one.default is not False and one.default not in (MISSING, None)
-    how: dict[str, Any] = {**OPTIONS.get(flag, {}), "show_default": shown}
+    how: dict[str, Any] = {**OPTIONS.get(flag, {}), "advanced": False, "show_default": shown}
     if option.help:
         how["help"] = option.help
     if one.default is MISSING:
