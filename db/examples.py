@@ -58,7 +58,6 @@ class SentenceTables:
 
 
 def _sentence(row: Sequence) -> Sentence:
-    """Return the sentence of a row of `COLUMNS`."""
     number, text, title, start, end, tokens = row
     return Sentence(number, text, title, start, end, tuple(json.loads(tokens)))
 
@@ -113,5 +112,4 @@ class ExampleTables:
 
 
 def _sign(polarity: str) -> int:
-    """Return 0 for ``+`` and 1 for ``-``."""
     return POLARITIES.index(one_of(polarity, "polarity", POLARITIES))

@@ -37,7 +37,6 @@ class NeuronTables:
         return row[0]
 
     def of(self, ids: Iterable[int]) -> dict[int, Neuron]:
-        """Return id -> neuron."""
         query = "SELECT layer, site, idx FROM neurons WHERE id = ?"
         return {identity: Neuron(*self.file.database.execute(query, (identity,)).fetchone()) for identity in ids}
 

@@ -16,7 +16,6 @@ from icebear.records import Sentence
 SPELLED = ("model", "corpus", "claimed_limit")
 """Facts that may be written in other ways; a path has many spellings, but one fingerprint or content."""
 MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors")
-"""The tables that new results empty."""
 
 
 class ScanTables:
@@ -51,11 +50,9 @@ class ScanTables:
         return "finished" in have and have["limit"] == limit
 
     def shards(self) -> dict[int, int]:
-        """Return the number of each committed shard -> its number of sentences."""
         return dict(self.file.database.execute("SELECT number, sentences FROM shards").fetchall())
 
     def progress(self) -> dict[str, bytes]:
-        """Return the parts of the running summary; empty before the first commit."""
         return dict(self.file.database.execute("SELECT part, packed FROM progress").fetchall())
 
     def commit(

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from icebear.db.store import Store
 
 CANDIDATES = 200
-"""The length of each ranking before fusion."""
 MATCHING = 50
-"""The number of sentences whose mean vector represents a text."""
 RANK_CONSTANT = 60
 """The constant of reciprocal rank fusion (Cormack et al. 2009): a ranking adds 1 / (60 + rank)."""
 NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
@@ -29,13 +27,10 @@ DRAWS = 20
 """The number of random neurons whose nearest neighbors are the control."""
 
 Candidates = list[tuple[int, str, str]]
-"""Neuron id, polarity and reason; best first."""
 Neighbours = list[tuple[int, str, float]]
-"""Neuron id, polarity and cosine; nearest first."""
 
 
 def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
-    """Return the neurons that best match a text, see `Store.search`."""
     k = whole(k, "The number of neurons")
     store.facts.get("finished")
     words = re.findall(r"\w+", text) if isinstance(text, str) else []
@@ -114,7 +109,6 @@ def _examples_text(store: Store) -> str:
 
 
 def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
-    """Return the neurons nearest to a neuron, see `Store.similar`."""
     one_of(by, "comparison of neurons", NEAR)
     one_of(polarity, "polarity", POLARITIES)
     k = whole(k, "The number of neurons")
@@ -159,7 +153,6 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
 
 
 def vocabulary_projection(store: Store, neuron: Neuron | str, k: int) -> Projection:
-    """Return the tokens that a neuron promotes and suppresses, see `Store.vocabulary`."""
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.neurons.id(neuron)
     row = store.vectors.w_out_norm(neuron) * store.vectors.get("w_out").reconstruct(identity)

@@ -19,7 +19,6 @@ from icebear.paths import existing, local
 VERSION = 8
 """The version of the tables; a store of another version must be built again."""
 BUSY_SECONDS = 10.0
-"""The time to wait for another writer."""
 
 
 class SqliteFile:
@@ -97,7 +96,6 @@ class SqliteFile:
             self.database.conn.executemany(f"INSERT OR {conflict} INTO {table} VALUES ({marks})", rows)
 
     def refill(self, table: str, rows: Iterable[tuple]) -> None:
-        """Replace all rows of a table."""
         with self.writing():
             self.database.execute(f"DELETE FROM {table}")
             self.insert(table, rows)
@@ -163,8 +161,6 @@ class SqliteFile:
 
 
 class JsonTable:
-    """A table of names and JSON values."""
-
     def __init__(self, file: SqliteFile, table: str, missing: str = "") -> None:
         """missing: the message of the `StoreError` for an unknown name; if empty, `get` returns None."""
         self.file, self.table, self.missing = file, table, missing

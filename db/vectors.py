@@ -29,7 +29,6 @@ NAMES = ("w_out", "w_in", "examples", "tokens")
 MARK = b"icebear vectors "
 """This mark follows the index in its file; the SHA-256 of the index follows the mark."""
 TAIL = len(MARK) + 32
-"""The length of mark and digest in bytes."""
 
 
 class VectorFiles:
@@ -100,7 +99,6 @@ class VectorFiles:
         return row[0]
 
     def typical(self, layer: int) -> tuple[float, float] | None:
-        """Return `Projection.typical` of a layer."""
         layer, spreads = whole(layer, "A layer", 0), self.file.facts.all().get("typical")
         spread = spreads[whole(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
         return spread and tuple(spread)
@@ -139,7 +137,6 @@ def stored_digest(path: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of the index in a file."""
     left, sha256 = path.stat().st_size, hashlib.sha256()
     left -= TAIL if stored_digest(path) else 0
     with path.open("rb") as file:

@@ -25,7 +25,6 @@ from icebear.values import real, whole
 Statistic = Callable[[Neuron, str], float]
 
 PADDING, UNKNOWN = -1, -2
-"""Stand for token ids."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,6 @@ def steer(
 
 
 def _apply(edit: Edit, x: Tensor, where: _TokenTracker, head_dim: int, trace: list[Act] | None) -> Tensor:
-    """Return x (B, T, N) with one edit applied at the tokens where it acts."""
     width = head_dim if edit.neuron.site == "head" else 1
     columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
     old = x[..., columns]  # (B, T, 1 or head_dim)
@@ -164,7 +162,6 @@ class _TokenTracker:
         return prepare(ids, *args, **kwargs)
 
     def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Track a call of transformers' `generate`."""
         prompt = next(
             (x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None
         )
@@ -215,7 +212,6 @@ class _TokenTracker:
         return torch.cat((mask, torch.ones(batch, columns - mask.shape[1], dtype=torch.long)), 1)
 
     def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
-        """Return the acts of an edit in the running pass; acts, old and new (B, T, ...)."""
         stack = self.model.stack_of(edit.neuron.layer)
         position = self.position[stack]
         columns: tuple[Tensor, ...] = (position, self.read[stack][:, -position.shape[1] :], old.mean(-1), new.mean(-1))

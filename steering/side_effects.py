@@ -29,7 +29,6 @@ HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="ut
 
 KEY = "side_effects"
 CONTEXTS = 48
-"""The number of held-out contexts."""
 CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
 NEAR = 0.02

@@ -121,7 +121,6 @@ def apply_patch(net: Any, file: str | Path) -> None:
 
 
 def _put(net: Any, path: str, value: Tensor) -> tuple[Any, str, Any]:
-    """Put a parameter in place, and return (module, name, old parameter)."""
     home, _, name = path.rpartition(".")
     module = net.get_submodule(home)
     old = module._parameters[name]

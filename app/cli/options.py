@@ -182,8 +182,6 @@ class ModelOptions:
 
 @record
 class PromptOptions:
-    """The prompt: a text or a chat."""
-
     prompt: str | None = argument(required=False)
     chat: bool = option()
     system: str | None = option()

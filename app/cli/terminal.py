@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,22 +17,20 @@ import icebear
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import score_text
 from icebear.actmax.page import RELMAX, nearest_title, token_count_note
+from icebear.concepts.attribution.behaviour import BehaviourNeuron
+from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.attribution.matrix import Matrix
+from icebear.concepts.attribution.sources import SourceBreakdown
+from icebear.concepts.attribution.units import Unit
 from icebear.concepts.circuits.drawing import summary, top_sources
+from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.render import color, hexadecimal, ink, normalized, visible
+from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
+from icebear.steering.comparison import Comparison
+from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 from icebear.steering.flipping.phrases import prompt_line
 from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.side_effects import SideEffects
-
-if TYPE_CHECKING:
-    from icebear.concepts.attribution.behaviour import BehaviourNeuron
-    from icebear.concepts.attribution.controls import Ablation
-    from icebear.concepts.attribution.matrix import Matrix
-    from icebear.concepts.attribution.sources import SourceBreakdown
-    from icebear.concepts.attribution.units import Unit
-    from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
-    from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
-    from icebear.steering.comparison import Comparison
-    from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 
 LONG = 240  # characters of a text in a table
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
@@ -110,7 +108,6 @@ def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -
 
 
 def _patches(relevance: icebear.Relevance) -> Text:
-    """An image's patches as colored cells."""
     assert relevance.image is not None
     patches = relevance.image.patches
     text = Text()
@@ -137,7 +134,6 @@ def tokens_table(relevance: icebear.Relevance) -> Table:
 
 
 def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
-    """Words, sentences or messages with their relevance."""
     table = grid("part", ">relevance", "text")
     for unit, value in parts:
         text = visible(unit.text.strip())
@@ -147,7 +143,6 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
 
 
 def nodes_table(explanation: icebear.Explanation, title: str = "") -> Table:
-    """The ranked nodes with what they promote."""
     compared = explanation.relevance.counterfactual is not None
     rows = []
     for node in explanation.nodes:
@@ -172,7 +167,6 @@ def _nodes_title(explanation: icebear.Explanation) -> str:
 
 
 def ablation_table(ablations: Sequence[Ablation]) -> Table:
-    """Sufficiency and necessity of lists of nodes, with controls."""
     rows = []
     for row in ablations:
         nodes, *numbers = vars(row).values()
@@ -212,7 +206,6 @@ def probabilities(answer: icebear.Answer) -> Text:
 
 
 def origins_report(origins: SourceBreakdown) -> Group:
-    """The contributions of the parts of the input to an answer, and the share that passes through FFN neurons."""
     parts = [(part.name, part.positive, part.negative) for part in origins.parts]
     parts.append(("biases", max(origins.biases, 0), min(origins.biases, 0)))
     rows = [
@@ -228,7 +221,6 @@ def origins_report(origins: SourceBreakdown) -> Group:
 
 
 def matrix_report(matrix: Matrix) -> Group:
-    """Each sentence of an answer with the five sentences that contributed most to it."""
     parts: list[Any] = []
     for row, values in zip(matrix.rows, matrix.values.tolist(), strict=True):
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -276,7 +268,6 @@ def groups_table(graph: icebear.Graph, without: Sequence[GroupAblation] = ()) ->
 
 
 def _tree(graph: icebear.Graph) -> Tree:
-    """The answer, then the layers from the last to the first, each node with its three largest sources."""
     tree = Tree(Text(f"{graph.answer}  from {top_sources(graph, graph.answer, 3)}"))
     branches: dict[int, Tree] = {}
     for node in sorted(graph.nodes, key=lambda node: -node.neuron.layer):
@@ -289,7 +280,6 @@ def _tree(graph: icebear.Graph) -> Tree:
 
 
 def projection_table(projection: Projection) -> Table:
-    """The tokens that a neuron promotes and suppresses, also per standard deviation where it is known."""
     by_std = projection.typical is not None and projection.std is not None
     numbers = [*(["logit"] if projection.typical else []), *(["per std"] if by_std else []), "z"]
     columns = [f">{name}" for name in numbers]
@@ -306,7 +296,6 @@ def projection_table(projection: Projection) -> Table:
 
 
 def card_report(card: icebear.Card) -> Group:
-    """A neuron: label, class, statistics, vocabulary, and examples of both signs."""
     statistics, largest = card.statistics, max(card.statistics.histogram) or 1
     bars = "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in statistics.histogram)
     parts: list[Any] = [
@@ -332,7 +321,6 @@ def card_report(card: icebear.Card) -> Group:
 
 
 def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
-    """A label with its scores and sentences from held-out documents."""
     parts: list[Any] = [Text(f"\nPolarity {polarity}: {score_text.title(meaning)}", "bold")]
     if meaning:
         parts += [Text(line, "dim") for line in score_text.measured(meaning)]
@@ -370,7 +358,6 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
 
 
 def hits_table(hits: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
-    """The neurons that a search found, the reasons, and their labels."""
     rows = ((str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in hits)
     return grid("neuron", "sign", "why", "label", rows=rows)
 
@@ -447,7 +434,6 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
 def concept_report(
     concept: icebear.Concept, labels: Mapping[Any, str | None], similar: Sequence[tuple[str, float]] = ()
 ) -> Group:
-    """A concept: its neurons with their labels, how it was found, and concepts that share neurons with it."""
     rows = []
     for part in concept.parts:
         label = labels.get((part.neuron, part.polarity))
@@ -462,7 +448,6 @@ def concept_report(
 
 
 def provenance_lines(concept: icebear.Concept) -> list[str]:
-    """Return lines on how a concept was found and how well it detects."""
     record = concept.provenance
     if "auroc" not in record:
         return [f"made by {record.get('found_by', 'hand')}"]
@@ -493,7 +478,6 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
-    """The similarity of two concepts by three measures."""
     values = (
         ("neurons", similarity.neurons, "share of (neuron, sign) pairs in both"),
         ("directions", similarity.directions, "cosine of their directions in the residual stream"),
@@ -504,7 +488,6 @@ def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
 
 
 def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None) -> Group:
-    """The values of a concept in the tokens of one text, or in several texts."""
     maps = [heatmap(row.tokens, list(row.values), row.excluded) for row in rows]
     first = rows[0]
     if len(rows) > 1:
@@ -520,7 +503,6 @@ def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None
 
 
 def steered_line(concept: icebear.Concept, recipe: icebear.Recipe, plain: float, steered: float) -> Text:
-    """The strength with which a concept was steered, and its values in both texts."""
     record = recipe.provenance
     kl = f", off-target KL {record['off_target_kl']:.3f} nats" if "off_target_kl" in record else ""
     return Text(
@@ -539,7 +521,6 @@ def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title:
 
 
 def listing_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """Rows of any columns."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = ([_short(row.get(name, "")) for name in columns] for row in rows)
     return grid(columns[0], *(f">{name}" for name in columns[1:]), rows=cells, title=title)

@@ -86,7 +86,6 @@ def _refusal(error: Exception) -> JSONRPCError:
 
 
 def server(session: Session) -> MCPServer:
-    """Return the server of a session, with all tools."""
     result = Server("icebear", instructions=ABOUT, version=version("icebear"), log_level="WARNING")
     tools = Tools(session)
     for name in [name for name in vars(Tools) if not name.startswith("_")]:

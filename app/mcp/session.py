@@ -23,14 +23,11 @@ if TYPE_CHECKING:
     from icebear.steering.side_effects import HeldOutContexts
 
 NEWEST = 16
-"""Results that are kept."""
 SUFFIXES = (".json", ".html")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a call."""
-
     value: Any
     lists: Mapping[str, Any]
     """Name -> all its rows."""
@@ -104,7 +101,6 @@ class Session:
         return handle
 
     def result(self, handle: str) -> Result:
-        """Raises `InputError`."""
         if handle not in self.results:
             raise InputError(f"{handle!r} is no handle (there are: {', '.join(self.results) or 'none'}); ask again.")
         return self.results[handle]

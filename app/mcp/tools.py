@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import anyio
 from mcp.server.mcpserver import Context
@@ -27,6 +27,7 @@ from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt
+from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.vocabulary import project
 from icebear.edits import Edit, parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
@@ -39,9 +40,6 @@ from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
 from icebear.steering.random_edits import random_edit_control, random_edits
 from icebear.steering.side_effects import side_effects
-
-if TYPE_CHECKING:
-    from icebear.concepts.models.prompts import PromptLike
 
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000, description="The text that the model reads.")]
 Counterfactual = Annotated[str, Field(max_length=20_000, description="A prompt to compare with, of as many tokens.")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +11,10 @@ from icebear.concepts.concept.ranking import RANKINGS, Material
 from icebear.concepts.concept.reading import Read, neurons_of, read
 from icebear.concepts.models.model import Model
 from icebear.concepts.statistics import auroc, auroc_error
+from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.steering.concept.concept import Concept, ConceptNeuron
 from icebear.values import one_of, seed_of, several, text_of, whole
-
-if TYPE_CHECKING:
-    from icebear.db.store import Store
 
 FEWEST = 16
 """The minimum number of texts of each kind; with fewer, too few are left to test on."""

@@ -39,7 +39,6 @@ KLS = (0.02, 0.1, 0.25, 0.5)
 """Off-target KL in nats, at which methods are compared; each is met within `TOLERANCE`."""
 TOLERANCE = 0.05
 SIZES = (1, 5, 20, 100)
-"""Numbers of neurons of the detectors."""
 STEERED_SIZES = (5, 20)
 WAYS = ("means", "cna", "w_out", "relevance")
 VECTOR, PROMPT, PLAIN = "residual stream", "prompt", "plain"
@@ -72,7 +71,6 @@ DETECTED = {
     "no words": "AUROC on sentences without any of the concept's words, of documents that begin with a held-out one",
 }
 TESTS = dict(zip(DETECTED, ("report", "silent"), strict=True))
-"""Column -> sentences."""
 
 Steering = Callable[[], AbstractContextManager[Any]]
 Direction = Callable[[float], Steering]
@@ -115,7 +113,6 @@ class ConceptSteering(Evaluation):
 
 
 def compare_methods(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, Any]:
-    """Return how well each method detects a concept, and the effects of steering; JSON-ready."""
     data = ConceptData.of(ground, topic)
     classifier, aurocs = classifier_of(ground, topic)
     return {
@@ -221,7 +218,6 @@ class ConceptData:
         return Concept(name, parts, self.material.model.name, self.material.model.fingerprint)
 
     def difference(self, layer: int) -> np.ndarray:
-        """Return the difference of means (D,) of the residual stream."""
         return separation(self.stream["find"][:, layer], self.positive["find"])
 
     def logistic(self, layer: int) -> np.ndarray:
@@ -288,7 +284,6 @@ def classifier_of(ground: Ground, topic: Topic) -> tuple[Any, dict[str, float]]:
 
 
 def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direction]:
-    """Return the methods by name."""
     model, seen = ground.model, data.material.seen
     concepts: dict[str, Concept] = {}
     for way in WAYS:
@@ -386,7 +381,6 @@ def _outcome(model: Model, classifier: Any, steering: Steering, openings: Sequen
 
 @torch.no_grad()
 def perplexity(model: Model, openings: Sequence[str], written: Sequence[Sequence[int]]) -> float:
-    """Return the perplexity of generated tokens under the plain model."""
     losses = []
     for opening, row in zip(openings, written, strict=True):
         logs = model.continuation_logits(model.ids(opening), row).log_softmax(-1)

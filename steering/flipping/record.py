@@ -13,7 +13,6 @@ from icebear.records import Neuron, TokenScore
 from icebear.values import whole
 
 KEY = "flip"
-"""The key of the record in a recipe's provenance."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.vocabulary import project
+from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
@@ -31,9 +31,6 @@ from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, 
 from icebear.steering.flipping.phrases import flip_holds, prompt_json, prompt_line, wanted_ids
 from icebear.steering.flipping.record import EditedNeuron, FlipRecord
 from icebear.values import one_of, several, whole
-
-if TYPE_CHECKING:
-    from icebear.db.store import Store
 
 CANDIDATES = 24
 """Neurons that each round tries, at `LEVELS` strengths each."""
@@ -130,7 +127,6 @@ def by_distance(state: _State, edits: Edits) -> Choice:
 
 
 def by_activation(state: _State, edits: Edits) -> Choice:
-    """Score by the magnitude of the activation."""
     reach, limits = by_distance(state, edits)
     return state.now.abs() * (reach > 0), limits
 
@@ -339,7 +335,6 @@ def _steps(state: _State, proposals: Sequence[Edits]) -> Tensor:
 
 
 def _holds(state: _State, edits: Edits) -> bool:
-    """Return whether the margin is above zero."""
     steps = _steps(state, [edits])[0]
     return bool((steps > 0).any() if state.top_k else (steps > 0).all())
 
@@ -409,7 +404,6 @@ def _edits(edits: Edits) -> list[Edit]:
 
 
 def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
-    """Describe the edited neurons: activation, relevance, promoted tokens and examples."""
     relevance, rows = state.now * _gradients(state, {}), []
     for edit in edits:
         step = int(edit.where.removeprefix("step:")) if edit.where.startswith("step:") else 0
@@ -430,7 +424,6 @@ def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple
 
 
 def _failure(state: _State, edits: Edits, source: bool) -> str:
-    """Say how near the search came, and what might help."""
     model, place = state.model, state.top_k or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.top_k else _steps(state, [edits])[0].argmin())
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):

@@ -80,7 +80,6 @@ class _Conversation:
     last: icebear.Answer | None = None
 
     def read(self, line: str) -> None:
-        """Read one line: a message, or a command."""
         from icebear.app.cli.terminal import origins_report
 
         command, _, words = line.partition(" ")
@@ -124,7 +123,6 @@ class _Conversation:
         return self.last
 
     def _why(self, phrase: str, contrast: str | None) -> Group:
-        """Explain a phrase of the last answer: the words and neurons that contributed."""
         from rich.console import Group
 
         from icebear.app.cli.terminal import nodes_table, relevance_report, units_table

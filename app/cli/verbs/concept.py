@@ -259,5 +259,4 @@ def _read(name: str, store_path: str) -> icebear.Concept:
 
 
 def _labels(store: icebear.Store, this: icebear.Concept) -> dict[Any, str | None]:
-    """The labels of a concept's neurons at their polarities."""
     return {(part.neuron, part.polarity): store.labels.name(part.neuron, part.polarity) for part in this.parts}

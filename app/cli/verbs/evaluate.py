@@ -62,7 +62,6 @@ def evaluate() -> None:
 
 
 def command(kind: type[protocol.Evaluation]) -> click.Command:
-    """Return the command of an evaluation."""
     hints = get_type_hints(kind, include_extras=True)
 
     def run(**values: Any) -> None:
@@ -76,7 +75,6 @@ def command(kind: type[protocol.Evaluation]) -> click.Command:
 
 
 def _click_option(one: Field[Any], hint: Any) -> Option:
-    """Return the option of a field of an evaluation."""
     kind, option = get_args(hint)
     flag = f"--{one.name.replace('_', '-')}"
     shown = one.default is not False and one.default not in (MISSING, None)

@@ -18,8 +18,6 @@ WIKI = "wiki-summaries"
 
 @record
 class CorpusOptions:
-    """The texts to index."""
-
     corpus: str | None
     language: str = option(f"Language of the corpus; en, es or fr for {WIKI}.", "en", advanced=True)
     column: str = option("Column or field of files and datasets that has the text.", "text", advanced=True)

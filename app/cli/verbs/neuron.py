@@ -67,7 +67,6 @@ def _card(model: icebear.Model, wanted: Neuron, store: icebear.Store, options: O
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
-    """The vocabulary that a neuron promotes and suppresses, also in the base model."""
     from icebear.app.cli.terminal import projection_table
     from icebear.concepts.attribution.two_models import neuron_similarity
 
@@ -97,7 +96,6 @@ def _head(head: Neuron, options: Options) -> None:
 
 
 def _significant(options: Options) -> None:
-    """The neurons with significant labels."""
     from icebear.actmax.labels.scores import most_significant
     from icebear.app.cli.terminal import labels_table
 

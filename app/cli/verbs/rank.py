@@ -80,7 +80,6 @@ def rank(options: Options) -> None:
 
 
 def _rank_file(file: str, options: Options) -> None:
-    """Rank neurons by their mean relevance over the prompts of a file."""
     from icebear.app.cli.terminal import behaviour_table
     from icebear.concepts.attribution.behaviour import behaviour, read_cases
     from icebear.concepts.vocabulary import projections
