@@ -41,7 +41,7 @@ class Card(SavedResult, Tabled):
     meanings: dict[str, Meaning]
     """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
-    """polarity -> group (`icebear.actmax.labels.score_text.HELD_OUT`) -> sentences of documents that the label was not
+    """polarity -> group (`icebear.actmax.labels.scores.HELD_OUT`) -> sentences of documents that the label was not
     made from."""
     label: str | None
     """The label that a person gave."""

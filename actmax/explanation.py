@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from icebear.actmax.card import Card, describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
@@ -34,9 +36,6 @@ from icebear.errors import InputError
 from icebear.paths import write_file
 from icebear.records import Meaning, Projection, Ranked
 from icebear.steering.random_edits import random_edit_control
-
-if TYPE_CHECKING:
-    import pandas
 
 LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (10, 100, 1000)
@@ -217,8 +216,6 @@ class Explanation(Tabled):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table. `to_arrow` returns an Arrow table."""
-        import pandas
-
         columns = ["neuron", "position", "polarity", "activation", "relevance", "token", "promotes", "label"]
         there = ["counterfactual"] if self.relevance.counterfactual else []
         return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])

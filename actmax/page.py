@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES
-from icebear.actmax.labels.score_text import HELD_OUT, measured, title
+from icebear.actmax.labels.scores import HELD_OUT, label_title, measured
 from icebear.concepts.render import NEGATIVE, POSITIVE, render
 from icebear.records import Example, Projection
 
@@ -83,7 +83,7 @@ def meaning_html(card: Card, polarity: str) -> Markup:
     held_out = card.held_out[polarity] if label and label.record else {}
     return render(
         "icebear.actmax/meaning.html",
-        title=title(label),
+        title=label_title(label),
         lines=measured(label) if label else [],
         held_out=[(HELD_OUT[name], examples_html(rows)) for name, rows in held_out.items()],
     )

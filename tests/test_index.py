@@ -17,13 +17,12 @@ from conftest import LLAMA, Letters, random_model, started_alone
 
 from icebear import ATTNLRP, CP_LRP, Model, annotate, attribute, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES, STATISTICS, Statistic
+from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES, STATISTICS, Statistic, merge
+from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.classes import classify
 from icebear.actmax.index.engines import in_process
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
-from icebear.actmax.index.summary import merge
 from icebear.concepts import calibration
-from icebear.concepts.attribution.neurons import attribute_neurons
 from icebear.concepts.corpus import sentence_id
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import project
@@ -477,7 +476,8 @@ def test_annotations_conserve_and_batch_as_one_by_one(model, corpus, tmp_path, m
         for neuron in neurons:
             for polarity in "+-":
                 for example in store.examples(neuron, polarity, 3, name_of(method)):
-                    (alone,) = attribute_neurons(model, [example.sentence.text], [neuron], [example.token], method)
-                    assert alone.sums.target == pytest.approx(example.activation, rel=1e-4)
-                    assert list(example.relevance) == pytest.approx(alone.tokens.tolist(), abs=1e-4)
-                    assert not alone.tokens[example.token + 1 :].any()
+                    prompts, positions = [example.sentence.text], [example.token]
+                    ((tokens, sums),) = attribute_neurons(model, prompts, [neuron], positions, method)
+                    assert sums.target == pytest.approx(example.activation, rel=1e-4)
+                    assert list(example.relevance) == pytest.approx(tokens.tolist(), abs=1e-4)
+                    assert not tokens[example.token + 1 :].any()

@@ -24,9 +24,9 @@ from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
 from icebear.actmax.labels.activations import read_activations
-from icebear.actmax.labels.auto import control_name, label_neurons, prepare_samples, score_label
-from icebear.actmax.labels.evidence import Evidence
-from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.auto import control_name, label_neurons, score_label
+from icebear.actmax.labels.clusters import prepare_samples
+from icebear.actmax.labels.kinds import Evidence, Label
 from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of
 from icebear.actmax.labels.scores import choose_label, most_significant, score_parts
@@ -327,11 +327,11 @@ def test_places_in_a_sample_are_those_of_its_sentences(lines, step):
     assert x.earlier(is_ice).tolist() == [" ice" in line[: p + 1] for line, p in flat]
     for items in ((" ice", " bear"), (" ice", " bear", "s")):
         ending = [tuple(line[max(0, p + 1 - len(items)) : p + 1]) == items for line, p in flat]
-        assert kinds.true(Label("n-gram", "here", (items,)), x).tolist() == ending
+        assert kinds.KINDS["n-gram"].true(Label("n-gram", "here", (items,)), x).tolist() == ending
     after = [p > 0 and line[p - 1] == " 4" for line, p in flat]
-    assert kinds.true(Label.of("category", "before", ["a number"]), x).tolist() == after
+    assert kinds.KINDS["category"].true(Label.of("category", "before", ["a number"]), x).tolist() == after
     words = ["bears" in re.findall(r"[a-z]+", "".join(line).lower()) for line, _ in flat]
-    assert kinds.true(Label.of("words", "sentence", ["bears"]), x).tolist() == words
+    assert kinds.KINDS["words"].true(Label.of("words", "sentence", ["bears"]), x).tolist() == words
 
 
 @given(LINES)
@@ -343,9 +343,9 @@ def test_detection_is_the_auroc(lines):
     label = Label.of("tokens", "here", [" ice"])
     if fired.active:
         found = scores.label_auroc(label, fired)
-        by_token = auroc(kinds.true(label, x)[x.counted].astype(float), fired.tokens)
+        by_token = auroc(kinds.of(label).true(label, x)[x.counted].astype(float), fired.tokens)
         assert found["token"] == pytest.approx(by_token)
-        assert found["sentence"] == pytest.approx(auroc(kinds.degree(label, x), fired.sentences))
+        assert found["sentence"] == pytest.approx(auroc(kinds.of(label).degree(label, x), fired.sentences))
 
 
 def test_labels_come_back_from_json(indexed):
@@ -353,12 +353,13 @@ def test_labels_come_back_from_json(indexed):
     with open_store(path) as store:
         x = prepare_samples(model, store)["train"]
     values = read_activations(model, x, [WORD])[0]
-    labels = kinds.candidates(Evidence(x, values, (), ("songak",), (" zebra",)))
+    evidence = Evidence(x, values, (), ("songak",), (" zebra",))
+    labels = [label for kind in kinds.KINDS.values() for label in kind.candidates(evidence)]
     assert {label.kind for label in labels} == set(kinds.KINDS)
     for label in labels:
         assert CONVERTER.structure(json.loads(json.dumps(CONVERTER.unstructure(label))), Label) == label
         assert kinds.of(label).text(label)
-        assert kinds.true(label, x).shape == (len(x),)
+        assert kinds.of(label).true(label, x).shape == (len(x),)
 
 
 def test_reading_is_what_a_whole_pass_has(indexed):

@@ -10,7 +10,7 @@ from conftest import IDS, LLAMA, random_model
 from torch import nn
 
 from icebear import ATTNLRP, CP_LRP, Neuron, attribute
-from icebear.concepts.attribution.neurons import attribute_neurons
+from icebear.actmax.index.annotation import attribute_neurons
 from icebear.concepts.lrp import context
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.registry import METHODS

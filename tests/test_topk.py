@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear.actmax.index.summary import EMPTY, top_k
+from icebear.actmax.index.activation_statistics import EMPTY, top_k
 
 rows = st.lists(
     st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 0.5, 2.0, 3.25]), st.integers(0, 10**18), st.integers(1, 99)),

@@ -11,7 +11,8 @@ import numpy as np
 import pandas
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.auto import measure_activations, prepare_samples
+from icebear.actmax.labels.auto import measure_activations
+from icebear.actmax.labels.clusters import prepare_samples
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from icebear.actmax.index.activation_statistics import STATISTICS
+from icebear.actmax.index.activation_statistics import STATISTICS, ScanSummary, empty_summary, merge
 from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
 from icebear.actmax.index.scan import Settings, index_size, shards
-from icebear.actmax.index.summary import ScanSummary, empty_summary, merge
 from icebear.concepts.corpus import Corpus
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store

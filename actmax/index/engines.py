@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from icebear.actmax.index.activation_statistics import ScanSummary
 from icebear.actmax.index.scan import Settings, scan_shard, sums_up
-from icebear.actmax.index.summary import ScanSummary
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
 from icebear.records import Sentence

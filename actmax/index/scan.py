@@ -1,22 +1,20 @@
-"""Scan a shard of sentences into a `ScanSummary` (actmax/index/summary.py)."""
+"""Scan a shard of sentences into a `ScanSummary`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations
-from icebear.actmax.index.summary import EMPTY, ScanSummary, top_k
+from icebear.actmax.index.activation_statistics import EMPTY, STATISTICS, LayerActivations, ScanSummary, top_k
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 from icebear.hashing import stable_hash
@@ -31,18 +29,13 @@ RELEVANCE_BATCH = 8
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an index, besides model and corpus."""
+    """The settings of an index, besides model and corpus, see `icebear.build_index`."""
 
     k: int = 32
-    """The number of examples of each neuron and polarity."""
     sites: tuple[str, ...] = ("ffn",)
     by: str = "activation"
-    """Sentences are ranked by ``activation`` (ActMax) or ``relevance`` (RelMax): the relevance of the neuron at a token
-    for the model's top predictions at this and later tokens, in one backward pass."""
     max_tokens: int = 256
-    """Each sentence is truncated after this many tokens."""
     seed: int = 0
-    """The seed of random tokens and shards."""
 
     def __post_init__(self) -> None:
         whole(self.k, "The number of examples of a neuron")
@@ -181,16 +174,13 @@ class _Reader:
         )
 
 
-class _Predictions:
+class _Predictions(Target):
     """The objective of RelMax: the sum of the top logits at every token."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.stream = torch.empty(0)
         """(B, T, D) after the last layer and its norm; of an encoder-decoder model, that of the encoder."""
-
-    def reading(self, model: Model) -> nullcontext[None]:
-        return nullcontext()
 
     def numbers(self, model: Model) -> Tensor:
         output = model.task.forward(model, self.batch, output_hidden_states=True)

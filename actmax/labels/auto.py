@@ -10,10 +10,10 @@ import numpy as np
 
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.activations import read_activations
-from icebear.actmax.labels.clusters import add_topics
+from icebear.actmax.labels.clusters import prepare_samples
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, random_neurons, significant
-from icebear.actmax.labels.sample import Sample, draw_samples
+from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.models.model import Model
@@ -93,13 +93,6 @@ def control_name(seed: int, heads: bool = False) -> str:
     return f"labels {seed}{' heads' if heads else ''}: {', '.join(kinds.KINDS)}"
 
 
-def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
-    """Return the sample of each part, with its topics."""
-    parts = draw_samples(model, store, seed)
-    add_topics(store, parts.values())
-    return parts
-
-
 def score_label(
     model: Model,
     store: Store,
@@ -165,7 +158,7 @@ SHOWN = 4
 def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[str, Any]]]:
     """Return hits, misses and false alarms among the tokens of the test part."""
     sample = fired.sample
-    true = kinds.true(label, sample)
+    true = kinds.of(label).true(label, sample)
     activating = np.zeros(len(sample), dtype=bool)
     activating[sample.counted] = fired.tokens
     groups = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels.evidence import distinctive
-from icebear.actmax.labels.sample import Sample, part_of, words
+from icebear.actmax.labels.kinds import distinctive
+from icebear.actmax.labels.sample import Sample, draw_samples, part_of, words
+from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 
 COUNT = 48
@@ -20,19 +20,21 @@ FREQUENT = 0.05
 """The share of sentences above which a word cannot name a topic."""
 
 
-def add_topics(store: Store, samples: Iterable[Sample]) -> None:
-    """Set the similarity of the sentences of samples to each topic, and to each other.
+def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
+    """Return the sample of each part, with the similarity of its sentences to each topic, and to each other.
 
     The topics of a store are made once: k-means clusters of the vectors of train sentences.
     """
+    samples = draw_samples(model, store, seed)
     if store.controls.get("topics") is None:
         store.controls.set({"topics": _made(store)})
     topics = store.controls.get("topics")
-    for sample in samples:
+    for sample in samples.values():
         rows = _unit(store, [sentence.id for sentence in sample.sentences])
         centers = np.array(topics["centers"], dtype=np.float32).reshape(-1, rows.shape[1])  # of no topic, too
         sample.topics = dict(zip(map(tuple, topics["words"]), (rows @ centers.T).T, strict=True))
         sample.alike = rows @ rows.T
+    return samples
 
 
 def _made(store: Store) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
 def share(label: Label, side: Side) -> float:
     """Return the share of validation tokens where the label is true."""
     sample = side.fired["validation"].sample
-    return float(kinds.true(label, sample)[sample.counted].mean())
+    return float(kinds.of(label).true(label, sample)[sample.counted].mean())
 
 
 def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -> list[Label]:

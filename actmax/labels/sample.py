@@ -66,8 +66,10 @@ class Sample:
         self.left = np.repeat(counted, lengths) - self.position
         """The number of counted tokens from this one to the end."""
         self.counted = (self.position > 0) & (self.left > 0)
+        self.weights = np.bincount(self.sentence[self.counted], minlength=len(ids))
+        """The number of counted tokens of each sentence."""
         self.pieces = [piece for sentence in self.sentences for piece in sentence.tokens]
-        self.token = np.array([codes.tokens.setdefault(key(p), len(codes.tokens)) for p in self.pieces])
+        self.token = np.array([codes.tokens.setdefault(p.lower(), len(codes.tokens)) for p in self.pieces])
         self.word = np.full(len(self.pieces), -1)
         """The code of the word that ends with this token; -1 inside words and elsewhere."""
         for start, sentence in zip(self.starts, self.sentences, strict=True):
@@ -79,7 +81,7 @@ class Sample:
         self.alike = np.zeros((0, 0))
         """(S, S) the cosines between sentences."""
         self.seen: dict[Any, Any] = {}
-        """Label -> `icebear.actmax.labels.scores.LabelTruth`, for candidates of every neuron."""
+        """Label -> `icebear.actmax.labels.scores.label_truth`, for candidates of every neuron."""
 
     def __len__(self) -> int:
         return len(self.sentence)
@@ -117,22 +119,13 @@ class Sample:
     @cached_property
     def sequences(self) -> dict[int, Counter[tuple[str, ...]]]:
         """Length (1 to 3) -> the count of each sequence of tokens."""
-        tokens = list(map(key, self.pieces))
+        tokens = list(map(str.lower, self.pieces))
         return {n: Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in (1, 2, 3)}
-
-    @cached_property
-    def _weights(self) -> np.ndarray:
-        return np.bincount(self.sentence[self.counted], minlength=len(self.ids))
 
     def means(self, x: np.ndarray) -> np.ndarray:
         """Return the mean (S,) of x (N,) over the counted tokens of each sentence."""
         chosen = self.counted
-        return np.bincount(self.sentence[chosen], x[chosen], len(self.ids)) / self._weights
-
-
-def key(piece: str) -> str:
-    """Return the token without case."""
-    return piece.lower()
+        return np.bincount(self.sentence[chosen], x[chosen], len(self.ids)) / self.weights
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,5 @@
-"""How well labels predict activations, and activations labels (after FADE, Puri et al. 2025), and the best label."""
+"""How well labels predict activations, and activations labels (after FADE, Puri et al. 2025), the best label, and
+scores in words."""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from icebear.actmax.labels import kinds
-from icebear.actmax.labels.evidence import FEWEST, SENTENCES, TOKENS, top
-from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.kinds import FEWEST, SENTENCES, TOKENS, Label, top
 from icebear.actmax.labels.sample import PARTS, Sample
 from icebear.concepts.statistics import auroc
 from icebear.records import Meaning
@@ -60,38 +60,28 @@ def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
     return TopActivations(sample, values, tokens[sample.counted], means, sentences)
 
 
-@dataclass(frozen=True)
-class LabelTruth:
-    """The tokens of a sample where a label is true."""
-
-    true: np.ndarray
-    """(C,) bool, for the counted tokens."""
-    count: int
-    """The number of true tokens."""
-    ranks: np.ndarray
-    """(S,) the rank of each sentence by the degree of the label; ties have their mean rank."""
-
-
-def label_truth(label: Label, sample: Sample) -> LabelTruth:
-    """Return the truth of a label; it is cached if the label is a candidate of every neuron."""
+def label_truth(label: Label, sample: Sample) -> tuple[np.ndarray, int, np.ndarray]:
+    """Return at which counted tokens a label is true (C,), their number, and the rank (S,) of each sentence by the
+    degree of the label; ties have their mean rank. It is cached if the label is a candidate of every neuron."""
     if label in sample.seen:
         return sample.seen[label]
-    true = kinds.true(label, sample)[sample.counted]
-    _, place, count = np.unique(kinds.degree(label, sample), return_inverse=True, return_counts=True)
-    truth = LabelTruth(true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place])
-    if not kinds.of(label).depends_on_neuron:
+    kind = kinds.of(label)
+    true = kind.true(label, sample)[sample.counted]
+    _, place, count = np.unique(kind.degree(label, sample), return_inverse=True, return_counts=True)
+    truth = true, int(true.sum()), (count.cumsum() - (count - 1) / 2)[place]
+    if not kind.depends_on_neuron:
         sample.seen[label] = truth
     return truth
 
 
 def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
     """Return, for each unit, the AUROC of the label for the top tokens or sentences."""
-    truth = label_truth(label, fired.sample)
-    hits, positive, tokens = truth.true[fired.tokens].sum(), fired.tokens.sum(), len(fired.tokens)
+    true, count, ranks = label_truth(label, fired.sample)
+    hits, positive, tokens = true[fired.tokens].sum(), fired.tokens.sum(), len(fired.tokens)
     first, sentences = fired.sentences.sum(), len(fired.sentences)
-    below = truth.ranks[fired.sentences].sum() - first * (first + 1) / 2
+    below = ranks[fired.sentences].sum() - first * (first + 1) / 2
     return {
-        "token": float(0.5 + hits / positive / 2 - (truth.count - hits) / (tokens - positive) / 2),
+        "token": float(0.5 + hits / positive / 2 - (count - hits) / (tokens - positive) / 2),
         "sentence": float(below / (first * (sentences - first))),
     }
 
@@ -121,7 +111,7 @@ def responds(label: Label, fired: TopActivations, unit: str) -> bool:
 
 def _answers(label: Label, fired: TopActivations, unit: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the activations of the counted tokens, or the means of sentences, and where the label is true."""
-    sample, true = fired.sample, label_truth(label, fired.sample).true
+    sample, (true, _, _) = fired.sample, label_truth(label, fired.sample)
     if unit == "token":
         return fired.values[sample.counted], true
     return fired.means, np.bincount(sample.sentence[sample.counted], true, len(fired.means)) > 0
@@ -158,11 +148,11 @@ def similar_sentences_auroc(label: Label, fired: TopActivations, unit: str) -> f
     order = np.argsort(-sample.alike[activating][:, idle], axis=1, kind="stable")[:, :NEAREST]
     likest = np.unique(np.flatnonzero(idle)[order])
     if unit == "token":
-        true = kinds.true(label, sample)[sample.counted]
+        true, _, _ = label_truth(label, sample)
         among = fired.tokens | np.isin(sample.sentence[sample.counted], likest)
         return auroc(true[among], fired.tokens[among])
     among = np.union1d(np.flatnonzero(activating), likest)
-    return auroc(kinds.degree(label, sample)[among], activating[among])
+    return auroc(kinds.of(label).degree(label, sample)[among], activating[among])
 
 
 NEAREST = 3
@@ -223,11 +213,9 @@ def score_parts(label: Label, by: str, fired: dict[str, TopActivations]) -> Chos
 def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
     """Return which hypotheses are rejected at this false discovery rate (Benjamini & Hochberg 1995)."""
     values = np.array(p, dtype=float)
-    order = values.argsort()
-    under = np.flatnonzero(values[order] <= rate * np.arange(1, len(values) + 1) / max(len(values), 1))
-    accepted = np.zeros(len(values), dtype=bool)
-    accepted[order[: under[-1] + 1 if len(under) else 0]] = True
-    return accepted.tolist()
+    ranked = np.sort(values)
+    under = ranked[ranked <= rate * np.arange(1, len(values) + 1) / max(len(values), 1)]
+    return (values <= under.max(initial=-1)).tolist()
 
 
 def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
@@ -237,3 +225,54 @@ def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
         m for m, holds in zip(tried, benjamini_hochberg([m.p for m in tried]), strict=True) if holds and m.significant
     ]
     return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))
+
+
+# --- scores in words -----------------------------------------------------------------------------------------
+
+NOT_SCORED = "not labeled yet (icebear label --auto)"
+HELD_OUT = {
+    "hits": "Hits: maximally activating tokens where the label is true",
+    "misses": "Misses: maximally activating tokens where the label is not true",
+    "false_alarms": "False alarms: tokens with small activations where the label is true",
+}
+"""Groups of tokens from test documents."""
+POSITIVES = {
+    "token": "the 1 % of tokens with the largest activations",
+    "sentence": "the 5 % of sentences with the largest mean activations",
+}
+NULLS = {"circular_shift": "circular-shift null", "other_neuron": "other-neuron null"}
+
+
+def label_title(meaning: Meaning | None) -> str:
+    """Return the label with its score, or say that no label is significant and name the best candidate."""
+    if meaning is None:
+        return NOT_SCORED
+    if not meaning.kind:
+        return meaning.text
+    score = f"{meaning.score:.2f} by {meaning.by}"
+    if meaning.significant:
+        return f"{meaning.text} ({score})"
+    return f"no significant label (best candidate: {meaning.text}, {score})"
+
+
+def measured(meaning: Meaning) -> list[str]:
+    """Return one line for the score, one for the activation as a predictor of the label, and one for the controls."""
+    record, by = meaning.record, meaning.by
+    if not record:
+        return []
+    thresholds = record["thresholds"]
+    nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)
+    return [
+        f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
+        f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
+        f"AUROC of the activation for the label: {_number(record['responsiveness'])}, average precision "
+        f"{_number(record['purity'])}; the label is true of {record['share']:.1%} of the {by}s.",
+        f"AUROC against the most similar non-activating sentences: {_number(record['similar_sentences'])}; another "
+        f"neuron's label of the same kind: {_number(record['other_neuron'])}; on train documents: "
+        f"{_number(record['train'])}; by token: {record['auroc']['token']:.2f}; upper baseline (table of the mean "
+        f"activation of each token): {record['token_mean']:.2f}.",
+    ]
+
+
+def _number(x: float | None) -> str:
+    return "-" if x is None else f"{x:.2f}"

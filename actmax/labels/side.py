@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.evidence import Evidence
-from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.kinds import Evidence, Label
 from icebear.actmax.labels.sample import Sample, part_of, words
 from icebear.actmax.labels.scores import TopActivations
 from icebear.db.store import Store
@@ -38,13 +37,18 @@ class Side:
 
     def candidates(self) -> list[Label]:
         """Return the candidate labels of all kinds."""
-        return kinds.candidates(self.evidence)
+        return [label for kind in kinds.KINDS.values() for label in kind.candidates(self.evidence)]
 
     def shifted(self, seed: str) -> Side:
         """Return the neuron with circularly shifted activations, and random tokens as its examples."""
         name = f"{self.neuron} {self.polarity} {seed}"
         generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
-        fired = {part: scores.top_activations(one.sample, _moved(one, generator)) for part, one in self.fired.items()}
+        fired = {}
+        for part, one in self.fired.items():
+            moved, counted = one.values.copy(), one.sample.counted
+            count = int(counted.sum())
+            moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))
+            fired[part] = scores.top_activations(one.sample, moved)
         sample, evidence = fired["train"].sample, self.evidence
         rows = generator.choice(np.flatnonzero(sample.counted), len(evidence.examples))
         examples = tuple(sample.place(row) for row in rows)
@@ -68,13 +72,6 @@ def sides(
             train = fired["train"]
             evidence = Evidence(train.sample, train.values, places, _marked(examples), promoted[polarity])
             yield Side(neuron, polarity, fired, evidence)
-
-
-def _moved(fired: TopActivations, generator: np.random.Generator) -> np.ndarray:
-    moved, counted = fired.values.copy(), fired.sample.counted
-    count = int(counted.sum())
-    moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))
-    return moved
 
 
 def _marked(examples: Sequence[Example]) -> tuple[str, ...]:

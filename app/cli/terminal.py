@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 import icebear
 from icebear.actmax.index.classes import class_name
-from icebear.actmax.labels import score_text
+from icebear.actmax.labels import scores
 from icebear.actmax.page import RELMAX, nearest_title, token_count_note
 from icebear.concepts.attribution.behaviour import BehaviourNeuron
 from icebear.concepts.attribution.controls import Ablation
@@ -321,11 +321,11 @@ def card_report(card: icebear.Card) -> Group:
 
 
 def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
-    parts: list[Any] = [Text(f"\nPolarity {polarity}: {score_text.title(meaning)}", "bold")]
+    parts: list[Any] = [Text(f"\nPolarity {polarity}: {scores.label_title(meaning)}", "bold")]
     if meaning:
-        parts += [Text(line, "dim") for line in score_text.measured(meaning)]
+        parts += [Text(line, "dim") for line in scores.measured(meaning)]
     if meaning and meaning.significant:
-        parts += [_examples_table(">", score_text.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
+        parts += [_examples_table(">", scores.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
     return Group(*parts)
 
 
@@ -437,7 +437,7 @@ def concept_report(
     rows = []
     for part in concept.parts:
         label = labels.get((part.neuron, part.polarity))
-        meaning = Text(label) if label else Text(score_text.NOT_SCORED, "dim")
+        meaning = Text(label) if label else Text(scores.NOT_SCORED, "dim")
         rows.append((str(part.neuron), part.polarity, f"{part.weight:.3f}", meaning))
     title = f"{concept.name}: {len(concept)} neuron{'s' * (len(concept) != 1)} of {concept.model_name}"
     return Group(

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from icebear.actmax.card import describe
 from icebear.actmax.explanation import CheckedCircuit, Explanation, silencing_control
-from icebear.actmax.labels.score_text import title
+from icebear.actmax.labels.scores import label_title
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
@@ -256,7 +256,9 @@ class Tools:
         tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}
         rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
         files = {"html": card.to_html} if card else {}
-        labels = [f"{sign}: {title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"]
+        labels = (
+            [f"{sign}: {label_title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"]
+        )
         return {
             "neuron": str(wanted),
             "meaning": labels,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 from icebear.values import shown
@@ -93,14 +92,11 @@ def matrix(
     return Matrix(tuple(rows), tuple(parts), summed(torch.stack(inputs.passes), parts), method)
 
 
-class _UnitLogits:
+class _UnitLogits(Target):
     """For each unit the sum of the logits of its tokens, each where it is predicted."""
 
     def __init__(self, ids: list[int], units: Sequence[Unit]) -> None:
         self.ids, self.units = ids, units
-
-    def reading(self, model: Model) -> nullcontext[None]:
-        return nullcontext()
 
     def numbers(self, model: Model) -> list[Tensor]:
         first = self.units[0].start
