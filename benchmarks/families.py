@@ -19,7 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from configurations import dense, mixtures, others
 
 from icebear import Model, attribute
-from icebear.concepts.selftest import gradient_times_input, seconds
+from icebear.concepts.models.objective import objective_of
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import forward_backward
+from icebear.concepts.passes.targets import Logits
+from icebear.concepts.selftest import seconds
 
 
 class Masked:
@@ -48,7 +52,7 @@ if __name__ == "__main__":
         model = Model(create(config).float(), Masked(), name)
         prompt = torch.randn(3, 16, 24) if model.task.name == "image" else ids
         works = [
-            lambda: gradient_times_input(model, prompt),  # noqa: B023
+            lambda: forward_backward(model, Logits(objective_of(model, [prompt])), [Inputs()]),  # noqa: B023
             lambda: attribute(model, prompt, sites=()),  # noqa: B023
             lambda: attribute(model, prompt),  # noqa: B023
         ]

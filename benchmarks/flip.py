@@ -22,13 +22,15 @@ TOKENS = 145
 
 def over_pairs(data: str, pairs: int) -> None:
     from icebear import flip, load_model
-    from icebear.concepts.selftest import gradient_times_input, seconds
+    from icebear.concepts.methods.common import token_relevance
+    from icebear.concepts.models.objective import objective_of
+    from icebear.concepts.selftest import seconds
     from icebear.errors import InputError
 
     model = load_model(dtype="float32")
     ratios = []
     for row in json.loads(Path(data).read_text())[:pairs]:
-        plain = partial(gradient_times_input, model, row["prompt"])
+        plain = partial(token_relevance, model, objective_of(model, [row["prompt"]]))
         one = statistics.median(seconds(plain, model.device) for _ in range(5))
         for source in (row["source"], None):
             try:

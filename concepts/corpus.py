@@ -167,8 +167,8 @@ def read_corpus(
         documents, content, name = _file(path, column), sha256(path), str(path)
     else:
         _check_reachable(name)
-        documents, content = partial(_data_set, name, column, config, split, revision), name
-        streamed = True
+        documents = lambda: _documents(_data_set(name, config, split, revision), column, name)  # noqa: E731
+        content, streamed = name, True
     if (config or split or revision) and not streamed:
         raise InputError(f"{name} is not a Hugging Face data set, so it has no config, split or revision; omit them.")
     facts: dict[str, Any] = {"corpus": name, "language": language, "column": column}
@@ -287,16 +287,11 @@ def _check_reachable(name: str) -> None:
     )
 
 
-def _data_set(
-    name: str, column: str, config: str | None, split: str | None, revision: str | None
-) -> Iterator[Document]:
+def _data_set(name: str, config: str | None, split: str | None, revision: str | None) -> Iterator[Any]:
     need("index")
     from datasets import load_dataset
 
-    def rows() -> Iterator[Any]:
-        yield from load_dataset(name, config, split=split or "train", revision=revision, streaming=True)
-
-    return _documents(rows(), column, name)
+    yield from load_dataset(name, config, split=split or "train", revision=revision, streaming=True)
 
 
 def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document]:

@@ -61,8 +61,9 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         relevance = attribute(model, prompt, method=CP_LRP, sites=(), number="logit", strict=False)
-        works = partial(attribute, model, prompt, sites=(), strict=False), partial(gradient_times_input, model, prompt)
-        cost = statistics.median(seconds(works[0], model.device) / seconds(works[1], model.device) for _ in range(3))
+        ours = partial(attribute, model, prompt, sites=(), strict=False)
+        bare = lambda: forward_backward(model, Logits(objective), [Inputs()])  # noqa: E731
+        cost = statistics.median(seconds(ours, model.device) / seconds(bare, model.device) for _ in range(3))
     sites = {site: model.width(site) for site in model.sites} if model.has_family else {}
     conserved = relevance.conservation()
     troubles = _troubles(model, parity, conserved, relevance.missing_rules)
@@ -93,10 +94,3 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     work()
     wait()
     return time.perf_counter() - start
-
-
-def gradient_times_input(model: Model, prompt: PromptLike) -> torch.Tensor:
-    """Return gradient x input (T,) of the most probable token's logit."""
-    inputs = Inputs()
-    forward_backward(model, Logits(objective_of(model, [prompt])), [inputs])
-    return torch.cat([relevance[0].sum(-1) for relevance in inputs.relevance()])

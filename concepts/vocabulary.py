@@ -145,7 +145,7 @@ def w_in_rows(model: Model, site: str, layer: int) -> Tensor | None:
 
 def unembed(model: Model, x: Tensor) -> Tensor:
     """Return the logits (..., V) of x (..., D), in blocks, so that the unembedding is never converted whole."""
-    starts = range(0, vocabulary(model).out_features, BLOCK)
+    starts = range(0, vocabulary(model).shape[0], BLOCK)
     return torch.cat([x @ unembedding(model, slice(start, start + BLOCK)).T for start in starts], -1)
 
 

@@ -112,7 +112,7 @@ def apply_patch(net: Any, file: str | Path) -> None:
         module = modules.get(home)
         fits = name in getattr(module, "_parameters", {}) and replaceable(module)  # type: ignore[arg-type]
         old = getattr(module, name) if fits else None
-        if not fits or value.shape != ((Linear(module).out_features,) if old is None else old.shape):  # type: ignore[arg-type]
+        if not fits or value.shape != ((Linear(module).shape[0],) if old is None else old.shape):  # type: ignore[arg-type]
             raise RecipeError(
                 f"{file} is of another model: {path} does not fit this one; apply it to the one it is of."
             )

@@ -20,9 +20,8 @@ from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.concepts.concept import topics as latent_topics
 from icebear.concepts.concept.choosing import universal
-from icebear.concepts.concept.reading import read
+from icebear.concepts.concept.reading import read, stream_means, vector_added
 from icebear.concepts.concept.topics import CONCEPTS, split_of, topics
-from icebear.concepts.concept.vectors import stream_means, vector_added
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError

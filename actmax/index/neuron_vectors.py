@@ -30,7 +30,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
         "examples": lambda: _example_vectors(store),
         "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }
-    neurons, words = store.count("neurons"), vocabulary(model).out_features
+    neurons, words = store.count("neurons"), vocabulary(model).shape[0]
     counts = {"w_out": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
     made = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
@@ -55,7 +55,7 @@ def gated(model: Model) -> bool:
     name = next(name for name in model.family.ffn_in.split() if name in dict(layer.named_modules()))
     beside = layer.get_submodule(name.rpartition(".")[0]).children()
     maps = [Linear(module) for module in beside if Linear.reads(module) and module is not last]
-    return sum(linear.out_features for linear in maps) > model.width("ffn")
+    return sum(linear.shape[0] for linear in maps) > model.width("ffn")
 
 
 def _usable(store: Store, name: str, count: int) -> bool:

@@ -160,11 +160,6 @@ class Graph(SavedResult, Tabled):
         hidden = self.contribution[row, len(self.shown) :].sum().item() / difference if difference else 0.0
         return sorted(edges, key=lambda edge: -abs(edge.contribution_share))[:k], hidden
 
-    @property
-    def rounding_error(self) -> Tensor:
-        """The difference (K + 1,) of each target minus all contributions to it."""
-        return self.difference - self.contribution.sum(-1)
-
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
         """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.attribution.controls.Nodes`."""
         width = self.model.width("ffn") + self.model.heads * self.heads

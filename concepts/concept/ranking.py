@@ -122,7 +122,7 @@ class CenteredLogits(Target):
 def w_out(data: Material) -> Ranking:
     """Rank by what W_out rows add to the logits of the concept's words, less the mean logit; the sign that adds."""
     model, ids = data.model, word_ids(data.model, data.words)
-    size = vocabulary(model).out_features
+    size = vocabulary(model).shape[0]
     parts = [unembedding(model, slice(start, start + BLOCK)).sum(0) for start in range(0, size, BLOCK)]
     mean = torch.stack(parts).sum(0) / size
     read = unembedding(model, torch.tensor(ids)).sum(0) - len(ids) * mean

@@ -57,17 +57,11 @@ class Results(Tabled):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each method; JSON-ready, None where there is no number."""
-        return [
-            {
-                "method": name,
-                **{
-                    f"{column} {x.name}": getattr(cell, x.name, None)
-                    for column, cell in row.items()
-                    for x in fields(Cell)
-                },
-            }
-            for name, row in self.cells.items()
-        ]
+        names, rows = [part.name for part in fields(Cell)], []
+        for method, row in self.cells.items():
+            numbers = {f"{column} {name}": getattr(x, name, None) for column, x in row.items() for name in names}
+            rows.append({"method": method, **numbers})
+        return rows
 
     def texts(self) -> dict[str, list[str]]:
         """Return the cells of each method as text."""

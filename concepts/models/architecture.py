@@ -205,7 +205,7 @@ class Architecture:
         """Return the indices of a site's neurons in the output of a joint q, k, v map; None for other sites."""
         if site not in ("q", "k", "v") or not self.family.qkv:
             return None
-        total, dim = Linear(self.site_module(site, 0)).out_features, self.head_dim
+        total, dim = Linear(self.site_module(site, 0)).shape[0], self.head_dim
         groups = (total // dim - self.heads) // 2  # key-value heads
         each = self.heads // groups  # query heads of one
         if self.family.qkv_order == "apart":
@@ -227,7 +227,7 @@ class Architecture:
         if columns is not None:
             return len(columns)
         linear = Linear(self.site_module(site, layer))
-        return linear.in_features if site in WRITERS else linear.out_features
+        return linear.shape[1 if site in WRITERS else 0]
 
     def check(self, neuron: Neuron | str) -> Neuron:
         """Return a neuron (or the neuron of an id) if this model has it. Raises `InputError`."""

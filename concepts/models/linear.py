@@ -40,7 +40,8 @@ class Linear:
             return self._module.bias.detach()
 
     @property
-    def _shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
         if isinstance(self._module, nn.Linear):  # whose weight may be packed
             return self._module.out_features, self._module.in_features
         weight = self._module if isinstance(self._module, Tensor) else self._module.weight
@@ -50,14 +51,6 @@ class Linear:
     def reads(module: nn.Module) -> bool:
         """Return whether a module is a linear map."""
         return isinstance(module, nn.Linear | Conv1D)
-
-    @property
-    def out_features(self) -> int:
-        return self._shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self._shape[1]
 
     @property
     def dtype(self) -> torch.dtype:

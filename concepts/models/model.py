@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from icebear.concepts.models.answer import Answer
@@ -22,9 +23,6 @@ from icebear.concepts.models.prompts import Batch, Prompt, PromptLike, Prompts, 
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore
 from icebear.values import real, seed_of, several, whole
-
-TEMPERATURES = (1e-6, 1e6)
-"""The range in which a float32 softmax does not degenerate."""
 
 
 class Model(Architecture):
@@ -75,13 +73,8 @@ class Model(Architecture):
         return self.padded([self.ids(Prompt(ids=tuple(row))) for row in rows])
 
     def padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
-        longest = max(len(row) for row in rows)
-        ids = torch.full((len(rows), longest), self.padding(rows))
-        mask = torch.zeros_like(ids)
-        for row, values in enumerate(rows):
-            place = slice(0, len(values)) if padding_side == "right" else slice(longest - len(values), longest)
-            ids[row, place] = torch.tensor(values)
-            mask[row, place] = 1
+        ids = pad_sequence([torch.tensor(row) for row in rows], True, self.padding(rows), padding_side)
+        mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0, padding_side)
         return Batch(ids.to(self.device), mask.to(self.device), tuple(map(len, rows)))
 
     def padding(self, rows: Sequence[Sequence[int]]) -> int:
@@ -413,7 +406,7 @@ class Model(Architecture):
                 f"{self.name} reads; generate at most that many tokens instead of {max_new_tokens}, or shorten it."
             )
         if temperature != 0:
-            real(temperature, "A temperature other than 0", *TEMPERATURES)
+            real(temperature, "A temperature other than 0", 1e-6, 1e6)  # beyond, a float32 softmax degenerates
         seed = seed_of(seed)
         padding = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0
         padding_id = next(token for token in padding if token is not None)
@@ -421,6 +414,8 @@ class Model(Architecture):
         if temperature > 0:
             options = {"temperature": float(temperature), "top_k": 0, **options}
         options["logits_processor"] = [*options.get("logits_processor", ()), _numbers]
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")  # no penalties, no limits
+        only_ids = GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
         beginning = ExitStack()  # restores the generation_config before another thread can generate
 
         def watch(ids: Tensor, scores: Any, **_: Any) -> Tensor:
@@ -433,7 +428,7 @@ class Model(Architecture):
         options["stopping_criteria"] = [*options.get("stopping_criteria", ()), watch]
         drawing = draws(self.device, seed) if temperature > 0 else nullcontext
         with self.lock.yielding(drawing), torch.no_grad(), beginning:
-            beginning.enter_context(replaced(self.net, "generation_config", self._only_ids()))
+            beginning.enter_context(replaced(self.net, "generation_config", only_ids))
             return self.net.generate(**self.inputs(batch), max_new_tokens=max_new_tokens, **options)
 
     @property
@@ -442,11 +437,6 @@ class Model(Architecture):
         if mask_id is None:
             raise ModelError(f"{self.name} has no mask token; give it a tokenizer that has one.")
         return mask_id
-
-    def _only_ids(self) -> GenerationConfig:
-        """Return the model's generation_config without its penalties, limits and forced tokens."""
-        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-        return GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
 
 
 @cache

@@ -112,7 +112,7 @@ class Task:
 
     def input_length(self, batch: Batch) -> int:
         """Return how many columns of `generate`'s output were in the input."""
-        raise InputError("This model does not generate text.")
+        return batch.ids.shape[1]
 
 
 def with_answer(ids: Sequence[int], answer: tuple[int, ...] | None) -> list[int]:
@@ -140,9 +140,6 @@ class Causal(Task):
         read = [(model.ids(row.prompt), row.answer) for row in rows]
         batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
         return batch, [answer_positions(len(ids) - 1, answer) for ids, answer in read]
-
-    def input_length(self, batch: Batch) -> int:
-        return batch.ids.shape[1]
 
 
 class EncoderDecoder(Task):
@@ -250,9 +247,6 @@ class TokenLabel(Labelled):
         if not -len(ids) <= position < len(ids):
             raise InputError(f"Position {position} is not one of 0 to {len(ids) - 1}.")
         return (position % len(ids),)
-
-    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor:
-        return logits.log_softmax(-1)
 
 
 class Image(Labelled):

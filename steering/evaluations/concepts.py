@@ -18,9 +18,8 @@ from torch import Tensor
 
 from icebear.concepts.concept.choosing import separation, universal
 from icebear.concepts.concept.ranking import RANKINGS, Material, word_ids
-from icebear.concepts.concept.reading import Read, columns_of, neurons_of, read
+from icebear.concepts.concept.reading import Read, columns_of, neurons_of, read, stream_means, vector_added
 from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
-from icebear.concepts.concept.vectors import stream_means, vector_added
 from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation import report
 from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table
