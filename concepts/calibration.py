@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from icebear.cache import cache_folder
+from icebear.concepts.models import images
 from icebear.concepts.models.linear import norm_divisor
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
@@ -117,9 +118,8 @@ def _batches(model: Model) -> Iterator[Batch]:
     """Yield the texts; random tokens for a model without a tokenizer, noise for an image classifier."""
     generator = torch.Generator().manual_seed(0)
     if not model.task.reads_text:
-        config = model.net.config
-        size = (config.image_size,) * 2 if isinstance(config.image_size, int) else tuple(config.image_size)
-        yield model.encode(list(torch.randn(BATCH, config.num_channels, *size, generator=generator)))
+        shape = BATCH, model.net.config.num_channels, *images.pair(model.net.config.image_size)
+        yield model.encode(list(torch.randn(shape, generator=generator)))
         return
     if model.tokenizer is None:
         shape = (4 * BATCH, min(LONGEST, model.context_length))

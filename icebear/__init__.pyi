@@ -16,10 +16,10 @@ from icebear.concepts.attribution.units import units as units
 from icebear.concepts.circuits.circuit import circuit as circuit
 from icebear.concepts.circuits.graph import Graph as Graph
 from icebear.concepts.corpus import read_corpus as read_corpus
-from icebear.concepts.lrp.rules import AlphaBeta as AlphaBeta
-from icebear.concepts.lrp.rules import Epsilon as Epsilon
-from icebear.concepts.lrp.rules import Gamma as Gamma
-from icebear.concepts.lrp.rules import ZPlus as ZPlus
+from icebear.concepts.lrp.linear_rules import AlphaBeta as AlphaBeta
+from icebear.concepts.lrp.linear_rules import Epsilon as Epsilon
+from icebear.concepts.lrp.linear_rules import Gamma as Gamma
+from icebear.concepts.lrp.linear_rules import ZPlus as ZPlus
 from icebear.concepts.methods.lrp import ATTNLRP as ATTNLRP
 from icebear.concepts.methods.lrp import CP_LRP as CP_LRP
 from icebear.concepts.methods.lrp import DIFFERENCE as DIFFERENCE

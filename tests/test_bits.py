@@ -8,7 +8,7 @@ from conftest import LLAMA_BIASES, random_model
 from transformers import LlamaConfig
 
 from icebear import CP_LRP, AttnLRP, Edit, Model, Neuron, Recipe, attribute, project, steer
-from icebear.concepts.lrp.rules import Gamma
+from icebear.concepts.lrp.linear_rules import Gamma
 from icebear.concepts.models.dispatch import packed
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.loading import load_model

@@ -498,7 +498,7 @@ def test_the_picture_begins_with_what_of_the_answer_it_shows(graph):
     assert max(widths, key=widths.get) == max(shares, key=lambda name: abs(shares[name]))
     for first, outside in ((0.1, 0.9), (0.3, 0.7)):
         parts = {"nodes": first, "tokens": 0.0, "outside the circuit": outside}
-        assert ("elsewhere" in drawing.caption(parts)) is (first < drawing.ELSEWHERE)
+        assert ("elsewhere" in drawing.caption(parts)) is (first < 0.2)
 
 
 def test_hostile_words_stay_text(graph):

@@ -30,8 +30,6 @@ PER_ROW = 5
 """Nodes of a layer at a token that stand side by side."""
 LEFT, TOP = 36, 34
 GROUP_WIDE, GROUP_HIGH = 216, 45
-ELSEWHERE = 0.2
-"""If the circuit has a smaller share of the answer (by size), the picture says that most of it is elsewhere."""
 UNDER = "var(--st-background-color, Canvas)"
 """The background of the page, under boxes, so that no edge is seen through them."""
 COLORS = "#4e79a7 #f28e2b #59a14f #b07aa1 #9c755f #76b7b2 #edc948 #ff9da7 #e15759 #86bcb6".split()
@@ -130,7 +128,7 @@ def direct_shares(graph: Graph) -> dict[str, float]:
 def caption(parts: dict[str, float]) -> str:
     """Return `direct_shares` in words, and say so if the circuit has little of the answer."""
     whole = sum(map(abs, parts.values()))
-    more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > (1 - ELSEWHERE) * whole else ""
+    more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > 0.8 * whole else ""
     return ", ".join(f"{name} {share:.0%}" for name, share in parts.items()) + more
 
 

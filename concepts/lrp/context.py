@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
 from icebear.concepts.lrp import differences, rules
+from icebear.concepts.lrp.linear_rules import Epsilon
 from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
-from icebear.concepts.lrp.rules import Epsilon
 from icebear.concepts.models.dispatch import packed
 from icebear.concepts.models.families import SCANS, family_of
 from icebear.concepts.models.linear import Linear

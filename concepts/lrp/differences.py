@@ -246,10 +246,6 @@ def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     return torch.return_types.max((values, result.indices))
 
 
-NOT_CHOSEN = 100.0
-"""A logit that is lower by this has a weight of zero."""
-
-
 def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """The k largest scores of a router: each row gets its own choices and those of its partner, these at a value that
     stands for "not chosen", so that both rows have the same experts. The jump of a value by a choice is attributed to
@@ -265,7 +261,7 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     family = family_of(mode.net.config) if hasattr(mode.net, "config") else None
     if family and family.expert_logits:
         smallest = result.values.detach().amin(-1, keepdim=True)
-        absent = torch.minimum(smallest, partner(smallest)) - NOT_CHOSEN
+        absent = torch.minimum(smallest, partner(smallest)) - 100  # a logit lower by this has a weight of zero
     elif bool((x.detach() < 0).any()):  # zero means not chosen for scores, but not for logits before a softmax
         raise MissingRule("topk of logits, not of scores, has no difference rule.")
     own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(-1, result.indices, True)

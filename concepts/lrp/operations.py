@@ -20,7 +20,7 @@ from torch.autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
 
 from icebear.concepts.lrp import rules
-from icebear.concepts.lrp.rules import Epsilon, LinearRule
+from icebear.concepts.lrp.linear_rules import Epsilon, LinearRule
 from icebear.concepts.models import experts
 from icebear.errors import MissingRule
 

@@ -113,24 +113,6 @@ def eager(model: Model) -> Iterator[None]:
 # large if T_i(x_j) alone is close to the sum in L1. Norms are linear maps at their divisor; FFNs are skipped.
 
 
-@dataclass
-class _Layer:
-    """One layer for one prompt."""
-
-    x: Tensor
-    """The residual stream (T, D) before the layer."""
-    attention: Tensor
-    """(H, T, T)"""
-    v: Tensor
-    """Values (T, H, d)."""
-    o: Tensor
-    """W_O (H, d, D)."""
-
-    def from_tokens(self) -> Tensor:
-        """Return the output of attention at i by token j, (T, T, D)."""
-        return torch.einsum("hij,jhd,hdD->ijD", self.attention, self.v, self.o)
-
-
 def _contributions(parts: Tensor) -> Tensor:
     """Return the shares (T, T) of j in the sum over j of parts (T, T, D): at least zero, and 1 in sum for each i."""
     whole = parts.sum(1, keepdim=True)  # (T, 1, D)
@@ -154,19 +136,18 @@ class AltiLogit(Method):
         for row, (places, targets, contrast) in enumerate(
             zip(map(list, objective.positions), objective.targets, objective.contrasts, strict=True)
         ):
-            layers, last = _layers(model, objective, row)
+            streams, outputs = _layers(model, objective, row)
             words = unembedding(model, torch.tensor(targets))  # (P, D)
             words = words if contrast is None else words - unembedding(model, contrast)
-            by = norm_divisor(norm, last[places])[:, None]  # (P, 1, 1)
+            by = norm_divisor(norm, streams[-1][places])[:, None]  # (P, 1, 1)
             logits = lambda parts, by=by, words=words: through_norm(norm, parts, offset, by) @ words[..., None]  # noqa: E731
-            down = torch.eye(len(last))  # (T, T) tokens of this layer by tokens of the input
-            total = torch.zeros(len(last))
-            for layer in layers:
-                parts = layer.from_tokens()
+            total = torch.zeros(len(streams[0]))
+            down = torch.eye(len(total))  # (T, T) tokens of this layer by tokens of the input
+            for x, parts in zip(streams, outputs, strict=False):
                 total += (logits(parts[places])[..., 0] @ down).sum(0)
-                parts[range(len(parts)), range(len(parts))] += layer.x
+                parts[range(len(parts)), range(len(parts))] += x
                 down = _contributions(parts) @ down
-            total[places] += logits(layers[0].x[places, None])[:, 0, 0]
+            total[places] += logits(streams[0][places, None])[:, 0, 0]
             rows.append(total)
         return rows
 
@@ -184,20 +165,20 @@ class Alti(Method):
             raise InputError(f"ALTI is for encoders of text with norms after attention (BERT), not for {model.name}.")
         rows = []
         for row, places in enumerate(objective.positions):
-            layers, last = _layers(model, objective, row)
-            down = torch.eye(len(last))
-            for number, layer in enumerate(layers):
-                parts = layer.from_tokens()
-                parts[range(len(parts)), range(len(parts))] += layer.x
-                norm = model.layer_modules[number].get_submodule(model.family.attn_norm)
+            streams, outputs = _layers(model, objective, row)
+            down = torch.eye(len(streams[0]))
+            for module, x, parts in zip(model.layer_modules, streams, outputs, strict=False):
+                parts[range(len(parts)), range(len(parts))] += x
+                norm = module.get_submodule(model.family.attn_norm)
                 by = norm_divisor(norm, parts.sum(1, keepdim=True))
                 down = _contributions(through_norm(norm, parts, model.family.norm_offset, by)) @ down
             rows.append(down[list(places)].sum(0))
         return rows
 
 
-def _layers(model: Model, objective: Objective, row: int) -> tuple[list[_Layer], Tensor]:
-    """Return the layers of one prompt, and the residual stream (T, D) after the last."""
+def _layers(model: Model, objective: Objective, row: int) -> tuple[list[Tensor], Iterator[Tensor]]:
+    """Return the residual streams (T, D) of one prompt before each layer and after the last, and the output of each
+    layer's attention at i by token j, (T, T, D)."""
     batch = objective.batch.rows([row])
     values: dict[int, Tensor] = {}
     streams: list[Tensor] = []
@@ -212,10 +193,13 @@ def _layers(model: Model, objective: Objective, row: int) -> tuple[list[_Layer],
         after = lambda module, args, y: streams.append((y[0] if isinstance(y, tuple) else y)[0].float())  # noqa: E731
         stack.callback(model.layer_modules[-1].register_forward_hook(after).remove)
         output = model.net(input_ids=batch.ids, attention_mask=batch.mask, output_attentions=True)
-    layers = []
-    for number, attention in enumerate(output.attentions):
-        v = values[number].unflatten(-1, (-1, model.head_dim))  # (T, KV, d)
+
+    def by_token(layer: int) -> Tensor:
+        v = values[layer].unflatten(-1, (-1, model.head_dim))  # (T, KV, d)
         v = v.repeat_interleave(model.heads // v.shape[1], 1)
-        w_o = Linear(model.site_module("attn", number)).columns().T * model.residual_scale
-        layers.append(_Layer(streams[number], attention[0].float(), v, w_o.unflatten(0, (model.heads, -1))))
-    return layers, streams[-1]
+        w_o = (Linear(model.site_module("attn", layer)).columns().T * model.residual_scale).unflatten(
+            0, (model.heads, -1)
+        )
+        return torch.einsum("hij,jhd,hdD->ijD", output.attentions[layer][0].float(), v, w_o)
+
+    return streams, map(by_token, range(model.layers))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
-
-from icebear.concepts.lrp.rules import Epsilon, Gamma, LinearRule
-from icebear.concepts.methods import common
+from icebear.concepts.lrp.linear_rules import Epsilon, Gamma, LinearRule
 from icebear.concepts.methods.method import Method, Multiplying, OnePass
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.errors import InputError
 from icebear.values import one_of, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from icebear.concepts.models.model import Model
+    from icebear.concepts.models.objective import Objective
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,6 +68,8 @@ class AttnLRP(OnePass):
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         """With `positions`, add the positive relevance of positions in each layer (PA-LRP, Eq. 11)."""
+        from icebear.concepts.methods import common
+
         return common.token_relevance(model, objective, self, "relu" if self.positions else None)
 
     def compared(self) -> Multiplying:

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
-
-from icebear.concepts.methods import common
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.errors import InputError
 from icebear.values import one_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from icebear.concepts.methods.lrp import AttnLRP
+    from icebear.concepts.models.model import Model
+    from icebear.concepts.models.objective import Objective
 
 Point = Literal["prompt", "midpoint", "path"]
 
@@ -103,7 +102,11 @@ class OnePass(Multiplying):
         return None
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        from icebear.concepts.methods import common
+
         return common.token_relevance(model, objective, self.rules)
 
     def neuron_scores(self, model: Model, objective: Objective, site: str) -> Tensor:
+        from icebear.concepts.methods import common
+
         return common.neuron_relevance(model, objective, site, self.rules)

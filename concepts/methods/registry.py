@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from icebear.concepts.lrp.rules import AlphaBeta, Epsilon, Gamma, ZPlus
+from icebear.concepts.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
 from icebear.concepts.methods.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.concepts.methods.gradients import (
     Gradient,

@@ -92,7 +92,7 @@ def _pixels(model: Model, image: Any) -> Tensor:
 
 def grid(model: Model) -> tuple[int, int]:
     """Return the number of rows and of columns of patches."""
-    size, patch = _pair(model.net.config.image_size), _pair(model.net.config.patch_size)
+    size, patch = pair(model.net.config.image_size), pair(model.net.config.patch_size)
     return size[0] // patch[0], size[1] // patch[1]
 
 
@@ -108,8 +108,8 @@ def image_map(model: Model, pixels: Tensor, relevance: Tensor) -> ImageMap:
     """Return the map of one image (C, H, W) and the relevance of its values (C, H, W)."""
     low, high = pixels.amin(), pixels.amax()
     picture = (pixels.float() - low) / (high - low).clamp(min=1e-12)
-    return ImageMap(relevance.sum(0).cpu(), picture.cpu(), _pair(model.net.config.patch_size))
+    return ImageMap(relevance.sum(0).cpu(), picture.cpu(), pair(model.net.config.patch_size))
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
