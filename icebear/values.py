@@ -1,7 +1,8 @@
-"""Checks of user input: each returns the value, or raises an error with one sentence that has the value in it."""
+"""Checks of user input: each returns the value, or raises an error with one sentence that has the value; a hash."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -70,3 +71,8 @@ def text_of(value: Any) -> str:
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is not a text; give one.")
     return value
+
+
+def stable_hash(text: str) -> int:
+    """Return 64 bits that depend only on the text, not on the process or version."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

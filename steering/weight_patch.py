@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +134,11 @@ def _put(net: Any, path: str, value: Tensor) -> tuple[Any, str, Any]:
 @contextmanager
 def patched(model: Model, weights: dict[str, Tensor]) -> Iterator[Model]:
     """Give the model the weights of a patch inside the context, new biases included."""
-    before: list[tuple[Any, str, Any]] = []
-    with model.lock:
-        try:
-            for path, value in weights.items():
-                before.append(_put(model.net, path, value))
-            yield model
-        finally:
-            for module, name, old in reversed(before):
-                module._parameters[name] = old
+    with model.lock, ExitStack() as undo:
+        for path, value in weights.items():
+            module, name, old = _put(model.net, path, value)
+            undo.callback(module._parameters.__setitem__, name, old)
+        yield model
 
 
 @torch.no_grad()

@@ -17,9 +17,8 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
-from icebear.hashing import stable_hash
 from icebear.records import SITES, Sentence
-from icebear.values import one_of, seed_of, whole
+from icebear.values import one_of, seed_of, stable_hash, whole
 
 BATCH = 32
 BY = ("activation", "relevance")

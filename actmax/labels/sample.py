@@ -15,8 +15,8 @@ from icebear.actmax.index.scan import counted_length
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 from icebear.errors import StoreError
-from icebear.hashing import stable_hash
 from icebear.records import Sentence
+from icebear.values import stable_hash
 
 PARTS = ("train", "validation", "test")
 SENTENCES = {"train": 300, "validation": 300, "test": 600}

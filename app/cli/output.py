@@ -56,18 +56,16 @@ class _Trimmed:
         return getattr(sys.stdout, name)
 
 
-def print_json(value: Any) -> None:
-    """Print one document. Raises `NumericalError` for NaN and infinity, which JSON does not have."""
-    try:
-        click.echo(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False))
-    except ValueError:
-        raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
-
-
 def show(as_json: bool, document: Any, *renderables: Any) -> None:
-    """Print a result: as one JSON document, or as tables and lines below each other; lines are not wrapped."""
+    """Print a result: as one JSON document, or as tables and lines below each other; lines are not wrapped.
+
+    Raises `NumericalError` for NaN and infinity, which JSON does not have.
+    """
     if as_json:
-        return print_json(document)
+        try:
+            return click.echo(json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False))
+        except ValueError:
+            raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
     for renderable in renderables:
         stdout().print(renderable, markup=False, emoji=False, soft_wrap=isinstance(renderable, str))
 

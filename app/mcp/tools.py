@@ -157,7 +157,7 @@ class Tools:
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
         control = token_removal_control(model, read, relevance)
         explanation = Explanation.of(model, relevance, removal_control=control)
-        rows = _largest(explanation.tokens, k, "relevance")
+        rows = sorted(explanation.tokens, key=lambda row: -abs(row["relevance"]))[:k]
         return self._explained("tokens", explanation, control, tokens=rows)
 
     @tool
@@ -193,10 +193,7 @@ class Tools:
     def _explained(self, kind: str, explanation: Explanation, control: RandomControl, **rows: Any) -> Answer:
         """Return the answer about an explanation; the file behind its handle has the controls too."""
         relevance = explanation.relevance
-        lists = {
-            "neurons": [node.to_dict() for node in explanation.nodes],
-            "tokens": explanation.tokens,
-        }
+        lists = {"neurons": [node.to_dict() for node in explanation.nodes], "tokens": explanation.tokens}
         lists = {name: every for name, every in lists.items() if every}
         files = {"json": explanation.to_json, "html": explanation.to_html}
         return {
@@ -384,7 +381,7 @@ class Tools:
             {"position": place, "token": token, "value": value, "counted": place not in measured.excluded}
             for place, (token, value) in enumerate(zip(measured.tokens, measured.values, strict=True))
         ]
-        return {"value": measured.value, "tokens": _largest(rows, ROWS, "value")}
+        return {"value": measured.value, "tokens": sorted(rows, key=lambda row: -abs(row["value"]))[:ROWS]}
 
     @tool
     def concept_steer(
@@ -473,8 +470,3 @@ class Tools:
 
 def _read(prompt: str, chat: bool) -> PromptLike:
     return Chat([{"role": "user", "content": prompt}]) if chat else prompt
-
-
-def _largest(rows: list[dict[str, Any]], k: int, name: str) -> list[dict[str, Any]]:
-    """Return the k rows with the largest absolute value of a number."""
-    return sorted(rows, key=lambda row: -abs(row[name]))[:k]

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from icebear.errors import InputError
-from icebear.hashing import stable_hash
-from icebear.values import one_of
+from icebear.values import one_of, stable_hash
 
 CONCEPTS: dict[str, str] = json.loads((Path(__file__).parent / "topics.json").read_text(encoding="utf-8"))
 """Name -> sixteen words; every other word is held out."""

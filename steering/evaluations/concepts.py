@@ -28,11 +28,11 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
-from icebear.hashing import stable_hash
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import parts_of
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
+from icebear.values import stable_hash
 
 KLS = (0.02, 0.1, 0.25, 0.5)
 """Off-target KL in nats, at which methods are compared; each is met within `TOLERANCE`."""
@@ -103,7 +103,7 @@ class ConceptSteering(Evaluation):
         yield Part(
             {},
             material.concepts,
-            partial(compare_methods, Ground.of(model, material), seed=self.seed),
+            partial(compare_methods, Ground(model, material), seed=self.seed),
             settings={"corpus": corpus, "concepts": names, "off_target_kls": list(KLS)},
             tables=tables,
             notes=steering_notes,
@@ -112,7 +112,7 @@ class ConceptSteering(Evaluation):
 
 
 def compare_methods(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, Any]:
-    data = ConceptData.of(ground, topic)
+    data = ConceptData(ground, topic)
     classifier, aurocs = classifier_of(ground, topic)
     return {
         "concept": topic.name,
@@ -122,30 +122,15 @@ def compare_methods(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, An
     }
 
 
-@dataclass(frozen=True, eq=False)
 class Ground:
     """The data that all concepts share: sentences without any concept, read once, and held-out contexts."""
 
-    model: Model
-    topics: TopicSentences
-    others: dict[str, Read]
-    streams: dict[str, np.ndarray]
-    """part -> (S, L, D)"""
-    contexts: list[list[int]]
-    plain: Tensor
-    """(P, V) log-probabilities after the contexts."""
-
-    @classmethod
-    def of(cls, model: Model, topics: TopicSentences) -> Ground:
-        neurons, contexts = neurons_of(model, ("ffn",)), HeldOutContexts(model, HELD_OUT_TEXTS).contexts
-        return cls(
-            model,
-            topics,
-            {part: read(model, topics.others[part], neurons) for part in PARTS},
-            {part: stream_means(model, topics.others[part]) for part in PARTS},
-            contexts,
-            next_log_probabilities(model, contexts, nullcontext),
-        )
+    def __init__(self, model: Model, topics: TopicSentences) -> None:
+        self.model, self.topics, neurons = model, topics, neurons_of(model, ("ffn",))
+        self.others = {part: read(model, topics.others[part], neurons) for part in PARTS}
+        self.streams = {part: stream_means(model, topics.others[part]) for part in PARTS}  # part -> (S, L, D)
+        self.contexts = HeldOutContexts(model, HELD_OUT_TEXTS).contexts
+        self.plain = next_log_probabilities(model, self.contexts, nullcontext)  # (P, V) after the contexts
 
 
 @torch.no_grad()
@@ -164,33 +149,24 @@ def next_log_probabilities(model: Model, contexts: Sequence[list[int]], steering
 # --- detection ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class ConceptData:
-    """The activations of a concept's sentences and of others, standardized."""
+    """The activations of a concept's sentences and of others: `x` of neurons, standardized, part (or ``silent``) ->
+    (S, N), with the concept's sentences first, and `stream` of the residual stream, part -> (S, L, D)."""
 
-    topic: Topic
-    x: dict[str, np.ndarray]
-    """part, or ``silent`` -> (S, N); the sentences with the concept come first."""
-    stream: dict[str, np.ndarray]
-    """The same of the residual stream, (S, L, D)."""
-    positive: dict[str, np.ndarray]
-    material: Material
-    centre: np.ndarray
-    spread: np.ndarray
-
-    @classmethod
-    def of(cls, ground: Ground, topic: Topic) -> ConceptData:
+    def __init__(self, ground: Ground, topic: Topic) -> None:
         model, others, find = ground.model, ground.others, ground.others["find"]
         texts = {part: rows for part, rows in {**topic.sentences, "silent": topic.silent}.items() if rows}
         own = {part: read(model, rows, find.neurons) for part, rows in texts.items()}
-        centre, spread = find.means.mean(0), find.means.std(0)
-        x, stream, positive = {}, {}, {}
+        self.topic, self.centre, self.spread = topic, find.means.mean(0), find.means.std(0)
+        self.x: dict[str, np.ndarray] = {}
+        self.stream: dict[str, np.ndarray] = {}
+        self.positive: dict[str, np.ndarray] = {}
         for part, seen in own.items():
             without = "report" if part == "silent" else part
             means = np.concatenate([seen.means, others[without].means])
-            x[part] = (means - centre) / np.where(spread > 0, spread, 1)
-            stream[part] = np.concatenate([stream_means(model, texts[part]), ground.streams[without]])
-            positive[part] = np.arange(len(means)) < len(seen.means)
+            self.x[part] = (means - self.centre) / np.where(self.spread > 0, self.spread, 1)
+            self.stream[part] = np.concatenate([stream_means(model, texts[part]), ground.streams[without]])
+            self.positive[part] = np.arange(len(means)) < len(seen.means)
         both = Read(
             find.neurons,
             np.concatenate([own["find"].means, find.means]),
@@ -198,18 +174,17 @@ class ConceptData:
             np.minimum(own["find"].low, find.low),
             np.maximum(own["find"].high, find.high),
         )
-        material = Material(
+        self.material = Material(
             model,
             [*topic.sentences["find"], *ground.topics.others["find"]],
-            positive["find"],
+            self.positive["find"],
             np.arange(len(both.means)),
             both,
-            x["find"],
-            universal(find.means) | (spread == 0),
+            self.x["find"],
+            universal(find.means) | (self.spread == 0),
             topic.known,
             None,
         )
-        return cls(topic, x, stream, positive, material, centre, spread)
 
     def concept(self, name: str, columns: np.ndarray, weights: np.ndarray) -> Concept:
         """Return a concept of these neurons; weights (N,)."""

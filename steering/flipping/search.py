@@ -38,8 +38,6 @@ LEVELS = (0.5, 1.0)
 """Shares of the way to the limit of each activation."""
 REACH_SOURCE = 2.5
 """An activation may move this many times the way to its value in the source prompt, or to zero with `suppress`."""
-REACH = 1.0
-"""With `unbounded`: this many times the largest magnitude of any neuron of the layer at the last token."""
 MARGIN = 0.05
 """The margin of a finished flip, in logits, so that another machine's rounding does not undo it."""
 
@@ -267,7 +265,7 @@ def _start(
     if goal is None and top_k:
         goal = torch.zeros_like(now)
     if unbounded:
-        high = (REACH * now.abs().amax(1, keepdim=True)).expand_as(now)  # of a layer at a step
+        high = now.abs().amax(1, keepdim=True).expand_as(now)  # of a layer at a step
         low = -high
     else:  # or where it is, if that is further
         seen = calibrate(model)
@@ -386,12 +384,11 @@ def _pruned(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
 
 def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
     """Scale all edits together towards the plain activations, as far as the flip holds."""
-
-    def scaled(share: float) -> dict[Place, float]:
-        here = {place: state.now[place].item() for place in edits}
-        return {place: round(here[place] + share * (value - here[place]), 4) for place, value in edits.items()}
-
-    weaker = [scaled(step / 20) for step in range(1, 21)]
+    here = {place: state.now[place].item() for place in edits}
+    weaker = [
+        {place: round(here[place] + step / 20 * (value - here[place]), 4) for place, value in edits.items()}
+        for step in range(1, 21)
+    ]
     reached = margins(state, weaker).tolist()
     return next((some for some, margin in zip(weaker, reached, strict=True) if margin >= MARGIN), edits)
 

@@ -9,7 +9,7 @@ import click
 
 import icebear
 from icebear.app.cli.options import ModelOptions, option, record, verb
-from icebear.app.cli.output import print_json, stdout, write_page
+from icebear.app.cli.output import show, stdout, write_page
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
 from icebear.stopping import Stopped
@@ -60,8 +60,7 @@ def chat(options: Options) -> None:
             conversation.read(line)
         except IcebearError as error:  # such as for a phrase that the answer does not have
             click.echo(f"icebear: {error}", err=True)
-    if options.json:
-        print_json({"messages": list(map(dict, conversation.messages))})
+    show(options.json, {"messages": list(map(dict, conversation.messages))})
 
 
 def _line() -> str | None:
