@@ -20,7 +20,6 @@ from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.calibration import TEXTS
 from icebear.concepts.evaluation.groundtruth import tokens_between
-from icebear.concepts.evaluation.metrics import localization_metrics
 from icebear.concepts.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
@@ -29,6 +28,7 @@ from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.stream import Stream
+from icebear.concepts.statistics import localization_metrics
 from icebear.errors import InputError
 
 COLUMNS = {

@@ -148,9 +148,6 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
         yield
 
 
-# --- the cache ------------------------------------------------------------------------------------------
-
-
 def _file(model: Model) -> Path:
     texts = hashlib.sha256("\n".join(TEXTS).encode()).hexdigest()[:8]
     return cache_folder() / "calibration" / f"{model.fingerprint}-{model.dtype_name}-{texts}.safetensors"

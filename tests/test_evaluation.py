@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from icebear import Model, read_corpus
 from icebear.app.cli.main import main
-from icebear.concepts.evaluation import faithfulness, groundtruth, metrics, pruning, report, runner
+from icebear.concepts import statistics as metrics
+from icebear.concepts.evaluation import faithfulness, groundtruth, pruning, report, runner
 from icebear.concepts.evaluation.protocol import Part
 from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews
 from icebear.concepts.methods.registry import METHODS, methods_of

@@ -87,11 +87,6 @@ def layout(graph: Graph) -> Layout:
     return Layout(boxes, layers, x, y + HIGH + ROW)
 
 
-def drawn(graph: Graph) -> list[Edge]:
-    """Return the edges of the picture, the most influential first."""
-    return graph.shown_edges[:DRAWN]
-
-
 def svg(graph: Graph) -> Markup:
     """Return the picture alone, in the colors of its page."""
     places, parts = layout(graph), direct_shares(graph)
@@ -102,7 +97,7 @@ def svg(graph: Graph) -> Markup:
         "icebear.concepts/circuit.svg",
         graph=graph,
         places=places,
-        edges=drawn(graph),
+        edges=graph.shown_edges[:DRAWN],
         direct=parts,
         caption=caption(parts),
         group_colors={
@@ -132,9 +127,6 @@ def caption(parts: dict[str, float]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in parts.items()) + more
 
 
-# --- pages ---------------------------------------------------------------------------------------------
-
-
 def fragment(graph: Graph) -> Markup:
     """Return the interactive picture for a notebook or a page: no frames, nothing fetched."""
     script = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
@@ -142,7 +134,7 @@ def fragment(graph: Graph) -> Markup:
         "icebear.concepts/circuit.html",
         summary=summary(graph),
         nodes=len(graph.nodes),
-        edges=drawn(graph),
+        edges=graph.shown_edges[:DRAWN],
         picture=svg(graph),
         cards=Markup(json.dumps(cards(graph)).replace("<", "\\u003c")),
         script=Markup(script),

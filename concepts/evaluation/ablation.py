@@ -15,7 +15,6 @@ from torch import Tensor
 from icebear.concepts.attribution.controls import Nodes, largest, neuron_site, random_nodes, recovered_shares
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.evaluation import pairs
-from icebear.concepts.evaluation.metrics import correlations
 from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
 from icebear.concepts.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Part, Setting, Tasks
 from icebear.concepts.evaluation.pruning import activations
@@ -23,6 +22,7 @@ from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
+from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
 
 SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)

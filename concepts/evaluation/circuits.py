@@ -24,10 +24,10 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Node
 from icebear.concepts.evaluation import pairs
-from icebear.concepts.evaluation.metrics import correlations
 from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
 from icebear.concepts.evaluation.protocol import Evaluation, Lines, Part, Samples, Seed, Setting, Table, Tasks
 from icebear.concepts.models.model import Model
+from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
 
 EDGES: tuple[int | None, ...] = (30, 100, 300, None)
@@ -188,9 +188,6 @@ def _cosine(rows: Tensor) -> float:
     unit = normalize(rows, dim=-1)
     count = len(rows)
     return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
-
-
-# --- a task's circuit ----------------------------------------------------------------------------------
 
 
 def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], dict[int, Tensor]]:

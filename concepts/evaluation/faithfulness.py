@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.evaluation.metrics import removal_metrics
 from icebear.concepts.evaluation.protocol import CorpusName, MethodEvaluation, Part, Setting, accuracy
 from icebear.concepts.evaluation.questions import CORPORA, Question, questions_of
 from icebear.concepts.methods.common import measure_without
@@ -18,6 +17,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective, objective_of
+from icebear.concepts.statistics import removal_metrics
 from icebear.errors import InputError
 
 STEPS = 5

@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.evaluation.metrics import localization_metrics
 from icebear.concepts.evaluation.protocol import DataFile, MethodEvaluation, Part, Setting, Table, accuracy
 from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
+from icebear.concepts.statistics import localization_metrics
 from icebear.errors import InputError
 from icebear.paths import read_text
 
@@ -177,9 +177,6 @@ class GroundTruth(MethodEvaluation):
             tables=lambda lines: {"": Table(COLUMNS, [x for x in counted(lines, self.tokens) if x["counts"]])},
             notes=lambda lines: [*accuracy(counted(lines, self.tokens)), f"tokens that count: {self.tokens}"],
         )
-
-
-# --- measured -------------------------------------------------------------------------------------------
 
 
 def score_items(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.controls import neuron_site
-from icebear.concepts.evaluation.metrics import area
 from icebear.concepts.evaluation.protocol import CorpusName, FfnOrHead, MethodEvaluation, Part, Setting, Table
 from icebear.concepts.evaluation.questions import CORPORA, questions_of
 from icebear.concepts.methods.common import log_probability
@@ -22,6 +21,7 @@ from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import forward
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.passes.targets import Logits
+from icebear.concepts.statistics import area
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Shares of all neurons (or heads) that are pruned."""

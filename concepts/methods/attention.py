@@ -197,9 +197,8 @@ def _layers(model: Model, objective: Objective, row: int) -> tuple[list[Tensor],
     def by_token(layer: int) -> Tensor:
         v = values[layer].unflatten(-1, (-1, model.head_dim))  # (T, KV, d)
         v = v.repeat_interleave(model.heads // v.shape[1], 1)
-        w_o = (Linear(model.site_module("attn", layer)).columns().T * model.residual_scale).unflatten(
-            0, (model.heads, -1)
-        )
-        return torch.einsum("hij,jhd,hdD->ijD", output.attentions[layer][0].float(), v, w_o)
+        w_o = Linear(model.site_module("attn", layer)).columns().T * model.residual_scale
+        attention = output.attentions[layer][0].float()
+        return torch.einsum("hij,jhd,hdD->ijD", attention, v, w_o.unflatten(0, (model.heads, -1)))
 
     return streams, map(by_token, range(model.layers))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from icebear.concepts.models import dispatch, experts
 from icebear.concepts.models.families import FAMILIES, Family, family_of
-from icebear.concepts.models.fingerprint import fingerprint
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.tasks import Task, task_of
 from icebear.errors import InputError, ModelError
@@ -31,15 +30,20 @@ class Architecture:
                 "The model has an adapter that is not merged; merge it first (net = net.merge_and_unload())."
             )
         self.net = net.eval().requires_grad_(False)
-        dispatch.keep_packing(self.net)
+        for module in self.net.modules():  # bitsandbytes would repack 4-bit weights, with rounded scales, on some CPUs
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
         self.name = name or net.config._name_or_path or type(net).__name__
-
-    # --- properties -----------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
         """The device of the inputs; layers of a dispatched model may be on other devices."""
-        return dispatch.input_device(self.net)
+        own = next(self.net.parameters()).device
+        if own.type != "meta":
+            return own
+        hooks = (getattr(module, "_hf_hook", None) for module in self.net.modules())
+        places = (getattr(hook, "execution_device", None) for hook in hooks)
+        return torch.device(next(place for place in places if place is not None))
 
     @cached_property
     def offloaded(self) -> bool:
@@ -78,8 +82,8 @@ class Architecture:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies the model, see `icebear.concepts.models.fingerprint`."""
-        return fingerprint(self.net, f"{self.net.config.model_type} {self.output_size}")
+        """Identifies the model, see `icebear.concepts.models.dispatch.fingerprint`."""
+        return dispatch.fingerprint(self.net, f"{self.net.config.model_type} {self.output_size}")
 
     @cached_property
     def context_length(self) -> int:
@@ -95,8 +99,6 @@ class Architecture:
     def output_size(self) -> int:
         """The number of tokens in the vocabulary, or of labels."""
         return len(self.labels) or self.config.vocab_size
-
-    # --- its parts ------------------------------------------------------------------------------------
 
     @property
     def has_family(self) -> bool:

@@ -1,7 +1,9 @@
-"""Weights on several devices, weights that are offloaded to the CPU or the disk, and quantized weights."""
+"""Weights on several devices, offloaded to the CPU or the disk, or quantized; and the fingerprint of all weights."""
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,20 +15,15 @@ from icebear.errors import ModelError
 
 PACKED = ("Params4bit", "Int8Params")
 """The classes of bitsandbytes' quantized weights."""
+SAMPLED = 16
+"""Sampled rows, and columns, of each parameter."""
+VALUES = 4096
+"""Sampled signs of each parameter, and exponents of each row or column."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def packed(module: nn.Module) -> bool:
     return type(getattr(module, "weight", None)).__name__ in PACKED
-
-
-def keep_packing(net: nn.Module) -> None:
-    """Stop bitsandbytes from repacking 4-bit weights, with rounded scales, at the first pass without a gradient on some
-    CPUs, after which passes with and without a gradient would differ."""
-    module: Any
-    for module in net.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def offloaded(net: nn.Module) -> bool:
@@ -76,11 +73,30 @@ def named_weights(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield name, parameter.detach()
 
 
-def input_device(net: Any) -> torch.device:
-    """Return the device of the model's inputs."""
-    own = next(net.parameters()).device
-    if own.type != "meta":
-        return own
-    hooks = (getattr(module, "_hf_hook", None) for module in net.modules())
-    places = (getattr(hook, "execution_device", None) for hook in hooks)
-    return torch.device(next(place for place in places if place is not None))
+def fingerprint(net: nn.Module, architecture: str) -> str:
+    """Return ``signs-sizes``, two hashes of 16 hex digits that are equal in float32 and bfloat16.
+
+    In float16 they are equal too, except for values at its limits.
+
+    signs: a hash of `architecture`, names, shapes, and the signs of a sample of each parameter.
+    sizes: a hash of the bfloat16 exponents of sampled rows and columns of each parameter, and of how many are zero.
+    """
+    signs, sizes = hashlib.sha256(architecture.encode()), hashlib.sha256()
+    for name, values in named_weights(net):
+        signs.update(f"{name} {tuple(values.shape)}".encode())
+        signs.update(_bytes(torch.signbit(_some(values.flatten()))))
+        matrix = values.flatten(1) if values.dim() > 1 else values[None]
+        for rows in (matrix, matrix.T):
+            chosen = sorted(random.Random(name).sample(range(len(rows)), min(SAMPLED, len(rows))))
+            sizes.update(_bytes(torch.frexp(_some(rows[chosen]).bfloat16().float().cpu()).exponent))
+            sizes.update(f" {int((~rows.bool().any(1)).sum())}".encode())
+    return f"{signs.hexdigest()[:16]}-{sizes.hexdigest()[:16]}"
+
+
+def _some(values: Tensor) -> Tensor:
+    """Return at most about `VALUES` values of each row (..., N), evenly spaced."""
+    return values[..., :: max(1, values.shape[-1] // VALUES)]
+
+
+def _bytes(values: Tensor) -> Any:
+    return values.cpu().numpy().tobytes()

@@ -19,9 +19,6 @@ from icebear.errors import InputError, ModelError
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
 
-Positions = list[tuple[int, ...]]
-"""For each prompt, the positions whose prediction is explained (of the decoder's input, if there is a decoder)."""
-
 
 @dataclass(frozen=True)
 class PromptTarget:
@@ -55,8 +52,6 @@ class Task:
     is_causal = False
     """No token attends to a later one, so later tokens have no influence on a prediction."""
 
-    # --- input ----------------------------------------------------------------------------------------
-
     def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return model.padded([model.ids(prompt) for prompt in prompts], padding_side)
 
@@ -71,8 +66,6 @@ class Task:
     def own_tokens(self, model: Model) -> tuple[int, ...] | None:
         """Return the positions that the model adds to its input; None if residual streams show them."""
         return None
-
-    # --- output ---------------------------------------------------------------------------------------
 
     def refuse(self, model: Model, **arguments: Sequence[Any]) -> None:
         """Raise `InputError` for an argument of `attribute` (target_text, prefix, position) that this task cannot use.
@@ -92,7 +85,7 @@ class Task:
         """Return what precedes an answer; None if the answer stands in the text."""
         return Prompt(text=prefix) if prefix else None
 
-    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         """Encode the prompts, each followed by its answer without the last token; also return where answers are
         predicted."""
         batch = self.encode(model, [row.prompt for row in rows])
@@ -136,7 +129,7 @@ class Causal(Task):
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
 
-    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = [(model.ids(row.prompt), row.answer) for row in rows]
         batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
         return batch, [answer_positions(len(ids) - 1, answer) for ids, answer in read]
@@ -155,7 +148,7 @@ class EncoderDecoder(Task):
         decoder's start token replaces the first one)."""
         return self._with_decoder(model, model.read_ids(rows), [ids[1:] for ids in rows])
 
-    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, Positions]:
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = self.encode(model, [row.prompt for row in rows])
         begun = [(model.tokens_of(row.before.text or "") if row.before else [], row.answer) for row in rows]
         batch = self._with_decoder(model, read, [with_answer(ids, answer) for ids, answer in begun])
