@@ -18,8 +18,6 @@ class LabelTables:
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
 
-    # --- written by people -----------------------------------------------------------------------------------
-
     def own(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
         """Return the label that a person wrote, and polarity -> its scores (`Meaning.to_dict`), if it was scored."""
         query = "SELECT text, scores FROM labels WHERE neuron = ?"
@@ -33,8 +31,6 @@ class LabelTables:
             self.file.database.execute("DELETE FROM labels WHERE neuron = ?", (identity,))
             if text:
                 self.file.insert("labels", [(identity, text, json.dumps([meaning.to_dict() for meaning in scores]))])
-
-    # --- automatic --------------------------------------------------------------------------------------
 
     def set_meanings(self, meanings: Iterable[Meaning]) -> None:
         """Save automatic labels; they replace those of the same neurons and polarities."""

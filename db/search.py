@@ -105,9 +105,6 @@ def _examples_text(store: Store) -> str:
     return "examples" if store.by == "activation" else f"examples by {store.by}"
 
 
-# --- similar neurons ---------------------------------------------------------------------------
-
-
 def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
     one_of(by, "comparison of neurons", NEAR)
     one_of(polarity, "polarity", POLARITIES)
@@ -147,9 +144,6 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
         raise store.vectors.missing()
     median, largest = measured[by]
     return median, largest
-
-
-# --- the vocabulary ---------------------------------------------------------------------------------
 
 
 def vocabulary_projection(store: Store, neuron: Neuron | str, k: int) -> Projection:

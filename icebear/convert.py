@@ -67,8 +67,6 @@ def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
 
 CONVERTER = converter()
 
-# --- files ---------------------------------------------------------------------------------------------------
-
 
 def to_json(record: Any, indent: int | None = 1, converter: Converter = CONVERTER) -> str:
     """Return the JSON of a record, with its kind and the version of the format."""

@@ -90,8 +90,6 @@ class Session:
                     raise
             yield opened
 
-    # --- results by handle ------------------------------------------------------------------------------
-
     def keep(self, kind: str, value: Any, lists: Mapping[str, Any], **files: Callable[[], str]) -> str:
         """Keep a result and return its handle."""
         handle = f"{kind}-{next(self.numbers)}"
@@ -104,8 +102,6 @@ class Session:
         if handle not in self.results:
             raise InputError(f"{handle!r} is no handle (there are: {', '.join(self.results) or 'none'}); ask again.")
         return self.results[handle]
-
-    # --- files ------------------------------------------------------------------------------------------
 
     def place(self, name: str) -> Path:
         """Return a path in the folder. Raises `InputError` for a name outside of it, and if there is no folder."""

@@ -119,8 +119,6 @@ class Tools:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    # --- what happens, and why --------------------------------------------------------------------------
-
     @tool
     def predict(
         self, ctx: Context, prompt: Prompt, chat: IsChat = False, k: Count = 5, max_new_tokens: Length = 20
@@ -239,8 +237,6 @@ class Tools:
             "handle": self.session.keep("circuit", graph, lists, json=graph.to_json, html=graph.to_html),
         }
 
-    # --- what neurons mean ------------------------------------------------------------------------------
-
     @tool
     def neuron(self, neuron: Annotated[str, Field(max_length=40, description="L29.ffn.860")], k: Count = 4) -> Answer:
         """Return the tokens that a neuron promotes and suppresses, and, with an index, its maximally activating texts
@@ -278,8 +274,6 @@ class Tools:
                 for hit in hits
             ]
         return {"neurons": rows, "note": "Found by similarity, which is no cause; steer measures what a neuron does."}
-
-    # --- what they do -----------------------------------------------------------------------------------
 
     @tool
     def steer(
@@ -354,8 +348,6 @@ class Tools:
             "warnings": effects.warnings,
             "handle": self.session.keep("recipe", recipe, lists, json=recipe.to_json),
         }
-
-    # --- concepts ---------------------------------------------------------------------------------------
 
     @tool
     def concept_find(
@@ -434,8 +426,6 @@ class Tools:
         with self.session.store("A concept by its name") as store:
             assert store is not None
             return Concept.from_dict(store.concepts.get(name))
-
-    # --- more of it -------------------------------------------------------------------------------------
 
     @tool
     def more(

@@ -152,8 +152,6 @@ class Concept(Saved, Tabled):
         for part in self.parts:
             model.check(part.neuron)
 
-    # --- made by hand, or of a circuit ------------------------------------------------------------------
-
     @classmethod
     def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
         """Make a concept by hand, of (neuron or its id, polarity) -> weight above 0; other keywords are provenance.
@@ -193,8 +191,6 @@ class Concept(Saved, Tabled):
         # A neuron at several tokens may have both polarities; the one with the larger weight counts.
         strongest = {key[0]: key for key in sorted(weights, key=lambda key: weights[key])}
         return cls.of(graph.model, group.name, {key: weights[key] for key in strongest.values()}, found_by="circuit")
-
-    # --- used ---------------------------------------------------------------------------------------------
 
     def measure(self, model: Model, text: PromptLike) -> Measured:
         """Measure the concept in a text and in each of its tokens. Raises `InputError` for a text without a token that
@@ -295,8 +291,6 @@ class Concept(Saved, Tabled):
             edits.append(Edit(part.neuron, "add", value, "", where, decay))
         return edits
 
-    # --- shown ------------------------------------------------------------------------------
-
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas table with one row for each neuron; `to_arrow` returns an Arrow table."""
         import pandas
@@ -305,9 +299,6 @@ class Concept(Saved, Tabled):
 
     def _repr_html_(self) -> str:
         return render("icebear.steering/concept.html", concept=self)
-
-
-# --- compared -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

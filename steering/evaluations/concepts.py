@@ -22,6 +22,7 @@ from icebear.concepts.concept.reading import Read, columns_of, neurons_of, read,
 from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation import report
+from icebear.concepts.evaluation.pairs import WORDS
 from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table
 from icebear.concepts.evaluation.questions import CORPORA
 from icebear.concepts.models.model import Model
@@ -43,16 +44,7 @@ WAYS = ("means", "cna", "w_out", "relevance")
 VECTOR, PROMPT, PLAIN = "residual stream", "prompt", "plain"
 CONTROLS = ("random neurons", "wrong sign", "noise")
 METHODS = (*(f"{way} {size}" for way in WAYS for size in STEERED_SIZES), VECTOR, *CONTROLS)
-OPENINGS = (
-    "Yesterday I read that",
-    "It is well known that",
-    "The most important thing is",
-    "My friend told me about",
-    "In the beginning there was",
-    "People often talk about",
-    "The first chapter is about",
-    "There is a new",
-)
+OPENINGS = WORDS["plain_openings"]
 """Prompts of the generated texts: none is about a concept, none is a held-out context."""
 NEW_TOKENS = 30
 BATCH_SIZE = 12

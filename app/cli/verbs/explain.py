@@ -79,7 +79,10 @@ def explain(options: Options) -> None:
         checkpoint = attribution.checkpoint
         origins = icebear.source_breakdown(model, prompt, arguments["span"], arguments["counterfactual"], checkpoint)
         sentences = icebear.matrix(model, prompt, checkpoint=checkpoint)
-        document |= {**_answer(prompt), "source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
+        answered = zip(prompt.ids, prompt.token_strings, prompt.probabilities, strict=True)
+        rows = [{"id": id, "text": text, "probability": share} for id, text, share in answered]
+        document |= {"answer": prompt.text, "ended": prompt.ended, "answer_tokens": rows}
+        document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
         tables += [probabilities(prompt), origins_report(origins), matrix_report(sentences)]
     if options.suggest:
         text = str(attribution.prompt.prompt)
@@ -105,9 +108,3 @@ def _checked(options: Options) -> AttributionOptions:
     if options.suggest and (attribution.image or prompt.chat or prompt.system or prompt.messages):
         raise click.UsageError("--suggest needs a PROMPT that is not a chat.")
     return replace(attribution, span="all") if options.sources and attribution.span is None else attribution
-
-
-def _answer(answer: icebear.Answer) -> dict[str, Any]:
-    tokens = zip(answer.ids, answer.token_strings, answer.probabilities, strict=True)
-    rows = [{"id": id, "text": text, "probability": share} for id, text, share in tokens]
-    return {"answer": answer.text, "ended": answer.ended, "answer_tokens": rows}

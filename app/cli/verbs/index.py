@@ -17,7 +17,8 @@ WIKI = "wiki-summaries"
 
 
 @record
-class CorpusOptions:
+class Options:
+    neurons: tuple[str, ...] = argument(nargs=-1)
     corpus: str | None
     language: str = option(f"Language of the corpus; en, es or fr for {WIKI}.", "en", advanced=True)
     column: str = option("Column or field of files and datasets that has the text.", "text", advanced=True)
@@ -26,11 +27,6 @@ class CorpusOptions:
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
     limit: int | None = option("Documents to read; run again with more to extend the index.", type=AT_LEAST_1)
 
-
-@record
-class Options:
-    neurons: tuple[str, ...] = argument(nargs=-1)
-    corpus: CorpusOptions
     site: tuple[str, ...] = option(multiple=True, default=("ffn",), type=click.Choice(("ffn", "attn", "q", "k", "v")))
     k: int = option("Number of examples for each neuron and sign.", 32, type=AT_LEAST_1)
     annotate: bool
@@ -68,10 +64,9 @@ def index(options: Options) -> None:
 
     need("index")
     engine = on_ray(options.workers, options.address) if options.engine == "ray" else in_process
-    corpus = options.corpus
     documents = icebear.read_corpus(
-        WIKI if corpus.corpus is None else corpus.corpus,
-        *(corpus.limit, corpus.language, corpus.column, corpus.config, corpus.split, corpus.revision),
+        WIKI if options.corpus is None else options.corpus,
+        *(options.limit, options.language, options.column, options.config, options.split, options.revision),
     )
     how = {"k": options.k, "sites": options.site, "by": options.by, "max_tokens": options.max_tokens}
     counts = indexing(options.model.load(), documents, options.store, **how, engine=engine)
