@@ -12,7 +12,7 @@ from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, steer
 from icebear.app.cli.main import main
-from icebear.concepts.attribution.counterfactuals import common, suggest_counterfactuals
+from icebear.concepts.attribution.counterfactuals import COMMON, suggest_counterfactuals
 from icebear.concepts.attribution.paired import alignment
 from icebear.errors import InputError
 
@@ -232,7 +232,7 @@ def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol):
         assert changed
         assert 0 < min(changed) <= max(changed) < len(ids) - 1
         assert one.instead_of in prompt.split()
-        assert one.word.lower() not in common()
+        assert one.word.lower() not in COMMON
         new = smol.predict(list(one.ids), 1)[0]
         assert (new.text, new.probability) == (one.answer, pytest.approx(one.probability, rel=1e-3))
         assert new.id != old.id
@@ -247,7 +247,7 @@ def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
 
 
 def test_the_commonest_words_are_two_hundred_or_so():
-    assert 190 <= len(common()) <= 210
+    assert 190 <= len(COMMON) <= 210
 
 
 # --- in a terminal ---

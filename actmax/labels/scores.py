@@ -15,7 +15,6 @@ from icebear.actmax.labels.sample import PARTS, Sample
 from icebear.concepts.statistics import auroc
 from icebear.records import Meaning
 
-UNITS = ("token", "sentence")
 THRESHOLDS = {"token": 0.85, "sentence": 0.70}
 """The AUROC that a significant label has at least, by unit."""
 SHORTER = 0.01
@@ -197,7 +196,7 @@ def best_of(labels: Sequence[Label], fired: TopActivations, responding: bool = T
     """
     best = {}
     detected = [(label, label_auroc(label, fired)) for label in labels]
-    for by in UNITS:
+    for by in THRESHOLDS:
         worth = [margin(by, score[by]) - SHORTER * (len(label.items) - 1) for label, score in detected]
         for place in sorted(range(len(labels)), key=lambda place: -worth[place]):
             if not responding or responds(labels[place], fired, by):

@@ -61,7 +61,8 @@ def sides(
 ) -> Iterator[Side]:
     """Yield both polarities of each neuron. activations: part -> (P, N)."""
     for row, neuron in enumerate(neurons):
-        promoted = _promoted(store, neuron)
+        projection = store.vocabulary(neuron, PROMOTED) if neuron.site in ("ffn", "attn") else None
+        promoted = {"+": projection.promoted, "-": projection.suppressed} if projection else {"+": (), "-": ()}
         for polarity, sign in (("+", 1), ("-", -1)):
             fired = {
                 part: scores.top_activations(sample, sign * activations[part][row]) for part, sample in samples.items()
@@ -69,8 +70,8 @@ def sides(
             examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # an index has no heads
             examples = [example for example in examples if part_of(example.sentence.title) == "train"]
             places = tuple((example.sentence.tokens, example.token) for example in examples)
-            train = fired["train"]
-            evidence = Evidence(train.sample, train.values, places, _marked(examples), promoted[polarity])
+            train, writes = fired["train"], tuple(token.text for token in promoted[polarity])
+            evidence = Evidence(train.sample, train.values, places, _marked(examples), writes)
             yield Side(neuron, polarity, fired, evidence)
 
 
@@ -85,11 +86,3 @@ def _marked(examples: Sequence[Example]) -> tuple[str, ...]:
             }
             counts.update(sorted(relevances, key=lambda word: -relevances[word])[:MARKED])
     return tuple(word for word, count in counts.most_common(MARKED) if count > 1)
-
-
-def _promoted(store: Store, neuron: Neuron) -> dict[str, tuple[str, ...]]:
-    if neuron.site not in ("ffn", "attn"):
-        return {"+": (), "-": ()}
-    projection = store.vocabulary(neuron, PROMOTED)
-    ends = (("+", projection.promoted), ("-", projection.suppressed))
-    return {polarity: tuple(token.text for token in tokens) for polarity, tokens in ends}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from icebear.concepts.models.prompts import PromptLike
 from icebear.errors import InputError
 from icebear.values import whole
 
-COMMON = Path(__file__).parent / "common.txt"
+COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
+"""The 200 most common English words."""
 TRIED, MOST = 150, 3000
 """The number of words tried in each place, among the `MOST` most likely or similar tokens."""
 AS_SURE = 0.5
@@ -96,12 +96,6 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     return sorted(suggestions, key=lambda one: -one.log_probability)[:count]
 
 
-@cache
-def common() -> frozenset[str]:
-    """The 200 most common English words."""
-    return frozenset(COMMON.read_text(encoding="utf-8").split())
-
-
 def _words(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Return the bounds of the content words without the first and last token."""
     starts = [place for place, text in enumerate(texts) if text[:1].isspace()] + [len(texts)]
@@ -109,7 +103,7 @@ def _words(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _content(word: str) -> bool:
-    return word.strip().isalpha() and word[:1].isspace() and word.strip().lower() not in common()
+    return word.strip().isalpha() and word[:1].isspace() and word.strip().lower() not in COMMON
 
 
 @torch.no_grad()

@@ -36,12 +36,9 @@ from icebear.concepts.passes.stream import Stream
 from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, MissingRule, NumericalError
 
-BY_DEFAULT: Method = DIFFERENCE
-"""Difference rules add up and rank best or as well as the best on nine tasks (docs/results.md#ablation)."""
-WITHOUT_PARTNERS: Method = GradientTimesInput(at="midpoint")
-"""The default for prompts of different lengths."""
 NODES = 100
 """The number of largest nodes of each counterfactual whose overlap is reported."""
+Sites = dict[str, Tensor]
 
 
 def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevance:
@@ -66,8 +63,10 @@ def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Me
     """Return the method, and why it is not the default."""
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     if method is None and not equal:
-        return WITHOUT_PARTNERS, "the prompts differ in length, so that tokens have no partners for difference rules"
-    method = method or BY_DEFAULT
+        return GradientTimesInput(
+            at="midpoint"
+        ), "the prompts differ in length, so that tokens have no partners for difference rules"
+    method = method or DIFFERENCE  # ranks best or as well as the best on nine tasks (docs/results.md#ablation)
     if isinstance(method, Difference) and not equal:
         lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
         raise InputError(
@@ -117,7 +116,7 @@ class _Here:
     """A forward pass of one prompt: embeddings of each stack (T, D), activations (L, P, N), sinks, logits (1, P, V)."""
 
     inputs: list[Tensor]
-    activation: dict[str, Tensor]
+    activation: Sites
     sinks: tuple[int, ...]
     logits: Tensor
 
@@ -129,20 +128,15 @@ class _Sums:
         self.model, self.pairs, self.recorded = model, pairs, recorded
         self.here: _Here
         self.parts: list[Tensor] = []
-        self.sites: dict[str, Tensor] = {}
-        self.there: dict[str, Tensor] = {}
+        self.sites: Sites = {}
+        self.there: Sites = {}
         self.tops: list[set[int]] = []
         self.numbers: list[tuple[float, float]] = []
         self.alignments: list[Tensor] = []
         self.largest: Largest | None = None
 
     def add(
-        self,
-        parts: list[Tensor],
-        sites: dict[str, Tensor],
-        there: dict[str, Tensor],
-        numbers: tuple[float, float],
-        weights: Tensor,
+        self, parts: list[Tensor], sites: Sites, there: Sites, numbers: tuple[float, float], weights: Tensor
     ) -> None:
         """Add a counterfactual: relevance of the embeddings of each stack and of the sites, aligned counterfactual
         activations, the explained number in both prompts, and the alignment."""
@@ -195,7 +189,7 @@ class _Sums:
         )
 
 
-def _largest(sites: dict[str, Tensor]) -> set[int]:
+def _largest(sites: Sites) -> set[int]:
     """Return the `NODES` largest nodes, as places among the nodes of all sites."""
     values = torch.cat([x.flatten() for x in sites.values()]).abs_() if sites else torch.zeros(0)
     return set(values.topk(min(NODES, len(values))).indices.tolist())
@@ -298,8 +292,8 @@ def _stacks(one: Objective) -> list[tuple[int, int]]:
 
 
 def _between(
-    request: AttributionRequest, one: Objective, reads: Sequence[tuple[Tensor, Tensor]], difference: dict[str, Tensor]
-) -> tuple[list[Tensor], dict[str, Tensor]]:
+    request: AttributionRequest, one: Objective, reads: Sequence[tuple[Tensor, Tensor]], difference: Sites
+) -> tuple[list[Tensor], Sites]:
     """Compute relevance of embeddings and sites (L, P, N) with the mean multiplier at the points of the method.
 
     reads: the embeddings of each stack in the prompt and, aligned, in the counterfactual.

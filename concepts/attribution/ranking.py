@@ -13,7 +13,7 @@ from torch import Tensor
 from icebear.concepts.attribution.prompt import PromptTokens
 from icebear.concepts.passes.largest import Largest
 from icebear.errors import InputError
-from icebear.records import POLARITIES, Neuron, Ranked, as_neuron
+from icebear.records import POLARITIES, Neuron, Ranked
 from icebear.values import one_of, several, shown, whole
 
 Position = int | Literal["last", "all"]
@@ -82,11 +82,6 @@ class NeuronScores:
             raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); name it in sites=.")
         return self.relevance[site]
 
-    def layers(self, site: str) -> Tensor:
-        """Return (L, P) sums over the neurons of a site; (L, T) with ``keep="top"``."""
-        values = self.of(site)
-        return self.largest.layers[site] if self.largest else values.sum(-1)
-
     def heads(self) -> Tensor:
         """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
         values = self.of("attn")
@@ -105,19 +100,9 @@ class NeuronScores:
                     raise InputError("Only the largest neurons were recorded; pass keep='all' to choose among all.")
                 rows += self.largest.top(ranking.k, site, ranking.sign)
             else:
-                rows += self._top_of_site(site, ranking, self._columns(site, ranking.positions(prompt)))
+                rows += self._top_of_site(site, ranking, self.columns(site, ranking.positions(prompt)))
         rows.sort(key=lambda r: (-ranking.factor * r.relevance, r.neuron, r.position))
         return rows[: ranking.k]
-
-    def of_neuron(self, neuron: Neuron | str, position: Position, prompt: PromptTokens) -> float:
-        """Return the relevance of a neuron or head at a position, or its sum over several."""
-        neuron = as_neuron(neuron)
-        values = self.heads() if neuron.site == "head" else self.of(neuron.site)
-        layers, _, width = values.shape
-        whole(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
-        whole(neuron.index, f"The index of {neuron}", 0, width - 1)
-        columns = self._columns(neuron.site, Ranking(position=position).positions(prompt))
-        return values[neuron.layer, columns, neuron.index].sum().item()
 
     def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
         """Reduce scores of all positions to what ``keep="top"`` keeps: the recorded positions, and the k largest."""
@@ -129,13 +114,12 @@ class NeuronScores:
             for site in self.relevance
         }
         heads = self.heads() if "attn" in self.relevance else None
-        largest = Largest(k, ranked, {site: self.layers(site) for site in self.relevance}, heads)
-        parts = (
-            {site: x[:, at] for site, x in part.items()}
-            for part in (self.relevance, self.activation, self.counterfactual)
-        )
-        relevance, activation, counterfactual = parts
-        return NeuronScores(relevance, activation, tuple(at), self.head_count, counterfactual, largest)
+        largest = Largest(k, ranked, {site: x.sum(-1) for site, x in self.relevance.items()}, heads)
+        parts = {
+            name: {site: x[:, at] for site, x in getattr(self, name).items()}
+            for name in ("relevance", "activation", "counterfactual")
+        }
+        return replace(self, **parts, recorded=tuple(at), largest=largest)
 
     def minus(self, other: NeuronScores, before: int) -> NeuronScores:
         """Subtract another relevance at the positions up to `before` that both recorded."""
@@ -152,7 +136,8 @@ class NeuronScores:
             return range(self.largest.heads.shape[1])
         return self.recorded
 
-    def _columns(self, site: str, positions: Sequence[int]) -> list[int]:
+    def columns(self, site: str, positions: Sequence[int]) -> list[int]:
+        """Return the columns of positions. Raises `InputError` if one was not recorded."""
         have = self._positions(site)
         if not set(positions) <= set(have):
             raise InputError(

@@ -18,9 +18,10 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models.images import ImageMap
 from icebear.concepts.models.objective import Objective, ObjectiveKind
 from icebear.concepts.passes.run import Conservation
+from icebear.concepts.render import page, relevance_fragment
 from icebear.convert import Tabled
 from icebear.errors import InputError
-from icebear.records import Neuron, Ranked, TokenScore
+from icebear.records import Neuron, Ranked, TokenScore, as_neuron
 from icebear.values import whole
 
 if TYPE_CHECKING:
@@ -219,7 +220,8 @@ class Relevance(SavedResult, Tabled):
 
     def layers(self, site: str = "ffn") -> Tensor:
         """Return (L, P) relevance summed over the neurons of a site; (L, T) with ``keep="top"``."""
-        return self.neurons.layers(site)
+        values, largest = self.of(site), self.neurons.largest
+        return largest.layers[site] if largest else values.sum(-1)
 
     def heads(self) -> Tensor:
         """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
@@ -271,7 +273,13 @@ class Relevance(SavedResult, Tabled):
 
     def of_neuron(self, neuron: Neuron | str, position: Position = "last") -> float:
         """Return the relevance of a neuron or head at a position, or its sum over ``last`` or ``all`` positions."""
-        return self.neurons.of_neuron(neuron, position, self.prompt)
+        neuron = as_neuron(neuron)
+        values = self.heads() if neuron.site == "head" else self.of(neuron.site)
+        layers, _, width = values.shape
+        whole(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
+        whole(neuron.index, f"The index of {neuron}", 0, width - 1)
+        columns = self.neurons.columns(neuron.site, Ranking(position=position).positions(self.prompt))
+        return values[neuron.layer, columns, neuron.index].sum().item()
 
     # --- sums -----------------------------------------------------------------------------------------
 
@@ -364,11 +372,7 @@ class Relevance(SavedResult, Tabled):
 
     def to_html(self) -> str:
         """Return a self-contained HTML page: the heatmap, the prediction and the top neurons."""
-        from icebear.concepts.render import page, relevance_fragment
-
         return page("icebear relevance", relevance_fragment(self, k=30))
 
     def _repr_html_(self) -> str:
-        from icebear.concepts.render import relevance_fragment
-
         return relevance_fragment(self)

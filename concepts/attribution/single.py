@@ -58,11 +58,9 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
         checkpoint=request.checkpoint,
     )
     values = inputs.relevance()
-    if not all(torch.isfinite(value).all() for value in values):
+    if not all(torch.isfinite(value).all() for value in values):  # the error of this pass says where
         stream = Stream(model, batch, gradients=True)
-        forward_backward(
-            model, Logits(objective), [Inputs(), stream], method.rules, strict=request.strict
-        )  # the error says where
+        forward_backward(model, Logits(objective), [Inputs(), stream], method.rules, strict=request.strict)
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     results = []
     for row in range(len(batch.ids)):
