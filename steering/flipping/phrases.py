@@ -18,7 +18,8 @@ from icebear.steering.apply import steer
 
 def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int, ...]:
     """Return the tokens of a wanted or suppressed answer. Raises `InputError` for an empty one."""
-    ids = (wanted,) if isinstance(wanted, int) else phrase_ids(model, wanted, prompt) if wanted.strip() else ()
+    phrase = wanted if isinstance(wanted, str) else (wanted,)
+    ids = phrase_ids(model, phrase, prompt) if not isinstance(wanted, str) or wanted.strip() else ()
     if not ids:
         raise InputError("The wanted answer is empty; name a token or a phrase.")
     return ids
