@@ -31,8 +31,6 @@ KEY = "side_effects"
 CONTEXTS = 48
 CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
-NEAR = 0.02
-"""`strength_at` accepts a cost that differs from the wanted one by this share of it."""
 STRONGEST = 256.0
 TRIES = 40
 
@@ -192,9 +190,6 @@ def _log_probabilities(
     return logits.float().log_softmax(-1).cpu()
 
 
-# --- off-target KL --------------------------------------------------------------------------------------
-
-
 class HeldOutContexts:
     """Held-out contexts of a model, and its predictions there without edits."""
 
@@ -259,9 +254,9 @@ def _where(edits: Sequence[Edit], places: int) -> str:
 
 
 def strength_at(
-    wanted: float, cost: Callable[[float], float], first: float = 1.0, near: float = NEAR
+    wanted: float, cost: Callable[[float], float], first: float = 1.0, near: float = 0.02
 ) -> tuple[float, float]:
-    """Return a strength and its cost, within `near` of the wanted cost. Raises `InputError` if it cannot be reached.
+    """Return a strength and its cost, within a share `near` of the wanted cost. Raises `InputError` if out of reach.
 
     cost: a function of the strength that grows about quadratically while it is small. The search takes secants of the
     logarithms (the first with a slope of 2) inside a shrinking bracket.

@@ -120,7 +120,6 @@ def verb(options: type[Record], group: click.Group | None = None) -> Callable[[C
 
 
 def parameters(options: Any) -> list[click.Parameter]:
-    """Return the click parameters of a record's fields, in their order."""
     hints = get_type_hints(options)
     rows: list[click.Parameter] = []
     for one in fields(options):
@@ -150,7 +149,6 @@ def _parameter(one: Any, kind: Any) -> click.Parameter:
 
 
 def filled(options: Any, values: dict[str, Any]) -> Any:
-    """Return the record with the values that click read."""
     hints = get_type_hints(options)
     return options(
         **{name: filled(kind, values) if is_dataclass(kind) else values[name] for name, kind in hints.items()}

@@ -59,7 +59,6 @@ class Server(MCPServer):
 
 
 def _one_line(error: ValidationError) -> str:
-    """Return the errors in one line, a part for each argument."""
     parts = [
         f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
         + ("" if one["type"] == "missing" else f", not {shown(one['input'])}")

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from icebear.cache import cached
+from icebear.concepts.models.loading import load_model
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.presets import PRESETS
+from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
 from icebear.paths import local
-
-if TYPE_CHECKING:
-    from icebear.concepts.models.model import Model
-    from icebear.db.store import Store
-    from icebear.steering.side_effects import HeldOutContexts
+from icebear.steering.side_effects import HeldOutContexts
 
 NEWEST = 16
 SUFFIXES = (".json", ".html")
@@ -50,9 +50,6 @@ class Session:
     @cached_property
     def model(self) -> Model:
         """The model, loaded at first use, only from this machine."""
-        from icebear.concepts.models.loading import load_model
-        from icebear.concepts.models.presets import PRESETS
-
         name = self.model_name
         missing = ModelError(
             f"{name} is not on this machine, and this server uses no network; ask the user to run: "
@@ -67,15 +64,11 @@ class Session:
 
     @cached_property
     def held_out(self) -> HeldOutContexts:
-        from icebear.steering.side_effects import HeldOutContexts
-
         return HeldOutContexts(self.model)
 
     @contextmanager
     def store(self, needs_it: str = "") -> Iterator[Store | None]:
         """Open the index, if there is one of this model. needs_it: the work that is impossible without an index."""
-        from icebear.db.store import open_finished
-
         with ExitStack() as stack:
             opened = None
             try:
@@ -91,7 +84,6 @@ class Session:
             yield opened
 
     def keep(self, kind: str, value: Any, lists: Mapping[str, Any], **files: Callable[[], str]) -> str:
-        """Keep a result and return its handle."""
         handle = f"{kind}-{next(self.numbers)}"
         self.results[handle] = Result(value, lists, files)
         for old in list(self.results)[:-NEWEST]:

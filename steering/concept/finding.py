@@ -21,7 +21,6 @@ FEWEST = 16
 PARTS = (0.5, 0.75)
 """Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
 MAX_NEURONS = 20
-SITES = ("ffn", "attn")
 
 
 def find_concept(
@@ -31,7 +30,7 @@ def find_concept(
     name: str = "concept",
     method: str = "means",
     max_neurons: int = MAX_NEURONS,
-    sites: Sequence[str] = SITES,
+    sites: Sequence[str] = ("ffn", "attn"),
     words: Sequence[str] = (),
     store: Store | None = None,
     seed: int = 0,

@@ -138,9 +138,6 @@ def next_log_probabilities(model: Model, contexts: Sequence[list[int]], steering
     return torch.cat(last).float().log_softmax(-1).cpu()
 
 
-# --- detection ----------------------------------------------------------------------------------------------
-
-
 class ConceptData:
     """The activations of a concept's sentences and of others: `x` of neurons, standardized, part (or ``silent``) ->
     (S, N), with the concept's sentences first, and `stream` of the residual stream, part -> (S, L, D)."""
@@ -246,9 +243,6 @@ def classifier_of(ground: Ground, topic: Topic) -> tuple[Any, dict[str, float]]:
     return model, aurocs
 
 
-# --- steering -----------------------------------------------------------------------------------------------
-
-
 def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direction]:
     model, seen = ground.model, data.material.seen
     concepts: dict[str, Concept] = {}
@@ -352,9 +346,6 @@ def perplexity(model: Model, openings: Sequence[str], written: Sequence[Sequence
         logs = model.continuation_logits(model.ids(opening), row).log_softmax(-1)
         losses.append(-logs[range(len(row)), list(row)])
     return math.exp(min(float(torch.cat(losses).mean()), 20.0))
-
-
-# --- the report ---------------------------------------------------------------------------------------------
 
 
 def tables(lines: Lines) -> dict[str, Table]:

@@ -107,9 +107,6 @@ class _Result:
     rounds: tuple[tuple[int, float], ...] = ()
 
 
-# --- how candidates are chosen ---------------------------------------------------------------------------
-
-
 def by_gradient(method: AttnLRP | None, state: _State, edits: Edits) -> Choice:
     """Score by the first-order change of the margin: the gradient by the rules of a method (None: the plain gradient)
     times the distance to the limit."""

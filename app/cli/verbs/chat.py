@@ -100,7 +100,6 @@ class _Conversation:
             raise InputError(f"{command} is not a command; type /help for a list.")
 
     def _ask(self, message: str) -> None:
-        """Print the model's answer while it is generated."""
         shown = ""
 
         def show(ids: list[int]) -> None:

@@ -58,7 +58,6 @@ def doctor(options: Options) -> None:
 
 
 def _installation() -> dict[str, Any]:
-    """Return versions, presets, families and the cache, which need no model."""
     facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
     for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
         try:
