@@ -21,8 +21,7 @@ from icebear.concepts.models.loading import load_model
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import forward_backward
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Logits, forward_backward
 
 
 def errors(model: Model, pair: Pair) -> tuple[float, float]:

@@ -21,8 +21,7 @@ from configurations import dense, mixtures, others
 from icebear import Model, attribute
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import forward_backward
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.selftest import seconds
 
 

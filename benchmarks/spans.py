@@ -23,10 +23,9 @@ from icebear.concepts.evaluation.groundtruth import tokens_between
 from icebear.concepts.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.registry import methods_of, why_not
+from icebear.concepts.methods.registry import able_and_unable, methods_of
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.errors import InputError
@@ -274,8 +273,8 @@ def able(model: Model, one: AnsweredItem, methods: Mapping[str, Method]) -> tupl
     for name, method in methods.items():
         if len(ids) > LONG and method.cost(len(ids)) > COST:
             unable[name] = f"beyond {LONG} tokens it is left out, as it takes a pass a token or much memory"
-        elif why := why_not(model, objective_of(model, [list(ids[-TRIED_ON:])]), method):
-            unable[name] = why
+        else:
+            unable |= able_and_unable(model, list(ids[-TRIED_ON:]), {name: method})[1]
     return {name: method for name, method in methods.items() if name not in unable}, unable
 
 

@@ -203,9 +203,6 @@ def _unpacked(what: str, requirement: str, files: str) -> Path:
     return ensure(cache_folder() / "corpora" / what, make, what=what, room=60_000_000)
 
 
-# --- files ----------------------------------------------------------------------------------------------
-
-
 def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
     """Return a reader of the documents. Raise `InputError` if `READERS` lacks the suffix or the file cannot be read."""
     try:

@@ -18,8 +18,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import Conservation, forward_backward
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Conservation, Logits, forward_backward
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Of the rest that conservation leaves, as a share of the target; coarser types get 0.1."""

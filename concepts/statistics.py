@@ -39,9 +39,7 @@ Cells = dict[str, dict[str, Cell | None]]
 """method -> column -> cell; None if the method cannot run."""
 
 
-def table(
-    samples: Sequence[dict[str, Any]], columns: Mapping[str, str], methods: Sequence[str], seed: int = 0
-) -> Cells:
+def table(samples: Sequence[dict[str, Any]], columns: Mapping[str, str], methods: Sequence[str]) -> Cells:
     """Return name -> column -> number; a column whose text ends in "lower is better" is best at its smallest mean."""
     cells: Cells = {name: dict.fromkeys(columns) for name in methods}
     able = [name for name in methods if samples and all(name in sample["methods"] for sample in samples)]
@@ -52,7 +50,7 @@ def table(
         means = values.mean(1)
         best = int((-means if about.endswith("lower is better") else means).argmax())
         others = [row for row in range(len(able)) if row != best]
-        corrected = dict(zip(others, holm(paired_p(values[others] - values[best], seed)), strict=True))
+        corrected = dict(zip(others, holm(paired_p(values[others] - values[best])), strict=True))
         for row, name in enumerate(able):
             quartiles = np.quantile(values[row], (0.5, 0.25, 0.75)).tolist()
             error = float(values[row].std(ddof=1) / len(samples) ** 0.5) if len(samples) > 1 else None

@@ -105,16 +105,13 @@ def test_what_cannot_be_ablated_says_why(model, found):
 
 
 @pytest.fixture
-def given(model):
-    pair = pairs.Pair(IDS, OTHER, "", "")
-    return evaluation.Compared(
-        model, pair, (11, 12), "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
-    )
+def given(model, monkeypatch):
+    monkeypatch.setattr(evaluation, "answers", lambda *_: (11, 12))
+    return evaluation.Compared(model, pairs.Pair(IDS, OTHER, "", ""), "ffn")
 
 
 def test_patching_a_node_is_exchanging_it_alone(model, given, monkeypatch):
     """Ranks and correlations, on few nodes, by the test's own hooks."""
-    monkeypatch.setattr(evaluation.Compared, "of", lambda *_: given)
     monkeypatch.setattr(evaluation, "DRAWN", 8)
     told = evaluation.patching_correlations(
         model, given.pair, methods_of("difference,matched", controls=evaluation.CONTROLS)

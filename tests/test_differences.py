@@ -21,8 +21,7 @@ from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import forward_backward
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import MissingRule
 
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]

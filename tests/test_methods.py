@@ -29,8 +29,7 @@ from icebear.concepts.methods.registry import METHODS, method_of, methods_of, na
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
-from icebear.concepts.passes.run import forward, new_accounting
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 
 MASK = 49

@@ -12,8 +12,7 @@ from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import forward_backward, new_accounting
-from icebear.concepts.passes.targets import Activations, Logits
+from icebear.concepts.passes.run import Activations, Logits, forward_backward, new_accounting
 from icebear.errors import InputError
 
 SITES = ("ffn", "attn")

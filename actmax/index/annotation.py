@@ -12,8 +12,7 @@ from icebear.concepts.methods.registry import name_of
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import Conservation, forward_backward, new_accounting
-from icebear.concepts.passes.targets import Activations
+from icebear.concepts.passes.run import Activations, Conservation, forward_backward, new_accounting
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.records import Example, Neuron

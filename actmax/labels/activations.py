@@ -12,8 +12,8 @@ from torch import Tensor
 from icebear.actmax.labels.sample import Sample
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.models.model import Model
+from icebear.concepts.passes.run import first_layers
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.passes.targets import first_layers
 from icebear.records import Neuron
 
 BATCH = 32

@@ -19,9 +19,8 @@ from torch import Tensor
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
-from icebear.concepts.passes.run import forward
+from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError
 from icebear.records import TokenScore
 from icebear.values import seed_of, shown, whole

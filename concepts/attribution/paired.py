@@ -31,9 +31,8 @@ from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import Largest, LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.run import Conservation, Recorder, forward, forward_backward
+from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
 from icebear.concepts.passes.stream import Stream
-from icebear.concepts.passes.targets import Logits
 from icebear.errors import InputError, MissingRule, NumericalError
 
 NODES = 100

@@ -21,8 +21,7 @@ from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
-from icebear.concepts.passes.run import forward_backward
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Logits, forward_backward
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,12 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.circuits.edges import Probe, inputs_of
+from icebear.concepts.circuits.edges import inputs_of
 from icebear.concepts.circuits.nodes import pair_of, probes
 from icebear.concepts.circuits.records import AnswerNode, Edge, EdgeFaithfulness, Node, Token
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import input_hooks
-from icebear.concepts.passes.run import forward
+from icebear.concepts.passes.run import Logits, first_layers, forward
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.passes.targets import Logits, first_layers
 from icebear.errors import InputError
 from icebear.values import seed_of, whole
 
@@ -51,27 +48,20 @@ class FixedPass:
     """Number of a node -> the values (n,) that it takes."""
 
 
-@dataclass(frozen=True, eq=False)
 class FixedNeurons:
     """The neurons of a graph in both prompts of a pair."""
 
-    model: Model
-    pair: Objective
-    nodes: list[Probe]
-    values: tuple[dict[str, Tensor], dict[str, Tensor]]
-    """Site -> activations (L, T, N), in the prompt and in the counterfactual prompt."""
-    inputs: list[Tensor]
-    """The input (2, T, D) of each stack."""
-
-    @classmethod
-    def of(cls, graph: Graph, relevance: Relevance) -> FixedNeurons:
+    def __init__(self, graph: Graph, relevance: Relevance) -> None:
         if relevance.image:
             raise InputError(
                 "Interventions exchange tokens, and an image has none; use the edges without these checks."
             )
-        pair, nodes = pair_of(relevance), probes(relevance, [(node.neuron, node.position) for node in graph.nodes])
-        values = relevance.neurons.activation, relevance.neurons.counterfactual
-        return cls(graph.model, pair, nodes, values, inputs_of(graph.model, pair))
+        self.model, self.pair = graph.model, pair_of(relevance)
+        self.nodes = probes(relevance, [(node.neuron, node.position) for node in graph.nodes])
+        self.values = relevance.neurons.activation, relevance.neurons.counterfactual
+        """Site -> activations (L, T, N), in the prompt and in the counterfactual prompt."""
+        self.inputs = inputs_of(self.model, self.pair)
+        """The input (2, T, D) of each stack."""
 
     def value(self, number: int, base: int) -> Tensor:
         """Return the activations (n,) of a node in one of the prompts."""
@@ -120,12 +110,9 @@ class FixedNeurons:
         return seen, answers.float().cpu()
 
 
-# --- each edge -----------------------------------------------------------------------------------------
-
-
 def interventions(graph: Graph, half: bool) -> pandas.DataFrame:
     """See `Graph.interventions`."""
-    fixed, count = FixedNeurons.of(graph, graph.relevances[0]), len(graph.tokens) * (not half)
+    fixed, count = FixedNeurons(graph, graph.relevances[0]), len(graph.tokens) * (not half)
     changes = []
     for base in (0, 1):
         rows = [FixedPass(base), *(FixedPass(base, [token]) for token in range(count))]
@@ -168,8 +155,6 @@ def below(graph: Graph, source: Token | Node, target: Node | AnswerNode) -> bool
     before = source.position <= target.position or not graph.model.task.is_causal
     return source.height < target.height and before
 
-
-# --- the whole graph -----------------------------------------------------------------------------------
 
 Sources = list[list[int]]
 """For each target the numbers of its sources, tokens first, then nodes."""
@@ -229,7 +214,7 @@ def _random(graph: Graph, own: Sources, possible: Sources, generator: torch.Gene
 
 def _along(graph: Graph, relevance: Relevance, choices: Sequence[Sources]) -> list[float]:
     """Return the share of the difference between both prompts that each of several choices of edges recovers."""
-    fixed, count = FixedNeurons.of(graph, relevance), len(graph.tokens)
+    fixed, count = FixedNeurons(graph, relevance), len(graph.tokens)
     values: list[dict[int, Tensor]] = [{} for _ in choices]
 
     def rows(target: int) -> list[FixedPass]:

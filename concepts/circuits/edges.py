@@ -24,9 +24,8 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import NeuronRecorder
-from icebear.concepts.passes.run import forward, forward_backward
+from icebear.concepts.passes.run import Logits, Place, forward, forward_backward
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.passes.targets import Logits, Place
 
 TOKENS = 128
 """Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""

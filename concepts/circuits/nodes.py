@@ -14,7 +14,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
-from icebear.concepts.passes.targets import Place
+from icebear.concepts.passes.run import Place
 from icebear.errors import InputError
 from icebear.records import Neuron
 

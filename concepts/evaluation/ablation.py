@@ -43,22 +43,14 @@ DRAWN = 200
 """`PATCHED` takes this many of the scores' largest nodes, and as many others."""
 
 
-@dataclass(frozen=True)
 class Compared:
     """A pair with its relevance by difference rules."""
 
-    model: Model
-    pair: Pair
-    answer: tuple[int, int]
-    """Target and contrast."""
-    site: str
-    """ffn or head"""
-    relevance: Relevance
-
-    @classmethod
-    def of(cls, model: Model, pair: Pair, site: str = "ffn") -> Compared:
-        answer = answers(model, pair)
-        return cls(model, pair, answer, site, relevance_of(model, pair, answer, neuron_site(site), DIFFERENCE))
+    def __init__(self, model: Model, pair: Pair, site: str) -> None:
+        """site: ffn or head."""
+        self.model, self.pair, self.site = model, pair, site
+        self.answer = answers(model, pair)  # target and contrast
+        self.relevance = relevance_of(model, pair, self.answer, neuron_site(site), DIFFERENCE)
 
     @property
     def exchangeable(self) -> Nodes:
@@ -123,7 +115,7 @@ def ablate(
 
     means: number of tokens -> values (`task_means`) that replace the counterfactual ones.
     """
-    compared = Compared.of(model, pair, site)
+    compared = Compared(model, pair, site)
     nodes = compared.exchangeable
     if nodes.shape[1] in means:
         nodes = replace(nodes, there={site: means[nodes.shape[1]]})
@@ -175,7 +167,7 @@ def patching_correlations(
 
     Activation patching sets one node to its counterfactual value. JSON-ready.
     """
-    compared = Compared.of(model, pair, site)
+    compared = Compared(model, pair, site)
     scores = {name: compared.scores(method).float() for name, method in methods.items() if name != MATCHED}
     nodes = compared.exchangeable
     drawn = _patched_nodes(list(scores.values()), torch.Generator().manual_seed(0))

@@ -18,9 +18,8 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective, objective_of
 from icebear.concepts.passes.neurons import Values
-from icebear.concepts.passes.run import forward
+from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.passes.targets import Logits
 from icebear.concepts.statistics import area
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)

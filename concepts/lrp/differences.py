@@ -98,9 +98,6 @@ def _logarithmic_mean(x: Tensor, dim: int) -> Tensor:
     return larger * torch.where(gap > 0, -torch.expm1(-gap) / gap, 1)
 
 
-# --- the three linearizations --------------------------------------------------------------------------
-
-
 def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
     """Apply `func`, with its mean derivative along the straight line between both rows (all activations together)."""
     with torch.no_grad():
@@ -138,9 +135,6 @@ def _small(difference: Tensor, size: Tensor) -> Tensor:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-# --- the rules, as the mode calls them: rule(mode, func, args, kwargs) ---------------------------------
 
 
 def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -273,8 +267,6 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     values = Multiplied.apply(x, y, multiplier).gather(-1, indices)
     return torch.return_types.topk((values, indices))
 
-
-# --- the table -----------------------------------------------------------------------------------------
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
 """Operations in `operations.KEEP` that are not linear."""

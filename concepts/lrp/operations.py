@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP, Difference
 
 Rule = Callable[..., Any]
+"""Called by the mode as rule(mode, func, args, kwargs)."""
 
 
 def is_activation(value: Any) -> bool:
@@ -37,9 +38,6 @@ def is_activation(value: Any) -> bool:
 def _is_gradient(rule: LinearRule) -> bool:
     """Eq. 8 with eps -> 0: the plain gradient."""
     return isinstance(rule, Epsilon) and rule.eps == 0
-
-
-# --- the rules, as the mode calls them: rule(mode, func, args, kwargs) ---------------------------------
 
 
 def keep_gradient(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -229,8 +227,6 @@ def attention_apart(
         x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else ruled(torch.add, x, mask)
     return ruled(torch.matmul, ruled(torch.softmax, x, -1), v)
 
-
-# --- the table -----------------------------------------------------------------------------------------
 
 KEEP = """
     sum mean neg negative __neg__ positive sub subtract __sub__ __isub__ sub_ __rsub__ rsub cumsum

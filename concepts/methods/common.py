@@ -15,8 +15,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs, input_hooks
 from icebear.concepts.passes.neurons import AllNeurons
-from icebear.concepts.passes.run import forward_backward
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import InputError
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from icebear.concepts.methods.method import Method, Multiplying, OnePass, Point
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import InputHook, Inputs
-from icebear.concepts.passes.run import forward_backward
-from icebear.concepts.passes.targets import Logits
+from icebear.concepts.passes.run import Logits, forward_backward
 
 
 @dataclass(frozen=True, repr=False)

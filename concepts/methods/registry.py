@@ -21,7 +21,7 @@ from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VI
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.methods.perturbation import AtMan, Occlusion
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective, objective_of
+from icebear.concepts.models.objective import objective_of
 from icebear.errors import IcebearError, InputError, UnknownName
 from icebear.values import shown
 
@@ -100,22 +100,18 @@ def _split(names: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def why_not(model: Model, objective: Objective, method: Method) -> str | None:
-    """Return why a method cannot score the tokens of a model, after a try on one prompt; None if it can."""
-    try:
-        method.scores(model, objective.resolved(model))
-    except IcebearError as error:
-        return str(error)
-    return None
-
-
 def able_and_unable(
     model: Model, prompt: Any, methods: Mapping[str, Method]
 ) -> tuple[dict[str, Method], dict[str, str]]:
     """Return the methods that can score the tokens of a prompt, and why the others cannot."""
-    tried = {name: why_not(model, objective_of(model, [prompt]), method) for name, method in methods.items()}
-    unable = {name: why for name, why in tried.items() if why}
-    return {name: method for name, method in methods.items() if name not in unable}, unable
+    able, unable = {}, {}
+    for name, method in methods.items():
+        try:
+            method.scores(model, objective_of(model, [prompt]).resolved(model))
+            able[name] = method
+        except IcebearError as error:
+            unable[name] = str(error)
+    return able, unable
 
 
 def _written(text: str) -> Method:

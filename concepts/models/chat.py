@@ -103,9 +103,6 @@ def readable(text: str) -> str:
     return text
 
 
-# --- from messages to tokens ----------------------------------------------------------------------------
-
-
 def rendered(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the token ids of a chat by the model's template, up to where the model answers or continues its answer.
 
@@ -161,9 +158,6 @@ def template_of(model: Model) -> Any:
     if not getattr(model.tokenizer, "chat_template", None):
         raise InputError(f"{model.name} has no chat template; give the prompt as one text.")
     return model.tokenizer
-
-
-# --- from tokens to turns -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,8 @@ def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> No
 
     graph, tokenizer, labels = parts
     tags = json.loads(labels.read_text(encoding="utf-8"))["tags"]
-    labels_by_id = dict(enumerate(tags))
     config = DistilBertConfig(
-        **preset.config, id2label=labels_by_id, label2id={tag: n for n, tag in labels_by_id.items()}
+        **preset.config, id2label=dict(enumerate(tags)), label2id={tag: n for n, tag in enumerate(tags)}
     )
     _save(DistilBertForTokenClassification(config), onnx_weights(graph), tokenizer, folder, preset)
 
