@@ -161,8 +161,8 @@ def shared(tmp_path_factory):
 def chromium():
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
-    with browser() as found:
-        yield found
+    with browser() as result:
+        yield result
 
 
 @pytest.fixture(scope="session")

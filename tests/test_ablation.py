@@ -25,11 +25,11 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def found(model):
+def result(model):
     return attribute(model, IDS, 11, 12, counterfactual=OTHER)
 
 
-def by_hand(model, kept):
+def by_hand(model, selected):
     """m with every FFN neuron that is not kept (L, T, F) at its value in the other prompt, by the test's own hooks."""
     values = {}
 
@@ -45,24 +45,24 @@ def by_hand(model, kept):
         return (logits[11] - logits[12]).item()
 
     run(OTHER, lambda number, module, args: values.__setitem__(number, args[0]))
-    return run(IDS, lambda number, module, args: (torch.where(kept[number], args[0], values[number]),))
+    return run(IDS, lambda number, module, args: (torch.where(selected[number], args[0], values[number]),))
 
 
-def test_f_is_its_definition(model, found):
-    nodes = Nodes.of(model, found)
-    choices = [largest(found.ffn, k) for k in (1, 5, 40)]
-    kept, left = recovered_shares(nodes, choices)
+def test_f_is_its_definition(model, result):
+    nodes = Nodes.of(model, result)
+    choices = [largest(result.ffn, k) for k in (1, 5, 40)]
+    selected, left = recovered_shares(nodes, choices)
     everything = torch.ones(nodes.shape, dtype=torch.bool)
     whole, none = by_hand(model, everything), by_hand(model, ~everything)
-    for choice, k, rest in zip(choices, kept, left, strict=True):
+    for choice, k, rest in zip(choices, selected, left, strict=True):
         assert k == pytest.approx((by_hand(model, choice) - none) / (whole - none), rel=1e-6)
         assert rest == pytest.approx((by_hand(model, ~choice) - none) / (whole - none), rel=1e-6)
     assert recovered_shares(nodes, [everything]) == (pytest.approx([1]), pytest.approx([0]))
 
 
-def test_all_heads_are_the_whole_and_none_is_nothing(model, found):
-    nodes = Nodes.of(model, found, "head")
-    assert nodes.shape == found.heads().shape
+def test_all_heads_are_the_whole_and_none_is_nothing(model, result):
+    nodes = Nodes.of(model, result, "head")
+    assert nodes.shape == result.heads().shape
     everything = torch.ones(nodes.shape, dtype=torch.bool)
     assert recovered_shares(nodes, [everything, ~everything]) == (
         pytest.approx([1, 0]),
@@ -71,16 +71,16 @@ def test_all_heads_are_the_whole_and_none_is_nothing(model, found):
     assert (nodes.change() == 0).all(dim=(0, 2)).tolist() == [True, True, *[False] * 6]  # before the prompts differ
 
 
-def test_the_gains_of_nodes_are_gradient_x_difference(model, found):
-    nodes = Nodes.of(model, found)
-    kept, (layer, token, index), step = largest(found.ffn, 10), (0, 4, 3), 1e-5
+def test_the_gains_of_nodes_are_gradient_x_difference(model, result):
+    nodes = Nodes.of(model, result)
+    selected, (layer, token, index), step = largest(result.ffn, 10), (0, 4, 3), 1e-5
     moved = []
     with Double():
-        gains = nodes.gains(kept)
+        gains = nodes.gains(selected)
         for sign in (1, -1):
             there = nodes.there["ffn"].clone()
             there[layer, token, index] += sign * step
-            moved += replace(nodes, there={"ffn": there}).numbers([kept])
+            moved += replace(nodes, there={"ffn": there}).numbers([selected])
     slope = (moved[0] - moved[1]) / (2 * step)
     expected = slope * (nodes.own["ffn"] - nodes.there["ffn"])[layer, token, index].item()
     assert gains[layer, token, index].item() == pytest.approx(expected, rel=1e-4)
@@ -96,72 +96,72 @@ def test_matched_nodes_are_as_many_at_the_same_layers_and_tokens():
     assert torch.equal(random_nodes(full, generator), full)
 
 
-def test_what_cannot_be_ablated_says_why(model, found):
+def test_what_cannot_be_ablated_says_why(model, result):
     with pytest.raises(InputError, match="counterfactual"):
         ablation(model, attribute(model, IDS), 5)
     with pytest.raises(InputError, match="positions"):
         ablation(model, attribute(model, IDS, 11, 12, counterfactual=OTHER, record="last"), 5)
-    assert ablation(model, found, 3).nodes == 3
+    assert ablation(model, result, 3).nodes == 3
 
 
 @pytest.fixture
-def given(model, monkeypatch):
+def compared(model, monkeypatch):
     monkeypatch.setattr(evaluation, "answers", lambda *_: (11, 12))
     return evaluation.Compared(model, pairs.Pair(IDS, OTHER, "", ""), "ffn")
 
 
-def test_patching_a_node_is_exchanging_it_alone(model, given, monkeypatch):
+def test_patching_a_node_is_exchanging_it_alone(model, compared, monkeypatch):
     """Ranks and correlations, on few nodes, by the test's own hooks."""
     monkeypatch.setattr(evaluation, "DRAWN", 8)
-    told = evaluation.patching_correlations(
-        model, given.pair, methods_of("difference,matched", controls=evaluation.CONTROLS)
+    output = evaluation.patching_correlations(
+        model, compared.pair, methods_of("difference,matched", controls=evaluation.CONTROLS)
     )
-    scores = given.relevance.ffn
+    scores = compared.relevance.ffn
     drawn = evaluation._patched_nodes([scores], torch.Generator().manual_seed(0))
     assert set(drawn[:8].tolist()) == set(scores.abs().flatten().topk(8).indices.tolist())
     assert len(set(drawn.tolist())) == 16
     effects = []
     for place in drawn:
-        kept = torch.ones(scores.shape, dtype=torch.bool)
-        kept.view(-1)[place] = False
-        effects.append(by_hand(model, torch.ones_like(kept)) - by_hand(model, kept))
+        selected = torch.ones(scores.shape, dtype=torch.bool)
+        selected.view(-1)[place] = False
+        effects.append(by_hand(model, torch.ones_like(selected)) - by_hand(model, selected))
     both = torch.stack([scores.flatten()[drawn].double(), torch.tensor(effects).double()])
     expected = {
         "pearson": both.corrcoef()[0, 1].item(),
         "spearman": both.argsort().argsort().double().corrcoef()[0, 1].item(),
     }
-    assert told["methods"] == {"difference": pytest.approx(expected, abs=1e-3)}
+    assert output["methods"] == {"difference": pytest.approx(expected, abs=1e-3)}
 
 
-def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, given):
-    short, others = [pairs.Pair(IDS[:5], OTHER[:5], "", "")], [given.pair]
+def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, compared):
+    short, others = [pairs.Pair(IDS[:5], OTHER[:5], "", "")], [compared.pair]
     means = evaluation.task_means(model, short + others)
     assert set(means) == {5, len(IDS)}
-    nodes = given.exchangeable
+    nodes = compared.exchangeable
     assert torch.allclose(means[len(IDS)], (nodes.own["ffn"] + nodes.there["ffn"]) / 2, atol=1e-6)
 
 
 def test_ratios_weigh_pairs_by_what_exchanging_all_does():
     lines = [
-        {"difference": weight, "methods": {"a": {"sufficiency_100": kept, "sufficiency_1000": 1.0}}}
-        for weight, kept in ((3.0, 0.5), (1.0, -0.5))
+        {"difference": weight, "methods": {"a": {"sufficiency_100": selected, "sufficiency_1000": 1.0}}}
+        for weight, selected in ((3.0, 0.5), (1.0, -0.5))
     ]
     assert evaluation.ratios(lines) == "ratio of means, F of 100 and 1,000 nodes alone: a 0.25 and 1.00"
 
 
-def test_every_score_ranks(given):
-    shaped = given.relevance.ffn.shape
+def test_every_score_ranks(compared):
+    shaped = compared.relevance.ffn.shape
     for name, method in methods_of("all", evaluation.METHODS, evaluation.CONTROLS).items():
-        values = given.scores(method)
+        values = compared.scores(method)
         assert values.shape == shaped, name
         assert values.abs().sum() > 0, name
 
 
 def test_templates_are_pairs_that_differ_in_the_answer():
-    for name, found in pairs.TASKS.items():
-        assert len(found) >= 40, name
-        assert all(pair.prompt != pair.counterfactual and pair.answer != pair.counterfactual_answer for pair in found)
-        assert len({(pair.prompt, pair.counterfactual) for pair in found}) == len(found)
+    for name, result in pairs.TASKS.items():
+        assert len(result) >= 40, name
+        assert all(pair.prompt != pair.counterfactual and pair.answer != pair.counterfactual_answer for pair in result)
+        assert len({(pair.prompt, pair.counterfactual) for pair in result}) == len(result)
     with pytest.raises(UnknownName, match="capitals"):
         pairs.pairs_of("capitls")
 

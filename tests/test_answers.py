@@ -37,12 +37,12 @@ def close(a, b):
 
 
 def test_a_span_of_one_token_is_its_attribution(model, answer):
-    found = attribute(model, answer, span=(3, 4))
+    result = attribute(model, answer, span=(3, 4))
     plain = attribute(model, [*IDS, *WRITTEN[:3]], WRITTEN[3])
-    assert torch.equal(found.tokens, plain.tokens)
-    assert torch.equal(found.ffn, plain.ffn)
-    assert found.target == plain.target
-    assert found.prompt.answer_start == len(IDS)
+    assert torch.equal(result.tokens, plain.tokens)
+    assert torch.equal(result.ffn, plain.ffn)
+    assert result.target == plain.target
+    assert result.prompt.answer_start == len(IDS)
     against = attribute(model, answer, contrast=8, span=(3, 4))
     assert torch.equal(against.tokens, attribute(model, [*IDS, *WRITTEN[:3]], WRITTEN[3], contrast=8).tokens)
 
@@ -70,7 +70,7 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
     """On the common prompt; of different lengths by the means of centred logits."""
     before = [*IDS, *WRITTEN[:1]]
     with Double():
-        found = attribute(model, answer, contrast=[other], span=(1, 3))
+        result = attribute(model, answer, contrast=[other], span=(1, 3))
         rows = [
             PromptRequest(Prompt.of(before), phrase=ids, objective="centered-logit") for ids in (WRITTEN[1:3], other)
         ]
@@ -79,53 +79,53 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
     here, there = (run.tokens * weight for run, weight in zip(runs, weights, strict=True))
     wanted = here.clone()
     wanted[: len(before)] -= there[: len(before)]
-    assert close(found.tokens, wanted)
-    assert close(found.contrast_phrase.tokens, there[len(before) :])
+    assert close(result.tokens, wanted)
+    assert close(result.contrast_phrase.tokens, there[len(before) :])
     numbers = [run.conservation().target * weight for run, weight in zip(runs, weights, strict=True)]
-    assert found.conservation().target == pytest.approx(numbers[0] - numbers[1], abs=1e-9)
-    assert found.conservation().tokens == pytest.approx(
-        (found.tokens.sum() - found.contrast_phrase.tokens.sum()).item(), abs=1e-9
+    assert result.conservation().target == pytest.approx(numbers[0] - numbers[1], abs=1e-9)
+    assert result.conservation().tokens == pytest.approx(
+        (result.tokens.sum() - result.contrast_phrase.tokens.sum()).item(), abs=1e-9
     )
     neurons = runs[0].ffn * weights[0]
     neurons[:, : len(before)] -= runs[1].ffn[:, : len(before)] * weights[1]
-    assert close(found.ffn, neurons)
+    assert close(result.ffn, neurons)
 
 
 def test_phrases_of_a_batch_are_explained_as_alone(model):
     """Also where some are compared by means, since they have other lengths."""
     phrases, others = [(4, 8), (4, 8)], [(7, 9), (7, 9, 1)]
     both = attribute(model, [IDS, IDS], target_text=phrases, contrast=others)
-    for found, phrase, other in zip(both, phrases, others, strict=True):
+    for result, phrase, other in zip(both, phrases, others, strict=True):
         alone = attribute(model, IDS, target_text=[phrase], contrast=[other])
-        assert found.conservation().target == alone.conservation().target
-        assert torch.equal(found.tokens, alone.tokens)
+        assert result.conservation().target == alone.conservation().target
+        assert torch.equal(result.tokens, alone.tokens)
     with pytest.raises(InputError, match="positions"):
         attribute(model, IDS, target_text=[(4, 8)], contrast=[(7, 9)], method="pa-lrp")
 
 
 def test_a_phrase_against_another_one_and_another_prompt(model, answer):
-    found = attribute(model, answer, contrast=[(4, 8)], span=(1, 3), counterfactual=OTHER)
-    told = found.conservation_text()
+    result = attribute(model, answer, contrast=[(4, 8)], span=(1, 3), counterfactual=OTHER)
+    output = result.conservation_text()
     numbers = [
         attribute(model, [*ids, WRITTEN[0]], target_text=[WRITTEN[1:3]], contrast=[(4, 8)]) for ids in (IDS, OTHER)
     ]
     here, there = (one.conservation().target for one in numbers)
-    assert f"Difference {here - there:z.3f}: {here:z.3f} in the prompt, {there:z.3f} in the counterfactual" in told
+    assert f"Difference {here - there:z.3f}: {here:z.3f} in the prompt, {there:z.3f} in the counterfactual" in output
 
 
 def test_compared_with_another_prompt_both_go_on_alike(model, answer):
-    found = attribute(model, answer, contrast=8, span=(2, 3), counterfactual=OTHER)
+    result = attribute(model, answer, contrast=8, span=(2, 3), counterfactual=OTHER)
     plain = attribute(model, [*IDS, *WRITTEN[:2]], WRITTEN[2], 8, counterfactual=[*OTHER, *WRITTEN[:2]])
-    assert torch.equal(found.tokens, plain.tokens)
+    assert torch.equal(result.tokens, plain.tokens)
     several = attribute(model, answer, span=(2, 4), counterfactual=OTHER)
     assert several.conservation().tokens == pytest.approx(several.conservation().target, abs=1e-4)
 
 
 def test_every_explained_position_is_ranked(model, answer):
-    found = attribute(model, answer, span=(1, 4))
-    sums = found.ffn[:, list(found.prompt.target_positions)].sum(1)
-    assert found.prompt.target_positions == tuple(range(len(IDS), len(IDS) + 3))
-    best = found.top(1, "ffn")[0]
+    result = attribute(model, answer, span=(1, 4))
+    sums = result.ffn[:, list(result.prompt.target_positions)].sum(1)
+    assert result.prompt.target_positions == tuple(range(len(IDS), len(IDS) + 3))
+    best = result.top(1, "ffn")[0]
     assert best.relevance == pytest.approx(sums.max().item())
 
 
@@ -196,43 +196,43 @@ def test_units_add_up_and_cover_all():
     model = MODELS["qwen"]
     chat = Chat([{"role": "user", "content": "Ann is in Rome. Tom is in Oslo.\n\nSecond text. Where is Tom?"}])
     answer = model.answer(chat, max_new_tokens=12)
-    found = attribute(model, answer, sites=())
+    result = attribute(model, answer, sites=())
     for by in ("token", "word", "sentence", "turn", "document"):
-        parts = units(found, by)
-        assert [place for unit, _ in parts for place in range(unit.start, unit.stop)] == list(range(len(found.tokens)))
-        assert sum(value for _, value in parts) == pytest.approx(found.tokens.sum().item(), abs=1e-4)
-        assert "".join(unit.text for unit, _ in parts) == found.prompt.text
+        parts = units(result, by)
+        assert [place for unit, _ in parts for place in range(unit.start, unit.stop)] == list(range(len(result.tokens)))
+        assert sum(value for _, value in parts) == pytest.approx(result.tokens.sum().item(), abs=1e-4)
+        assert "".join(unit.text for unit, _ in parts) == result.prompt.text
 
-    def asked(by):
-        return [unit.text.strip() for unit, _ in units(found, by) if unit.turn == "user" and not unit.template]
+    def request_of(by):
+        return [unit.text.strip() for unit, _ in units(result, by) if unit.turn == "user" and not unit.template]
 
-    assert asked("sentence") == ["Ann is in Rome.", "Tom is in Oslo.", "Second text.", "Where is Tom?"]
-    assert asked("document") == ["Ann is in Rome. Tom is in Oslo.", "Second text. Where is Tom?"]
-    assert len(asked("turn")) == 1
+    assert request_of("sentence") == ["Ann is in Rome.", "Tom is in Oslo.", "Second text.", "Where is Tom?"]
+    assert request_of("document") == ["Ann is in Rome. Tom is in Oslo.", "Second text. Where is Tom?"]
+    assert len(request_of("turn")) == 1
     with pytest.raises(InputError, match="unit"):
-        units(found, "page")
+        units(result, "page")
 
 
 @given(
     st.lists(st.text("ab .\n", max_size=4), min_size=1, max_size=12), st.sampled_from(["word", "sentence", "document"])
 )
 def test_units_of_any_text_cover_it(pieces, by):
-    found = units_of(pieces, (), None, by)
-    assert [place for unit in found for place in range(unit.start, unit.stop)] == list(range(len(pieces)))
+    result = units_of(pieces, (), None, by)
+    assert [place for unit in result for place in range(unit.start, unit.stop)] == list(range(len(pieces)))
 
 
 def test_a_matrix_row_is_a_span(smol):
     chat = Chat([{"role": "user", "content": "Tell me a story of a bear."}])
     answer = smol.answer(chat, max_new_tokens=60)
-    found = matrix(smol, answer)
-    assert [row.turn for row in found.rows] == ["answer"] * len(found.rows)
-    assert len(found.rows) > 1
-    for row, values in zip(found.rows, found.values, strict=True):
+    result = matrix(smol, answer)
+    assert [row.turn for row in result.rows] == ["answer"] * len(result.rows)
+    assert len(result.rows) > 1
+    for row, values in zip(result.rows, result.values, strict=True):
         span = (row.start - len(answer.prompt_ids), row.stop - len(answer.prompt_ids))
         plain = attribute(smol, answer, span=span, sites=(), number="logit").tokens
-        wanted = [plain[part.start : part.stop].sum().item() for part in found.columns]
+        wanted = [plain[part.start : part.stop].sum().item() for part in result.columns]
         assert values.tolist() == pytest.approx(wanted, abs=2e-3)
-    assert found.to_frame().shape == tuple(found.values.shape)
+    assert result.to_frame().shape == tuple(result.values.shape)
 
 
 # --- source_breakdown --------------------------------------------------------------------------------------------
@@ -242,15 +242,15 @@ def test_origins_add_up(smol):
     """By CP-LRP; what goes through FFN neurons is what is missing where they are blocked."""
     chat = Chat([{"role": "user", "content": "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?"}])
     answer = smol.answer(chat, max_new_tokens=6)
-    found = source_breakdown(smol, answer)
-    names = [part.name for part in found.parts]
+    result = source_breakdown(smol, answer)
+    names = [part.name for part in result.parts]
     assert names == ["template", "context", "question", "the answer's own start"]
-    assert abs(found.rest) < 1e-3 * abs(found.target)
+    assert abs(result.rest) < 1e-3 * abs(result.target)
     plain = attribute(smol, answer, method=CP_LRP, sites=(), number="logit")
-    assert found.target == pytest.approx(plain.conservation().target, rel=1e-5)
+    assert result.target == pytest.approx(plain.conservation().target, rel=1e-5)
     user = next(turn for turn in plain.prompt.turns if turn.role == "user")
-    said = sum(part.positive + part.negative for part in found.parts if part.name in ("context", "question"))
-    assert said == pytest.approx(plain.tokens[user.first : user.last].sum().item(), abs=1e-3)
+    text = sum(part.positive + part.negative for part in result.parts if part.name in ("context", "question"))
+    assert text == pytest.approx(plain.tokens[user.first : user.last].sum().item(), abs=1e-3)
 
 
 def test_origins_with_biases_and_another_prompt():
@@ -259,7 +259,7 @@ def test_origins_with_biases_and_another_prompt():
     answer = Answer(tuple(IDS), WRITTEN, made.pieces(WRITTEN), (0.5,) * 6, True)
     for span in ((0, 2), (3, 4)):
         with Double():
-            found = source_breakdown(made, answer, span, counterfactual=OTHER)
+            result = source_breakdown(made, answer, span, counterfactual=OTHER)
             plain = attribute(made, answer, span=span, method=CP_LRP, sites=(), number="logit").tokens.sum()
             hooks = [
                 layer.mlp.down_proj.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
@@ -268,10 +268,10 @@ def test_origins_with_biases_and_another_prompt():
             past = attribute(made, answer, span=span, method=CP_LRP, sites=(), number="logit").tokens.sum()
             for hook in hooks:
                 hook.remove()
-        assert abs(found.rest) < 1e-6
-        assert abs(found.biases) > 1e-3
-        assert found.through_ffn == pytest.approx(((plain - past) / found.target).item(), abs=1e-9)
-        assert found.drop == pytest.approx(1 - without_ffn(made, answer, span) / found.target, abs=1e-4)
+        assert abs(result.rest) < 1e-6
+        assert abs(result.biases) > 1e-3
+        assert result.through_ffn == pytest.approx(((plain - past) / result.target).item(), abs=1e-9)
+        assert result.drop == pytest.approx(1 - without_ffn(made, answer, span) / result.target, abs=1e-4)
 
 
 def without_ffn(model, answer, span):
@@ -301,7 +301,7 @@ def without_ffn(model, answer, span):
 def test_by_default_it_is_the_log_odds_number(model, method):
     """Relevance is linear in the logits read: that of the target less that of each other token by its probability."""
     with Double():
-        found = attribute(model, IDS, 7, method=method, sites=())
+        result = attribute(model, IDS, 7, method=method, sites=())
         logits = model.logits(model.read_ids([list(IDS)]), [len(IDS) - 1])[0, 0].double().detach()
         others = logits.clone()
         others[7] = -torch.inf
@@ -310,10 +310,10 @@ def test_by_default_it_is_the_log_odds_number(model, method):
         for token, weight in enumerate(weights.tolist()):
             if token != 7:
                 reference -= weight * attribute(model, IDS, token, method=method, sites=(), number="logit").tokens
-    assert close(found.tokens, reference)
-    assert found.conservation().target == pytest.approx((logits[7] - weights @ logits).item(), abs=1e-6)
-    assert found.prediction.objective == "log-odds"
-    assert "against all others" in found.conservation_text()
+    assert close(result.tokens, reference)
+    assert result.conservation().target == pytest.approx((logits[7] - weights @ logits).item(), abs=1e-6)
+    assert result.prediction.objective == "log-odds"
+    assert "against all others" in result.conservation_text()
     p = logits.softmax(-1)[7]
     odds = torch.autograd.functional.jacobian(lambda z: torch.logit(z.softmax(-1)[7]), logits)
     assert torch.allclose(odds, torch.nn.functional.one_hot(torch.tensor(7), len(logits)) - weights, atol=1e-9)

@@ -200,9 +200,9 @@ def test_search(environment, smol):
     every = len(fine(page).dataframe[0].value)
     assert every == smol.layers * smol.width("ffn")
     page.get_by_key("kinds").set_value(["token detector"]).run()
-    found = fine(page).dataframe[0].value
-    assert 0 < len(found) < every
-    assert ((found["class_plus"] == "token detector") | (found["class_minus"] == "token detector")).all()
+    result = fine(page).dataframe[0].value
+    assert 0 < len(result) < every
+    assert ((result["class_plus"] == "token detector") | (result["class_minus"] == "token detector")).all()
     page.get_by_key("search_layers").set_value((3, 4)).run()
     assert set(page.dataframe[0].value["layer"]) <= {3, 4}
 
@@ -271,9 +271,11 @@ def test_explanations_are_kept_in_so_many_bytes(model):
     """Long prompts push the others out, however few they are; the last one stays in any case."""
 
     def alive(*prompts):
-        found = [weakref.ref(kept_for_all.relevance((prompt,), lambda: attribute(model, prompt))) for prompt in prompts]
+        result = [
+            weakref.ref(kept_for_all.relevance((prompt,), lambda: attribute(model, prompt))) for prompt in prompts
+        ]
         gc.collect()
-        return [kept() is not None for kept in found]
+        return [selected() is not None for selected in result]
 
     size = attribute(model, "bear").neurons.nbytes
     kept_for_all = Shared(2 * size)
@@ -303,9 +305,9 @@ def test_a_circuit_its_groups_and_its_checks(environment):
 
 def test_another_prompt_to_compare_with(environment):
     page = fine(visit("explain", prompt="The ice bear lives in the", counterfactual="The wild camel lives in the"))
-    said = " ".join(caption.value for caption in page.caption)
-    assert re.search(r"rest [+-]?0\\?\.000", said)
-    assert "top token" in said
+    output_of = " ".join(caption.value for caption in page.caption)
+    assert re.search(r"rest [+-]?0\\?\.000", output_of)
+    assert "top token" in output_of
     table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
     assert "counterfactual" in table
     assert len(set(table["token"])) > 1  # ranked at every token
@@ -437,14 +439,14 @@ def conversation(page):
     return Chat.from_json(page.session_state["chat"])
 
 
-def said(*contents, roles=("user", "assistant")):
+def output_of(*contents, roles=("user", "assistant")):
     return Chat({"role": roles[at % 2], "content": content} for at, content in enumerate(contents)).to_json(None)
 
 
 def test_talk(environment, smol):
     page = fine(visit(length="12"))
     page.chat_input[0].set_value("What is the capital of France? Answer in one word.").run()
-    asked, answer = conversation(fine(page)).messages
+    request, answer = conversation(fine(page)).messages
     assert answer["content"] == "The capital of France is Paris."
     assert page.query_params["chat"] == conversation(page).to_json(None)
     assert "Click a word" in text(page)
@@ -462,7 +464,7 @@ def test_talk(environment, smol):
     assert page.dataframe[0].value["relevance"].tolist() == pytest.approx(wanted, abs=1e-4)
     page.get_by_key("talk_steer").click().run()
     assert fine(page).get_by_key("edits").value.endswith("*0")
-    assert Chat.from_json(page.get_by_key("prompt").value) == Chat([asked])
+    assert Chat.from_json(page.get_by_key("prompt").value) == Chat([request])
     page.get_by_key("tokens").set_value(2).run()
     page.get_by_key("generate").click().run()
     assert "The capital" in text(fine(page))
@@ -474,7 +476,7 @@ def test_talk(environment, smol):
 
 def test_an_answer_that_somebody_ended_is_kept(environment, smol):
     ids = smol.tokens_of("The capital of France")
-    page = visit(chat=said("What is the capital of France?"))
+    page = visit(chat=output_of("What is the capital of France?"))
     page.session_state["writing"] = [*ids, smol.tokenizer.eos_token_id]  # any click ends the run that writes
     page.run()
     message = conversation(fine(page)).messages[1]
@@ -484,7 +486,7 @@ def test_an_answer_that_somebody_ended_is_kept(environment, smol):
 
 
 def test_a_conversation_without_an_answer_waits_for_a_click(environment):
-    page = fine(visit(chat=said("Say yes."), length="2"))
+    page = fine(visit(chat=output_of("Say yes."), length="2"))
     assert "no answer yet" in text(page)
     page.get_by_key("ask").click().run()
     assert len(conversation(fine(page)).messages[1]["ids"]) == 2
@@ -511,13 +513,13 @@ def test_broken_links(environment, chat, reason):
 
 @pytest.mark.parametrize(("turn", "span"), [("1", "3-99"), ("0", "0-1"), ("9", "0-1"), ("x", "0-1"), ("1", "x")])
 def test_marks_that_are_not_there(environment, turn, span):
-    page = visit(chat=said("Say yes.", "Yes, of course."), turn=turn, span=span)
+    page = visit(chat=output_of("Say yes.", "Yes, of course."), turn=turn, span=span)
     assert len(page.error) == 1
     assert not page.exception
 
 
 def test_a_long_conversation_has_pages_and_no_link(environment):
-    chat = said(*("ice bear " * 70, "Yes.") * 12)
+    chat = output_of(*("ice bear " * 70, "Yes.") * 12)
     page = visit()
     page.session_state["chat"] = chat
     page = fine(shown(page, "talk"))
@@ -537,7 +539,7 @@ def test_a_model_without_a_template_says_so(first_visit):
 
 
 def test_views_take_a_conversation(environment, smol):
-    chat = said("What is the capital of France? Answer in one word.")
+    chat = output_of("What is the capital of France? Answer in one word.")
     page = fine(visit("explain", prompt=chat, target="Paris"))
     assert "Why Paris?" in text(page)
     assert "(template)" in text(page)
@@ -548,13 +550,15 @@ def test_views_take_a_conversation(environment, smol):
     python = page.code[0].value.replace("load_model('smollm2-135m')", "MODEL")
     exec(python, {"MODEL": smol, "print": printed.append})
     assert printed == [page.session_state["generated"][1].steered.text]
-    both = (said(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
+    both = (output_of(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
     assert "Groups" in text(fine(visit("circuit", prompt=next(both), counterfactual=next(both), nodes="5")))
     assert "cannot be read" in visit("steer", prompt=chat[:-1]).error[0].value
 
 
 def test_a_conversation_s_circuit(environment):
-    page = visit(chat=said("What is the capital of France?", "The capital of France is Paris."), turn="1", span="5-6")
+    page = visit(
+        chat=output_of("What is the capital of France?", "The capital of France is Paris."), turn="1", span="5-6"
+    )
     (field,) = (field for field in fine(page).text_input if field.label.startswith("Compared with another message"))
     field.set_value("What is the capital of Spain?").run()
     page.get_by_key("open_circuit").click().run()
@@ -660,11 +664,11 @@ def test_a_stopped_generation_leaves_nothing_behind(smol):
 
     with pytest.raises(Stop):
         compare(smol, ICE_BEAR, ["L29.ffn.860=500"], 3, on_token=stop)
-    found = []
-    tab = threading.Thread(target=lambda: found.append(smol.predict(ICE_BEAR)), daemon=True)
+    result = []
+    tab = threading.Thread(target=lambda: result.append(smol.predict(ICE_BEAR)), daemon=True)
     tab.start()
     tab.join(60)
-    assert found == [alone]
+    assert result == [alone]
 
 
 def test_differences_are_marked_and_text_stays_text():
@@ -697,10 +701,10 @@ def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
     page.get_by_key("concept_without").set_value(rest.read_text()).run()
     page.get_by_key("concept_name").set_value("<b>music</b>").run()
     page.get_by_key("find_concept").click().run()
-    said = text(fine(page))
-    assert "\\<b\\>music" in said
-    assert "AUROC" in said
-    assert "rgba(" in said
+    output_of = text(fine(page))
+    assert "\\<b\\>music" in output_of
+    assert "AUROC" in output_of
+    assert "rgba(" in output_of
     assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
     page.get_by_key("concept_kl").set_value(0.1).run()
     page.get_by_key("steer_concept").click().run()

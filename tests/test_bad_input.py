@@ -73,17 +73,17 @@ CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
     ids=lambda part: type(part).__name__,
 )
 def test_what_is_no_prompt_is_one_sentence_wherever_it_is_given(model, prompt, message):
-    for given in (lambda: attribute(model, prompt), lambda: model.generate(prompt, 3)):
+    for arguments in (lambda: attribute(model, prompt), lambda: model.generate(prompt, 3)):
         with pytest.raises(InputError, match=re.escape(message)):
-            given()
+            arguments()
 
 
 def test_an_array_or_a_tensor_of_ids_is_a_prompt(model):
     ids = [7, 3, 12]
     expected = attribute(model, ids).tokens
-    for given in (np.array(ids), torch.tensor(ids), list(np.array(ids)), tuple(ids)):
-        assert torch.equal(attribute(model, given).tokens, expected)
-        assert model.predict(given) == model.predict(ids)
+    for arguments in (np.array(ids), torch.tensor(ids), list(np.array(ids)), tuple(ids)):
+        assert torch.equal(attribute(model, arguments).tokens, expected)
+        assert model.predict(arguments) == model.predict(ids)
     assert len(attribute(model, [np.array(ids), ids])) == 2
 
 

@@ -29,12 +29,12 @@ def test_one_prompt_is_a_ranking(llama, site, polarity):
     case = CASES[0]
     sites = {None: ("ffn", "attn"), "head": ("attn",)}.get(site, (site,))
     expected = attribute(llama, case.prompt, case.target, case.contrast, sites=sites).top(12, site, polarity)
-    found = behaviour(llama, [case], 12, site, polarity)
-    assert [row.neuron for row in found] == [row.neuron for row in expected]
-    assert [row.relevance for row in found] == pytest.approx([row.relevance for row in expected], abs=1e-6)
-    assert {(row.low == row.high == row.relevance, row.among_top) for row in found} == {(True, 1)}
+    result = behaviour(llama, [case], 12, site, polarity)
+    assert [row.neuron for row in result] == [row.neuron for row in expected]
+    assert [row.relevance for row in result] == pytest.approx([row.relevance for row in expected], abs=1e-6)
+    assert {(row.low == row.high == row.relevance, row.among_top) for row in result} == {(True, 1)}
     if site != "head":
-        assert [row.activation for row in found] == pytest.approx([row.activation for row in expected], abs=1e-6)
+        assert [row.activation for row in result] == pytest.approx([row.activation for row in expected], abs=1e-6)
 
 
 def test_many_are_the_mean_of_each(llama):
@@ -43,9 +43,9 @@ def test_many_are_the_mean_of_each(llama):
     means = torch.stack([single.ffn[:, -1] for single in singles]).mean(0)
     acts = torch.stack([single.activation("ffn")[:, -1] for single in singles]).mean(0)
     tops = [{row.neuron for row in single.top(7, "ffn")} for single in singles]
-    found = behaviour(llama, CASES, 7, "ffn")
-    assert [row.relevance for row in found] == pytest.approx(means.flatten().sort(descending=True).values[:7].tolist())
-    for row in found:
+    result = behaviour(llama, CASES, 7, "ffn")
+    assert [row.relevance for row in result] == pytest.approx(means.flatten().sort(descending=True).values[:7].tolist())
+    for row in result:
         place = row.neuron.layer, row.neuron.index
         assert (row.relevance, row.activation) == pytest.approx((means[place].item(), acts[place].item()), abs=1e-5)
         assert row.among_top == sum(row.neuron in top for top in tops)
@@ -59,27 +59,27 @@ def test_cases_compared_with_another_prompt_are_means_beside_the_others(llama):
         for case in (pair, CASES[2])
     ]
     means = torch.stack([single.ffn[:, -1] for single in singles]).mean(0)
-    found = behaviour(llama, [pair, CASES[2]], 7, "ffn")
-    assert [row.relevance for row in found] == pytest.approx(means.flatten().sort(descending=True).values[:7].tolist())
+    result = behaviour(llama, [pair, CASES[2]], 7, "ffn")
+    assert [row.relevance for row in result] == pytest.approx(means.flatten().sort(descending=True).values[:7].tolist())
 
 
 def test_the_order_of_prompts_does_not_matter(llama, monkeypatch):
     monkeypatch.setattr(module, "ROWS", 2)
-    found = behaviour(llama, CASES, 9)
+    result = behaviour(llama, CASES, 9)
     for seed in range(3):
-        assert behaviour(llama, random.Random(seed).sample(CASES, len(CASES)), 9) == found
+        assert behaviour(llama, random.Random(seed).sample(CASES, len(CASES)), 9) == result
 
 
 def test_neither_duplicates_nor_batches_change_the_mean(llama, monkeypatch):
-    found = behaviour(llama, CASES, 9, method=CP_LRP)
+    result = behaviour(llama, CASES, 9, method=CP_LRP)
     twice = behaviour(llama, CASES * 2, 9, method=CP_LRP)
     monkeypatch.setattr(module, "ROWS", 1)
     alone = behaviour(llama, CASES, 9, method=CP_LRP)
     for other in (twice, alone):
-        assert [row.neuron for row in other] == [row.neuron for row in found]
-        assert [row.relevance for row in other] == pytest.approx([row.relevance for row in found], abs=1e-5)
-    assert [row.among_top for row in twice] == [2 * row.among_top for row in found]
-    assert all(second.high - second.low < first.high - first.low for first, second in zip(found, twice, strict=True))
+        assert [row.neuron for row in other] == [row.neuron for row in result]
+        assert [row.relevance for row in other] == pytest.approx([row.relevance for row in result], abs=1e-5)
+    assert [row.among_top for row in twice] == [2 * row.among_top for row in result]
+    assert all(second.high - second.low < first.high - first.low for first, second in zip(result, twice, strict=True))
 
 
 def test_the_interval_is_that_of_a_bootstrap():
@@ -109,10 +109,10 @@ def test_a_file_of_prompts(tmp_path, tiny_folder):
     words = ["rank", "--file", str(path), "--top", "3", "--model", tiny_folder]
     done = CliRunner().invoke(main, [*words, "--target", " B", "--site", "ffn", "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert (told["prompts"], len(told["ranking"])) == (2, 3)
+    output = json.loads(done.stdout)
+    assert (output["prompts"], len(output["ranking"])) == (2, 3)
     assert {"neuron", "relevance", "low", "high", "activation", "polarity", "among_top", "promotes"} == set(
-        told["ranking"][0]
+        output["ranking"][0]
     )
     shown = CliRunner().invoke(main, words)
     assert "means over 2 prompts" in shown.stdout

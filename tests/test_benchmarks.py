@@ -58,13 +58,13 @@ def test_two_hops_are_by_way_of_the_models_own_step():
 
 def test_a_needle_is_in_about_as_many_tokens_at_any_depth():
     for size in (10, 200, 2000):
-        found = some("needle", size, 12)
-        for item in found:
+        result = some("needle", size, 12)
+        for item in result:
             (at,) = item.evidence
             words = [part.split() for number, part in enumerate(item.parts) if number != at]
             assert sum(map(len, words)) == round(0.75 * size)
         if size > 10:
-            assert len({item.evidence for item in found}) > 3
+            assert len({item.evidence for item in result}) > 3
 
 
 def test_a_seed_gives_the_same_items_and_another_one_others():
@@ -81,8 +81,8 @@ PARTS = [[0, 1], [2, 3], [4, 5]]
 
 
 def test_numbers_by_hand():
-    found = spans.numbers(SCORES, PARTS, (1, 2), drawn=[[[0, 1], [0, 1]], [[1, 2], [4, 5]]])
-    assert found == pytest.approx(
+    result = spans.numbers(SCORES, PARTS, (1, 2), drawn=[[[0, 1], [0, 1]], [[1, 2], [4, 5]]])
+    assert result == pytest.approx(
         {
             "pointing": 0,  # 5 is the largest
             "pointing_random": 1,
@@ -124,8 +124,8 @@ def test_scores_are_those_of_attribute_and_only_the_context_counts(model):
     ids = one.answer
     assert model.tokenizer.decode([*ids.prompt_ids, *ids.ids]) == item.prompt + "".join(item.answer_parts)
     assert model.tokenizer.decode(ids.ids[slice(*one.span)]) == item.answer_parts[-1]
-    found = spans.sample(model, one, methods_of(METHODS))
-    assert [name for name in found["methods"] if "lrp" not in name] == ["gxi", "random"]
+    result = spans.sample(model, one, methods_of(METHODS))
+    assert [name for name in result["methods"] if "lrp" not in name] == ["gxi", "random"]
     pieces = model.pieces(ids.prompt_ids)
     last = [end - 1 for end in accumulate(map(len, pieces))]  # letter of each token
     inside = [
@@ -133,26 +133,26 @@ def test_scores_are_those_of_attribute_and_only_the_context_counts(model):
         for place in item.places
     ]
     context = [token for part in inside for token in part if token not in one.sinks]
-    assert [len(set(part) - set(one.sinks)) for part in inside] == [len(part) for part in found["parts"]]
+    assert [len(set(part) - set(one.sinks)) for part in inside] == [len(part) for part in result["parts"]]
     for method in ("attnlrp", "gxi"):
         plain = attribute(model, ids, span=one.span, method=method, sites=(), number="logit").tokens
-        assert found["methods"][method]["scores"] == pytest.approx(plain[context].tolist())
+        assert result["methods"][method]["scores"] == pytest.approx(plain[context].tolist())
     assert model.tokenizer.decode(ids.ids[slice(*one.spans[0])]) == item.answer_parts[1]
-    assert "attnlrp, of the step" in found["methods"]
+    assert "attnlrp, of the step" in result["methods"]
     begins = len(ids.prompt_ids)
     positive = attribute(model, ids, span=one.span, sites=(), number="logit").tokens.clamp(min=0)
     counting = [token for token in range(len(positive)) if token not in one.sinks]
     share = positive[begins:].sum() / positive[counting].sum()
-    assert found["methods"]["attnlrp"]["own"] == pytest.approx(share.item())
-    assert found["methods"]["attnlrp"]["scores"] != found["methods"]["attnlrp, against"]["scores"]
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert result["methods"]["attnlrp"]["own"] == pytest.approx(share.item())
+    assert result["methods"]["attnlrp"]["scores"] != result["methods"]["attnlrp, against"]["scores"]
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
 def test_what_counts_is_what_greedy_decoding_writes(model):
     (item,) = some("facts", 2, 1)
     assert not spans.answered(model, item).right
-    said = model.generate(item.prompt, max_new_tokens=3)
-    one = spans.answered(model, spans.Item(item.parts, item.evidence, item.question, ("", said), item.contrast))
+    text = model.generate(item.prompt, max_new_tokens=3)
+    one = spans.answered(model, spans.Item(item.parts, item.evidence, item.question, ("", text), item.contrast))
     answer = model.answer(item.prompt, max_new_tokens=3)
     if one.answer.ids == answer.ids:  # a text may have other tokens than those that it was written in
         assert one.right

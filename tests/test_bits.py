@@ -76,8 +76,8 @@ def test_it_is_steered_projected_and_undone(folder, bits):
     assert before == [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in model.net.named_modules()]
     rows = [[token.text for token in project(each, edit.neuron, 3).promoted] for each in (model, reference)]
     assert rows[0] == rows[1]
-    found = attribute(model, PROMPT, counterfactual="Rome Paris A")
-    assert abs(found.conservation().rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(found.conservation().target))
+    result = attribute(model, PROMPT, counterfactual="Rome Paris A")
+    assert abs(result.conservation().rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(result.conservation().target))
 
 
 def test_a_patch_needs_plain_weights(folder):

@@ -34,8 +34,8 @@ CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, bu
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with serving(folder / "wiki.db") as found:
-        yield found
+    with serving(folder / "wiki.db") as result:
+        yield result
 
 
 def view(page, name):
@@ -142,8 +142,8 @@ def test_a_circuit_answers_to_pointing(chromium, address, smol, tmp_path):
     graph = circuit(smol, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
     (tmp_path / "circuit.html").write_text(graph.to_html(), encoding="utf-8")
     alone = chromium.new_context(viewport={"width": 390, "height": 900}, offline=True).new_page()
-    asked, wrong = [], []
-    alone.on("request", lambda request: asked.append(request.url))
+    requests, wrong = [], []
+    alone.on("request", lambda request: requests.append(request.url))
     alone.on("pageerror", lambda error: wrong.append(str(error)))
     alone.goto((tmp_path / "circuit.html").as_uri())
     assert alone.evaluate("document.documentElement.scrollWidth") <= 390  # the picture scrolls in its frame
@@ -154,7 +154,7 @@ def test_a_circuit_answers_to_pointing(chromium, address, smol, tmp_path):
     assert alone.locator(".edge:not(.gone)").count() == 300
     alone.locator("input[name=edges]").fill("50")
     assert alone.locator(".edge:not(.gone)").count() == 50
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert not wrong
     alone.context.close()
 
@@ -219,8 +219,8 @@ def test_an_answer_can_be_ended_and_what_was_said_stays(chromium, address):
     words = "document.querySelectorAll('[data-testid=stChatMessage]')[1]?.innerText.split(' ').length"
     page.wait_for_function(f"{words} > 5")
     page.get_by_role("button", name="Stop").click()
-    said = settled(page).locator(".words").last.text_content()
-    assert 5 < len(said.split()) < 200
+    text = settled(page).locator(".words").last.text_content()
+    assert 5 < len(text.split()) < 200
     page.close()
 
 

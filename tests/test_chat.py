@@ -61,11 +61,11 @@ def test_ids_are_the_templates(name, messages):
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_turns_are_the_messages(name):
     model = MODELS[name]
-    said = [(message["role"], message["content"]) for message in TALK]
-    found = [turn for turn in contents(model, model.ids(TALK)) if turn[0] != "system"]
-    assert [(role, text.strip()) for role, text in found] == [*said, ("assistant", "")]
+    output = [(message["role"], message["content"]) for message in TALK]
+    result = [turn for turn in contents(model, model.ids(TALK)) if turn[0] != "system"]
+    assert [(role, text.strip()) for role, text in result] == [*output, ("assistant", "")]
     begun = [turn for turn in contents(model, model.ids(TALK[:2])) if turn[0] != "system"]
-    assert [(role, text.strip()) for role, text in begun] == said[:2]
+    assert [(role, text.strip()) for role, text in begun] == output[:2]
     turns = model.turns(model.ids(TALK))
     assert turns[0].start == 0
     assert turns[-1].stop == len(model.ids(TALK))
@@ -95,8 +95,8 @@ def test_turns_of_any_messages(texts, name):
     wanted = [(message["role"], message["content"].strip()) for message in messages]
     if messages[-1]["role"] == "user":
         wanted.append(("assistant", ""))
-    found = [(role, text.strip()) for role, text in contents(model, model.ids(messages)) if role != "system"]
-    assert found == wanted
+    result = [(role, text.strip()) for role, text in contents(model, model.ids(messages)) if role != "system"]
+    assert result == wanted
 
 
 def test_other_texts_have_no_turns():
@@ -131,8 +131,8 @@ def test_a_conversation_goes_on_from_what_was_read(name):
 def test_text_behind_a_chat_is_a_unit_too():
     model = MODELS["qwen"]
     answer = model.answer("<|im_start|>user\nHi<|im_end|>\nThe bear.", max_new_tokens=4)
-    found = attribute(model, answer, sites=())
-    assert sum(value for _, value in units(found, "turn")) == pytest.approx(found.tokens.sum().item(), abs=1e-5)
+    result = attribute(model, answer, sites=())
+    assert sum(value for _, value in units(result, "turn")) == pytest.approx(result.tokens.sum().item(), abs=1e-5)
     assert matrix(model, answer).rows[-1].turn == "answer"
 
 
@@ -168,12 +168,12 @@ def test_a_batch_of_conversations_equals_singles():
 
 
 def test_the_template_is_ranked_apart():
-    found = attribute(MODELS["qwen"], TALK)
-    apart = {*found.prompt.template, *found.prompt.sinks}
-    assert found.prompt.template
-    assert not {row.position for row in found.top(200, position="all")} & apart
-    some = found.top(5000, position="all", include_template=True)
-    assert {row.position for row in some} & set(found.prompt.template) - set(found.prompt.sinks)
+    result = attribute(MODELS["qwen"], TALK)
+    apart = {*result.prompt.template, *result.prompt.sinks}
+    assert result.prompt.template
+    assert not {row.position for row in result.top(200, position="all")} & apart
+    some = result.top(5000, position="all", include_template=True)
+    assert {row.position for row in some} & set(result.prompt.template) - set(result.prompt.sinks)
 
 
 def test_reading_and_keeping_messages(tmp_path):
@@ -214,10 +214,10 @@ def test_a_hostile_message_is_text():
 
 
 def test_the_default_models_template(smol):
-    found = attribute(smol, TALK, sites=())
+    result = attribute(smol, TALK, sites=())
     options = {"add_generation_prompt": True, "return_dict": False}
-    assert found.prompt.ids == tuple(smol.tokenizer.apply_chat_template(TALK, **options))
-    assert contents(smol, found.prompt.ids) == [
+    assert result.prompt.ids == tuple(smol.tokenizer.apply_chat_template(TALK, **options))
+    assert contents(smol, result.prompt.ids) == [
         ("system", ""),
         *((message["role"], message["content"]) for message in TALK),
         ("assistant", ""),

@@ -18,15 +18,15 @@ def run(*words, code=0, **options):
     return done
 
 
-def told(*words):
+def json_of(*words):
     return json.loads(run(*words, "--json").stdout)
 
 
 def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
-    a = told("explain", QUESTION, "--system", "Be brief.")
-    assert a["tokens"] == told("explain", "--messages", str(tmp_path / "chat.json"))["tokens"]
+    a = json_of("explain", QUESTION, "--system", "Be brief.")
+    assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"))["tokens"]
     assert [token["id"] for token in a["tokens"]] == smol.ids(messages)
     assert [turn["role"] for turn in a["turns"]] == ["system", "user", "assistant"]
     run("explain", QUESTION, "--messages", str(tmp_path / "chat.json"), code=2)
@@ -35,48 +35,48 @@ def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
 
 
 def test_words_of_an_answer_are_explained():
-    asked = ("--chat", QUESTION, "--span", "the Arctic", "--max-new-tokens", "8")
-    found = told("explain", *asked, "--units", "sentence")
-    assert found["target_text"] == " the Arctic"
-    sums = sum(unit["relevance"] for unit in found["units"])
-    assert sums == pytest.approx(sum(token["relevance"] for token in found["tokens"]), abs=1e-4)
-    against = told("explain", *asked, "--contrast", "a desert")
+    request = ("--chat", QUESTION, "--span", "the Arctic", "--max-new-tokens", "8")
+    result = json_of("explain", *request, "--units", "sentence")
+    assert result["target_text"] == " the Arctic"
+    sums = sum(unit["relevance"] for unit in result["units"])
+    assert sums == pytest.approx(sum(token["relevance"] for token in result["tokens"]), abs=1e-4)
+    against = json_of("explain", *request, "--contrast", "a desert")
     assert against["contrast_phrase"]["text"] == " a desert"
-    output = run("explain", *asked, "--units", "turn").stdout
+    output = run("explain", *request, "--units", "turn").stdout
     assert "Ice bears are found in the" in output
-    ranked = told("rank", *asked, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
-    assert not {row["position"] for row in ranked} & set(found["template"])
+    ranked = json_of("rank", *request, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
+    assert not {row["position"] for row in ranked} & set(result["template"])
     other = ("--counterfactual", "Where do wild camels live?", "--site", "ffn", "--top", "3")
-    assert told("rank", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", *other)["counterfactual"]
+    assert json_of("rank", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", *other)["counterfactual"]
 
 
 def test_circuits_of_an_answer():
-    found = told(
+    result = json_of(
         *("circuit", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", "--nodes", "4"),
         *("--counterfactual", "Where do wild camels live?"),
     )
-    assert len(found["nodes"]) >= 4
+    assert len(result["nodes"]) >= 4
 
 
 def test_what_is_answered_and_where_it_came_from():
     prompt = "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?"
-    asked = ("explain", "--sources", "--chat", prompt, "--max-new-tokens", "6")
-    found = told(*asked)
-    assert [part["name"] for part in found["source_breakdown"]["parts"]][:2] == ["template", "context"]
-    assert len(found["answer_tokens"]) == 6
-    output = run(*asked).stdout
+    request = ("explain", "--sources", "--chat", prompt, "--max-new-tokens", "6")
+    result = json_of(*request)
+    assert [part["name"] for part in result["source_breakdown"]["parts"]][:2] == ["template", "context"]
+    assert len(result["answer_tokens"]) == 6
+    output = run(*request).stdout
     for part in ("the answer's own start", "passes through FFN neurons", "Tom lives in Rome."):
         assert part in output
 
 
 def test_steering_and_flipping_a_chat(few_contexts, tmp_path):
     edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@turn:last-user")
-    steered = told("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
+    steered = json_of("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]
     assert steered["prompt"] == [{"role": "user", "content": QUESTION}]
     file = tmp_path / "flip.json"
-    found = told("flip", "--chat", QUESTION, "--to", "The bear", "--save", str(file))
-    assert found["provenance"]["flip"]["prompt"] == [{"role": "user", "content": QUESTION}]
+    result = json_of("flip", "--chat", QUESTION, "--to", "The bear", "--save", str(file))
+    assert result["provenance"]["flip"]["prompt"] == [{"role": "user", "content": QUESTION}]
     assert "holds" in run("recipe", "check", str(file)).stdout
     run("flip", "--chat", QUESTION, code=2)
 
@@ -90,9 +90,9 @@ def test_a_conversation_in_the_terminal(tmp_path):
         assert part in done.stdout
     for part in ("'penguins' is not in the answer", "/what is not a command"):
         assert part in done.stderr
-    said = json.loads(file.read_text())
-    assert [message["role"] for message in said] == ["user", "assistant"] * 2
-    assert all(message["ids"] for message in said if message["role"] == "assistant")
+    text = json.loads(file.read_text())
+    assert [message["role"] for message in text] == ["user", "assistant"] * 2
+    assert all(message["ids"] for message in text if message["role"] == "assistant")
     again = run("chat", "--messages", str(file), "--json", "--max-new-tokens", "2", input="Why?\n")
     assert len(json.loads(again.stdout[again.stdout.index("{") :])["messages"]) == 6
     assert "There is no answer yet" in run("chat", input="/from\n/save x\n").stderr

@@ -77,8 +77,8 @@ class Layers:
         """(1, T, D) behind a layer, of the stream before it and its neurons."""
         (_, *rest), kwargs = self.calls[number]
         with hooks(self.model, [("ffn", number)], lambda *_: neurons):
-            found = self.model.layer_modules[number](stream, *rest, **kwargs)
-        return found[0] if isinstance(found, tuple) else found
+            result = self.model.layer_modules[number](stream, *rest, **kwargs)
+        return result[0] if isinstance(result, tuple) else result
 
     def activations(self, number, stream):
         """(1, T, N) of a layer's neurons, of the stream before it."""
@@ -97,8 +97,8 @@ class Layers:
     def write(self, source):
         """(TD,) what a unit of a neuron changes behind its layer."""
         layer, position, index = source
-        found = jacobian(lambda x: self.out(layer, self.streams[layer], x), self.neurons[layer])
-        return found[..., 0, position, index].flatten()
+        result = jacobian(lambda x: self.out(layer, self.streams[layer], x), self.neurons[layer])
+        return result[..., 0, position, index].flatten()
 
     def read(self, target):
         """(TD,) the gradient of a neuron by the stream before its layer; of None that of the answer."""
@@ -170,10 +170,10 @@ def test_contributions_are_those_of_the_reference(name, build):
             start.R = torch.zeros_like(start.R)
             for v, w in zip(mine.values, theirs.values, strict=True):
                 v.R = v.R * (v.x - w.x)
-            found = mine.site("ffn", model.layers, len(IDS))
+            result = mine.site("ffn", model.layers, len(IDS))
             assert torch.allclose(graph.contribution[row, : len(IDS)], leaves[0].R.sum(-1), atol=1e-9)
             for column, source in enumerate(graph.nodes, len(IDS)):
-                expected = found[source.neuron.layer, source.position, source.neuron.index]
+                expected = result[source.neuron.layer, source.position, source.neuron.index]
                 assert graph.contribution[row, column].item() == pytest.approx(expected.item(), abs=1e-9)
 
 
@@ -261,11 +261,11 @@ def test_all_edges_between_nodes_are_the_nodes_ablation(graph):
     """The graph's own faithfulness with every edge is F with the prompt's embeddings; along none nothing comes."""
     everything = made(count=1024)
     with Double():
-        found = graph.faithfulness()
+        result = graph.faithfulness()
         nothing = graph.faithfulness(0)
         whole = everything.faithfulness()
     assert nothing.sufficiency == pytest.approx(0, abs=1e-9)
-    assert nothing.all_edges == pytest.approx(found.all_edges)
+    assert nothing.all_edges == pytest.approx(result.all_edges)
     assert whole.all_edges == pytest.approx(1, abs=1e-6)
     assert everything.ablation().sufficiency == pytest.approx(1, abs=1e-6)
 
@@ -273,7 +273,7 @@ def test_all_edges_between_nodes_are_the_nodes_ablation(graph):
 def test_interventions_are_what_hooks_say(graph):
     """One source exchanged, all other neurons held at their values in the prompt, by the test's own hooks."""
     with Double():
-        found = graph.interventions()
+        result = graph.interventions()
         source = graph.nodes[0]
         held = graph.relevances[0].ffn.new_tensor(0), graph.relevances[0].activation("ffn").clone()
         seen = {}
@@ -291,7 +291,7 @@ def test_interventions_are_what_hooks_say(graph):
         before = numbers(held[1])
         held[1][source.neuron.layer, source.position, source.neuron.index] = source.counterfactual
         after = numbers(held[1])
-    rows = found[found.source == source.id].set_index("target").one_sided
+    rows = result[result.source == source.id].set_index("target").one_sided
     for target, a, b in zip(graph.targets, before, after, strict=True):
         if target.id in rows:
             assert rows[target.id] == pytest.approx(a - b, abs=1e-9)
@@ -306,24 +306,24 @@ def test_small_interventions_are_the_effects(graph):
 
 
 def test_heads_are_nodes(graph):
-    found = made(heads=True, count=20)
-    heads = [node for node in found.nodes if node.neuron.site == "head"]
+    result = made(heads=True, count=20)
+    heads = [node for node in result.nodes if node.neuron.site == "head"]
     assert heads
     assert len(heads) < 20
     for node in heads:
         assert node.score == pytest.approx(node.activation - node.counterfactual, abs=1e-9)
-    into = [edge for edge in found.edges if isinstance(edge.target, Node) and edge.target.neuron.site == "ffn"]
+    into = [edge for edge in result.edges if isinstance(edge.target, Node) and edge.target.neuron.site == "ffn"]
     assert all(abs(edge.query_key_effect) < 1e-12 for edge in into)  # past no attention
     with Double():
-        assert 0 <= found.faithfulness().edges <= len(found.edges)
+        assert 0 <= result.faithfulness().edges <= len(result.edges)
 
 
 def test_enough_nodes_for_a_wanted_faithfulness(graph):
-    found = made(faithfulness=0.9)
+    result = made(faithfulness=0.9)
     with Double():
-        count = len(found.nodes)
-        assert found.ablation().sufficiency >= 0.9
-        assert nodes.fewest(found.model, found.relevances, found.relevances[0].ffn, 0.9, False) == count
+        count = len(result.nodes)
+        assert result.ablation().sufficiency >= 0.9
+        assert nodes.fewest(result.model, result.relevances, result.relevances[0].ffn, 0.9, False) == count
 
 
 def test_several_pairs_are_their_mean():
@@ -340,8 +340,8 @@ def test_several_pairs_are_their_mean():
 
 
 def test_groups_are_a_partition_and_know_their_members(graph):
-    found = graph.groups
-    assert sorted(node.id for group in found for node in group.nodes) == sorted(node.id for node in graph.nodes)
+    result = graph.groups
+    assert sorted(node.id for group in result for node in group.nodes) == sorted(node.id for node in graph.nodes)
     assert len(grouped(graph, distance=1e-9)) == len(graph.nodes)
     assert len(grouped(graph, distance=3)) == 1
     alone = made(count=1)
@@ -351,12 +351,12 @@ def test_groups_are_a_partition_and_know_their_members(graph):
 def test_a_groups_recipe_is_its_exchange(graph):
     group = Group("all", graph.nodes)
     with Double():
-        told = graph.without(group)
+        output = graph.without(group)
         recipe = graph.recipe(group)
         with steer(graph.model, recipe), torch.no_grad():
             logits = graph.model.net(torch.tensor([IDS])).logits[0, -1]
-    assert told.predictions[0].id == int(logits.argmax())
-    assert told.predictions[0].logit == pytest.approx(logits.max().item())
+    assert output.predictions[0].id == int(logits.argmax())
+    assert output.predictions[0].logit == pytest.approx(logits.max().item())
     assert len(graph.recipe(group, off=True)) == len(graph.nodes)
     assert all(edit.op == "scale" for edit in graph.recipe(group, off=True))
 
@@ -385,8 +385,8 @@ def test_impossible_wishes_get_a_sentence(graph):
     with pytest.raises(InputError, match="8"):
         circuit(model, [IDS, IDS[:4]], 11, 12, counterfactual=[OTHER, OTHER[:4]])
     with pytest.raises(InputError):
-        found = made(heads=True, count=20)
-        found.recipe(Group("heads", tuple(node for node in found.nodes if node.neuron.site == "head")))
+        result = made(heads=True, count=20)
+        result.recipe(Group("heads", tuple(node for node in result.nodes if node.neuron.site == "head")))
 
 
 def test_other_families_have_circuits_too(monkeypatch):
@@ -429,26 +429,26 @@ def test_a_store_says_more_about_groups(graph):
         def examples(self, neuron, polarity):
             return [SimpleNamespace(sentence=SimpleNamespace(id=neuron.index % 3))]
 
-    found = graph.regrouped(Store(), distance=0.5)
-    assert sorted(node.id for group in found.groups for node in group.nodes) == sorted(n.id for n in graph.nodes)
+    result = graph.regrouped(Store(), distance=0.5)
+    assert sorted(node.id for group in result.groups for node in group.nodes) == sorted(n.id for n in graph.nodes)
     assert len(graph.regrouped(distance=1e-9).groups) == len(graph.nodes)
     assert graph.groups is graph.groups
 
 
 @pytest.mark.real
 def test_the_ice_bears_circuit(smol):
-    found = circuit(
+    result = circuit(
         smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
     )
-    assert len(found.nodes) == 60
-    assert (found.difference - found.contribution.sum(-1)).abs().max() < 1e-3
-    measured = found.interventions(half=True)
+    assert len(result.nodes) == 60
+    assert (result.difference - result.contribution.sum(-1)).abs().max() < 1e-3
+    measured = result.interventions(half=True)
     assert measured.effect.corr(measured.one_sided) > 0.97
     relevance = attribute(
         smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
     )
-    assert {node.neuron for node in found.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
-    assert found.without(found.groups[0]).predictions
+    assert {node.neuron for node in result.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
+    assert result.without(result.groups[0]).predictions
 
 
 def test_two_circuits_overlap_and_by_chance(graph):
@@ -513,24 +513,24 @@ def test_hostile_words_stay_text(graph):
 
 
 def test_json_has_everything(graph):
-    told = json.loads(graph.to_json())
-    assert told["icebear_circuit"] == 1
-    assert {row["id"] for row in told["nodes"]} == {node.id for node in graph.nodes}
-    assert len(told["edges"]) == len(graph.edges)
-    assert sum(len(group["nodes"]) for group in told["groups"]) == len(graph.nodes)
-    assert told["model"]["fingerprint"] == graph.model.fingerprint
+    output = json.loads(graph.to_json())
+    assert output["icebear_circuit"] == 1
+    assert {row["id"] for row in output["nodes"]} == {node.id for node in graph.nodes}
+    assert len(output["edges"]) == len(graph.edges)
+    assert sum(len(group["nodes"]) for group in output["groups"]) == len(graph.nodes)
+    assert output["model"]["fingerprint"] == graph.model.fingerprint
     assert graph.to_png(1)[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_the_file_for_neuronpedia_keeps_to_its_schema(graph):
-    told = json.loads(graph.to_neuronpedia("a-graph.1"))
-    ids = [node["node_id"] for node in told["nodes"]]
+    output = json.loads(graph.to_neuronpedia("a-graph.1"))
+    ids = [node["node_id"] for node in output["nodes"]]
     assert len(ids) == len(set(ids))
-    assert {link[end] for link in told["links"] for end in ("source", "target")} <= set(ids)
-    assert all(0 <= node["influence"] <= 1 + 1e-9 for node in told["nodes"] if not node.get("is_target_logit"))
-    logit = told["nodes"][-1]
+    assert {link[end] for link in output["links"] for end in ("source", "target")} <= set(ids)
+    assert all(0 <= node["influence"] <= 1 + 1e-9 for node in output["nodes"] if not node.get("is_target_logit"))
+    logit = output["nodes"][-1]
     assert re.fullmatch(r'Output ".*" \(p=0\.\d{3}\)', logit["clerp"])
-    for node, row in zip(graph.nodes, told["nodes"][len(graph.tokens) :], strict=False):
+    for node, row in zip(graph.nodes, output["nodes"][len(graph.tokens) :], strict=False):
         layer, index = node.neuron.layer, node.neuron.index
         assert row["feature"] == (layer + index) * (layer + index + 1) // 2 + index
     whole = json.loads(replace(graph, edge_threshold=1.0).to_neuronpedia())
@@ -559,19 +559,19 @@ def test_circuit_tracers_own_models_read_the_file(graph, tmp_path):
 def test_the_command_tells_and_writes_it(smol, tmp_path):
     files = {name: tmp_path / f"graph.{name}" for name in ("html", "png", "neuronpedia")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    asked = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
-    told = run(*asked, "--counterfactual", "The wild camel lives in the", "--ablate", *flags)
-    assert "L24.ffn.299@5" in told
-    assert "random edges" in told
+    query = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
+    output = run(*query, "--counterfactual", "The wild camel lives in the", "--ablate", *flags)
+    assert "L24.ffn.299@5" in output
+    assert "random edges" in output
     assert all(path.stat().st_size > 1000 for path in files.values())
     for wrong, says in (
-        ([*asked, "--counterfactual", "The camel lives in the"], "6"),
-        ([*asked], "--counterfactual"),
-        ([*asked, "--counterfactual", "The wild camel lives in the", "--nodes", "2000"], "1024"),
+        ([*query, "--counterfactual", "The camel lives in the"], "6"),
+        ([*query], "--counterfactual"),
+        ([*query, "--counterfactual", "The wild camel lives in the", "--nodes", "2000"], "1024"),
     ):
-        found = RUN.invoke(main, wrong)
-        assert found.exit_code
-        assert says in found.output
+        result = RUN.invoke(main, wrong)
+        assert result.exit_code
+        assert says in result.output
 
 
 @pytest.mark.real
@@ -587,6 +587,6 @@ def test_a_file_of_pairs_is_one_circuit(smol, tmp_path):
             for one, other in rows
         )
     )
-    told = json.loads(run("circuit", "--file", str(lines), "--nodes", "5", "--json"))
-    assert told["pairs"] == 2
-    assert len(told["nodes"]) == 5
+    output = json.loads(run("circuit", "--file", str(lines), "--nodes", "5", "--json"))
+    assert output["pairs"] == 2
+    assert len(output["nodes"]) == 5

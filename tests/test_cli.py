@@ -88,10 +88,10 @@ def test_a_card_a_label_and_units(folder):
     run("label", "L29.ffn.860", "", *store)
     assert json.loads(run("neuron", "L29.ffn.860", *store, "--json"))["label"] is None
     steered = json.loads(run("steer", PROMPT, "--edit", "L29.ffn.860=-1max", "--max-new-tokens", "2", *store, "--json"))
-    found = json.loads(run("search", "Arctic ice", *store, "--json"))["hits"]
-    assert "L29.ffn.860" in [hit["neuron"] for hit in found[:10]]
-    found = json.loads(run("search", "water", *store, "--json"))["hits"]
-    assert (found[0]["neuron"], found[0]["polarity"]) == ("L29.ffn.1342", "-")
+    results = json.loads(run("search", "Arctic ice", *store, "--json"))["hits"]
+    assert "L29.ffn.860" in [hit["neuron"] for hit in results[:10]]
+    results = json.loads(run("search", "water", *store, "--json"))["hits"]
+    assert (results[0]["neuron"], results[0]["polarity"]) == ("L29.ffn.1342", "-")
     assert steered["edits"] == ["L29.ffn.860=-1max"]
     result = RUN.invoke(main, ["neuron", "L3.attn.1", *store])
     assert (result.exit_code, "does not have L3.attn.1" in result.stderr) == (1, True)

@@ -54,12 +54,12 @@ def planted():
 
 def texts(count, songs, seed=0):
     """Sentences of common words; with songs a third of them is of one third of the topic."""
-    draw, found = random.Random(f"{seed} {songs}"), []
+    draw, results = random.Random(f"{seed} {songs}"), []
     for _ in range(count):
         words = draw.choice(SONGS)
         row = [draw.choice(words if songs and draw.random() < 1 / 3 else COMMON) for _ in range(11)]
-        found.append(" ".join([draw.choice(COMMON), *row, draw.choice(words if songs else COMMON)]) + ".")
-    return found
+        results.append(" ".join([draw.choice(COMMON), *row, draw.choice(words if songs else COMMON)]) + ".")
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -68,28 +68,28 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def found(model):
+def results(model):
     return find_concept(model, texts(80, True), texts(80, False), "song", sites=("ffn",))
 
 
 # --- finding --------------------------------------------------------------------------------------------
 
 
-def test_a_planted_concept_is_found_exactly(found):
-    assert {part.neuron for part in found.parts} == set(PLANTED)
-    assert all(part.polarity == "+" for part in found.parts)
-    assert found.provenance["auroc"] == 1
+def test_a_planted_concept_is_found_exactly(results):
+    assert {part.neuron for part in results.parts} == set(PLANTED)
+    assert all(part.polarity == "+" for part in results.parts)
+    assert results.provenance["auroc"] == 1
 
 
 @pytest.mark.parametrize("by", ["cna", "relevance", "w_out"])
 def test_other_ways_take_the_same_road(model, by):
-    found = find_concept(model, texts(80, True), texts(80, False), by, by, sites=("ffn",), words=TOPICS["song"][:3])
-    assert found.provenance["found_by"] == by
-    assert 1 <= len(found) <= finding.MAX_NEURONS
-    assert {row["neurons"] for row in found.provenance["path"]} >= {1}
+    results = find_concept(model, texts(80, True), texts(80, False), by, by, sites=("ffn",), words=TOPICS["song"][:3])
+    assert results.provenance["found_by"] == by
+    assert 1 <= len(results) <= finding.MAX_NEURONS
+    assert {row["neurons"] for row in results.provenance["path"]} >= {1}
 
 
-def test_nothing_is_chosen_on_the_texts_that_test(model, found):
+def test_nothing_is_chosen_on_the_texts_that_test(model, results):
     """With others in their place, of the wrong kind, it is the same concept with another score."""
     _, _, parts = finding.prepared(texts(80, True), texts(80, False), 0)
     rows = [texts(80, kind) for kind in (True, False)]
@@ -100,11 +100,11 @@ def test_nothing_is_chosen_on_the_texts_that_test(model, found):
     ]
     other = find_concept(model, *swapped, "song", sites=("ffn",))
     assert [(p.neuron, p.weight, p.mean, p.std) for p in other.parts] == [
-        (p.neuron, p.weight, p.mean, p.std) for p in found.parts
+        (p.neuron, p.weight, p.mean, p.std) for p in results.parts
     ]
-    assert other.provenance["path"] == found.provenance["path"]
+    assert other.provenance["path"] == results.provenance["path"]
     assert other.provenance["auroc"] == 0
-    assert found.provenance["tested_on"] == [20, 20]
+    assert results.provenance["tested_on"] == [20, 20]
 
 
 def test_shuffled_texts_give_no_concept(model):
@@ -140,7 +140,7 @@ def test_the_error_of_an_auroc_is_what_draws_give():
 
 
 @pytest.mark.parametrize(
-    ("with_", "without", "said"),
+    ("with_", "without", "text"),
     [
         (texts(3, True), texts(80, False), "16"),
         (texts(40, True), texts(40, True), "40"),
@@ -148,83 +148,83 @@ def test_the_error_of_an_auroc_is_what_draws_give():
         ([f"{word}" for word in TOPICS["song"][:20]], texts(40, False), "token"),
     ],
 )
-def test_bad_texts_are_told(model, with_, without, said):
-    with pytest.raises(InputError, match=said):
+def test_bad_texts_are_told(model, with_, without, text):
+    with pytest.raises(InputError, match=text):
         find_concept(model, with_, without)
 
 
 def test_unknown_ways_and_missing_words_are_told(model):
-    for options, said in (
+    for options, text in (
         ({"method": "magic"}, "'magic'"),
         ({"method": "relevance"}, "words"),
         ({"method": "search"}, "store"),
         ({"max_neurons": 0}, "not 0"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=text):
             find_concept(model, texts(20, True), texts(20, False), **options)
 
 
 # --- measuring ------------------------------------------------------------------------------------------
 
 
-def test_a_value_is_what_a_slow_reference_gives(model, found):
+def test_a_value_is_what_a_slow_reference_gives(model, results):
     """Standardised activations, weighed, token by token; a text's value is their mean."""
     text = texts(1, True, 7)[0]
-    seen = read(model, [text], [part.neuron for part in found.parts])
+    seen = read(model, [text], [part.neuron for part in results.parts])
     reference = sum(
         part.weight * part.sign * (mean - part.mean) / part.std
-        for part, mean in zip(found.parts, seen.means[0], strict=True)
+        for part, mean in zip(results.parts, seen.means[0], strict=True)
     )
-    measured = found.measure(model, text)
+    measured = results.measure(model, text)
     assert measured.value == pytest.approx(reference, rel=1e-5)
     assert measured.value == pytest.approx(np.mean(measured.values[1:]))
     assert measured.values[0] == 0
     assert measured.excluded == (0,)
     assert "".join(measured.tokens).strip() == text
     songs = [word.strip() in TOPICS["song"] for word in measured.tokens]
-    told = [value for value, song in zip(measured.values, songs, strict=True) if song]
-    assert min(told[1:] or told) > max(v for v, song in zip(measured.values, songs, strict=True) if not song)
+    output = [value for value, song in zip(measured.values, songs, strict=True) if song]
+    assert min(output[1:] or output) > max(v for v, song in zip(measured.values, songs, strict=True) if not song)
 
 
-def test_the_unit_is_a_standard_deviation_of_the_others(model, found):
+def test_the_unit_is_a_standard_deviation_of_the_others(model, results):
     rows, positive, part = finding.prepared(texts(80, True), texts(80, False), 0)
     rank = [text for text, with_, number in zip(rows, positive, part, strict=True) if number == 0 and not with_]
-    values = [one.value for one in found.measures(model, rank)]
+    values = [one.value for one in results.measures(model, rank)]
     assert np.mean(values) == pytest.approx(0, abs=1e-4)
     assert np.std(values) == pytest.approx(1, rel=1e-4)
 
 
-def test_weights_scale_measures_and_no_neurons_measure_zero(model, found):
+def test_weights_scale_measures_and_no_neurons_measure_zero(model, results):
     text = texts(1, True, 3)[0]
-    assert (2 * found).measure(model, text).value == pytest.approx(2 * found.measure(model, text).value)
+    assert (2 * results).measure(model, text).value == pytest.approx(2 * results.measure(model, text).value)
     empty = Concept.of(model, "nothing", {})
     assert empty.measure(model, text).values == (0,) * len(empty.measure(model, text).tokens)
 
 
-def test_a_page_escapes_what_it_shows(model, found):
+def test_a_page_escapes_what_it_shows(model, results):
     hostile = Concept.of(model, "<script>", {})
     page = hostile.measure(model, texts(1, True)[0]).to_html()
     assert "<script>" not in page.split("</title>")[1]
     assert "<script>" not in hostile._repr_html_()
     assert "not measured on other texts" in hostile.about
-    shown = found._repr_html_()
-    assert f"AUROC {found.provenance['auroc']:.2f}" in shown
-    assert all(str(part.neuron) in shown for part in found.parts)
-    assert found.to_frame().weight.tolist() == [part.weight for part in found.parts]
+    shown = results._repr_html_()
+    assert f"AUROC {results.provenance['auroc']:.2f}" in shown
+    assert all(str(part.neuron) in shown for part in results.parts)
+    assert results.to_frame().weight.tolist() == [part.weight for part in results.parts]
 
 
 # --- turning --------------------------------------------------------------------------------------------
 
 
-def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, found):
+def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, results):
     prompt = texts(1, False)[0]
     plain = model.generate(prompt, max_new_tokens=8)
-    for recipe in (Concept.of(model, "nothing", {}).recipe(model, 3.0), found.recipe(model, 0.0)):
+    for recipe in (Concept.of(model, "nothing", {}).recipe(model, 3.0), results.recipe(model, 0.0)):
         with steer(model, recipe):
             assert model.generate(prompt, max_new_tokens=8) == plain
 
 
-def test_a_price_is_met(smol, few_contexts):
+def test_an_off_target_kl_is_met(smol, few_contexts):
     concept = Concept.of(smol, "north", {(Neuron(29, "ffn", 860), "+"): 1.0, (Neuron(24, "ffn", 299), "+"): 0.5})
     contexts = HeldOutContexts(smol, HELD_OUT_TEXTS[:3])
     for kl in (0.02, 0.25):
@@ -240,31 +240,33 @@ def test_the_strength_of_any_growing_cost_is_found(wanted, scale, power):
     assert 3 * math.tanh((strength / scale) ** power) == cost
 
 
-def test_a_price_that_cannot_be_reached_is_told(model, found):
+def test_an_off_target_kl_out_of_reach_is_an_error(model, results):
     with pytest.raises(InputError, match="9"):
         strength_at(9, lambda s: 1 - math.exp(-s))
     with pytest.raises(InputError, match="not -1"):
-        found.recipe(model, kl=-1)
+        results.recipe(model, kl=-1)
     with pytest.raises(InputError):
-        found.recipe(model)
+        results.recipe(model)
 
 
-def test_away_is_the_other_way_and_places_are_kept(model, found):
-    there, away = (found.recipe(model, 0.5, where="last", decay=0.5, suppress=away) for away in (False, True))
-    assert [edit.value for edit in there] == [-edit.value for edit in away]
+def test_away_is_the_other_way_and_places_are_kept(model, results):
+    there, suppressed = (
+        results.recipe(model, 0.5, where="last", decay=0.5, suppress=suppressed) for suppressed in (False, True)
+    )
+    assert [edit.value for edit in there] == [-edit.value for edit in suppressed]
     assert {(edit.where, edit.decay) for edit in there} == {("last", 0.5)}
 
 
 # --- kept -----------------------------------------------------------------------------------------------
 
 
-def test_saved_and_loaded_is_the_same_to_the_bit(found, tmp_path):
-    found.save(tmp_path / "song.json")
-    assert Concept.load(tmp_path / "song.json") == found
+def test_saved_and_loaded_is_the_same_to_the_bit(results, tmp_path):
+    results.save(tmp_path / "song.json")
+    assert Concept.load(tmp_path / "song.json") == results
     with open_store(tmp_path / "c.db", create=True) as store:
-        store.concepts.set({"song": found.to_dict()})
-        store.concepts.set({"song": found.to_dict()})
-        assert Concept.from_dict(store.concepts.get("song")) == found
+        store.concepts.set({"song": results.to_dict()})
+        store.concepts.set({"song": results.to_dict()})
+        assert Concept.from_dict(store.concepts.get("song")) == results
         assert list(store.concepts.all()) == ["song"]
         with pytest.raises(StoreError, match="'hymn'"):
             store.concepts.get("hymn")
@@ -280,18 +282,18 @@ def test_what_is_no_concept_is_told(text):
 
 
 @pytest.mark.parametrize("bad", [{"std": 0}, {"weight": "nan"}, {"polarity": "?"}, {"neuron": "L0"}, {"mean": None}])
-def test_a_bad_part_is_told(found, bad):
-    record = json.loads(found.to_json())
+def test_a_bad_part_is_told(results, bad):
+    record = json.loads(results.to_json())
     record["parts"][0] |= bad
     with pytest.raises(RecipeError):
         Concept.from_dict(record)
 
 
-def test_another_models_concept_is_told(found):
+def test_another_models_concept_is_told(results):
     other = bare()
     with torch.no_grad():
         other.net.transformer.wte.weight.add_(1)
-    for use in (lambda m: found.measure(m, "the old ship"), lambda m: found.recipe(m, 1.0)):
+    for use in (lambda m: results.measure(m, "the old ship"), lambda m: results.recipe(m, 1.0)):
         with pytest.raises(InputError):
             use(other)
 
@@ -299,15 +301,15 @@ def test_another_models_concept_is_told(found):
 # --- compared -------------------------------------------------------------------------------------------
 
 
-def test_likeness(model, found):
+def test_likeness(model, results):
     other = Concept.of(model, "half", {(PLANTED[0], "+"): 1.0})
-    assert concept_similarity((model, found), (model, found), texts(9, True)) == ConceptSimilarity(
+    assert concept_similarity((model, results), (model, results), texts(9, True)) == ConceptSimilarity(
         pytest.approx(1), pytest.approx(1), pytest.approx(1)
     )
-    between = concept_similarity((model, found), (model, other), texts(9, True))
+    between = concept_similarity((model, results), (model, other), texts(9, True))
     assert between.neurons == pytest.approx(1 / 3)
     assert 0 < between.directions < 1
-    assert nearest(found, [other, Concept.of(model, "none", {(Neuron(0, "ffn", 50), "+"): 1.0})]) == [("half", 1 / 3)]
+    assert nearest(results, [other, Concept.of(model, "none", {(Neuron(0, "ffn", 50), "+"): 1.0})]) == [("half", 1 / 3)]
 
 
 def test_by_hand_a_neuron_stands_once(model):
@@ -357,16 +359,16 @@ def test_topics_split_words_and_documents():
             (f"{name} {number}", f"A plain line of {name}, number {number}."),
         ]
     rows += [(f"other {number}", f"Nothing here, number {number}.") for number in range(2000)]
-    found = topics(rows, ["music", "war"])
+    results = topics(rows, ["music", "war"])
     title_of = {text: title for title, text in rows}
-    for topic in found.concepts:
+    for topic in results.concepts:
         assert set(topic.known).isdisjoint(topic.held_out)
         for part, sentences in topic.sentences.items():
             used, unused = (topic.held_out, topic.known) if part == "report" else (topic.known, topic.held_out)
             assert all(any(word in text for word in used) for text in sentences)
             assert not any(word in text.split() for word in unused for text in sentences)
         assert all(split_of(title_of[text]) == "report" for text in topic.silent)
-    assert not any(name in title_of[text] for texts_ in found.others.values() for text in texts_ for name in words)
+    assert not any(name in title_of[text] for texts_ in results.others.values() for text in texts_ for name in words)
     with pytest.raises(InputError, match="'magic'"):
         topics(rows, ["magic"])
     with pytest.raises(InputError, match="corpus"):
@@ -379,13 +381,13 @@ def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol, few_contexts
     music = Concept.load(EXAMPLES / "music.json")
     openings = [" ".join(text.split()[:6]) for text in (EXAMPLES / "music.txt").read_text().splitlines()[:8]]
 
-    def told(edits):
+    def json_of(edits):
         with steer(smol, edits):
             texts = smol.generate(openings, 20, temperature=1.0, seed=0)
         return statistics.mean(row.value for row in music.measures(smol, texts))
 
-    there, away = (told(music.recipe(smol, kl=0.1, suppress=turned)) for turned in (False, True))
-    assert there > told([]) > away
+    there, suppressed = (json_of(music.recipe(smol, kl=0.1, suppress=steered)) for steered in (False, True))
+    assert there > json_of([]) > suppressed
 
 
 # --- the command line ---------------------------------------------------------------------------------------
@@ -422,13 +424,15 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     shown = json.loads(run("show", "music", "--json", *store))
     assert shown["provenance"]["examples"] == 27
     run("export", "music", str(tmp_path / "music.json"), *store)
-    told = json.loads(run("measure", str(tmp_path / "music.json"), "The band sang an old song.", "--through", "--json"))
+    output = json.loads(
+        run("measure", str(tmp_path / "music.json"), "The band sang an old song.", "--through", "--json")
+    )
     other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
-    assert told["measured"][0]["value"] > other["measured"][0]["value"] + 1
+    assert output["measured"][0]["value"] > other["measured"][0]["value"] + 1
     words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "20", "--json", *store)
-    there, away = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
-    assert there["plain"] == away["plain"]
-    assert len({there["steered"], away["steered"], there["plain"]}) == 3
+    there, suppressed = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
+    assert there["plain"] == suppressed["plain"]
+    assert len({there["steered"], suppressed["steered"], there["plain"]}) == 3
     steered = run("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "5", *store)
     assert "0.1" in steered
     assert "measured by the plain model" in " ".join(steered.split())
@@ -493,8 +497,8 @@ def _embedded(model, prompt):
 
 def test_streams_are_means_behind_each_layer(model):
     rows = texts(3, True)
-    found = stream_means(model, rows)
-    for row, text in zip(found, rows, strict=True):
+    results = stream_means(model, rows)
+    for row, text in zip(results, rows, strict=True):
         reference = model.net.transformer.h[0](_embedded(model, text))[0, 1:].mean(0)
         np.testing.assert_allclose(row[0], reference.detach().numpy(), rtol=1e-4, atol=1e-5)
 

@@ -110,28 +110,28 @@ def test_rows_without_text_are_counted(tmp_path):
 @pytest.fixture
 def hub(monkeypatch):
     """A data set without an end in the place of Hugging Face's hub; what was asked of it, and how many rows it gave."""
-    asked, given = [], []
+    request, arguments = [], []
 
     def rows():
         for number in itertools.count():
-            given.append(number)
+            arguments.append(number)
             yield {"text": f"Row {'abcdefghij'[number % 10]} of the ice. It is cold."}
 
     def load_dataset(name, config=None, *, split, revision=None, streaming):
-        asked.append((name, config, split, revision))
+        request.append((name, config, split, revision))
         assert streaming
         return rows()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(actmax_corpus, "hub_reachable", lambda: True)
-    return asked, given
+    return request, arguments
 
 
 PROSE = "Der Eisbär lebt im Norden, „weit“ oben. Он живёт на льду.\n" * 20
 
 
 @pytest.mark.parametrize(
-    ("encoding", "said"),
+    ("encoding", "output"),
     [
         ("utf-16", "UTF-16"),
         ("utf-16-le", "UTF-16LE"),
@@ -142,12 +142,12 @@ PROSE = "Der Eisbär lebt im Norden, „weit“ oben. Он живёт на ль�
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_another_encoding_is_named(tmp_path, encoding, said, packed):
+def test_another_encoding_is_named(tmp_path, encoding, output, packed):
     """And with it the file is read."""
     data = (PROSE if "utf" in encoding else "Der Eisbär lebt dort.\n").encode(encoding)
     path = tmp_path / ("t.txt.gz" if packed else "t.txt")
     path.write_bytes(gzip.compress(data) if packed else data)
-    with pytest.raises(InputError, match=f"not UTF-8, but reads as {said}; ") as caught:
+    with pytest.raises(InputError, match=f"not UTF-8, but reads as {output}; ") as caught:
         read_corpus(str(path))
     right = data.decode(re.search("reads as ([^;]+)", str(caught.value))[1])
     (tmp_path / "right.txt").write_text(right, encoding="utf-8")
@@ -204,11 +204,11 @@ def test_a_damaged_parquet_file_is_said_once(tmp_path, capfd):
 
 
 def test_a_streamed_data_set_is_read_once(model, hub, tmp_path):
-    asked, given = hub
+    request, arguments = hub
     for _ in range(2):
         indexing(model, read_corpus("a/set", limit=7), str(tmp_path / "s.db"))
-        assert asked == [("a/set", None, "train", None)]
-        assert len(given) == 7
+        assert request == [("a/set", None, "train", None)]
+        assert len(arguments) == 7
     with open_store(tmp_path / "s.db") as store:
         assert store.count("sentences") == 8
 
@@ -233,9 +233,9 @@ def test_duplicates_are_found_in_little_room(monkeypatch, tmp_path):
     path = tmp_path / "many.txt"
     path.write_text("\n".join(str(seed.randrange(40_000)) for _ in range(60_000)))
     expected = set(path.read_text().split())
-    found = read_corpus(str(path)).sentences()
+    result = read_corpus(str(path)).sentences()
     tracemalloc.start()
-    count = sum(1 for _ in found)
+    count = sum(1 for _ in result)
     room = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == len(expected)

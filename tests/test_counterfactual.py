@@ -30,17 +30,17 @@ def model():
 @pytest.mark.parametrize("method", [ATTNLRP, CP_LRP], ids=repr)
 def test_at_the_prompt_it_is_the_difference_times_the_prompts_coefficient(model, method):
     with Double():
-        found = attribute(
+        result = attribute(
             model, IDS, 11, 12, counterfactual=OTHER, method=replace(method, at="prompt"), sites=model.sites
         )
         alone = attribute(model, IDS, 11, 12, method=method, sites=model.sites)
         there = attribute(model, OTHER, 11, 12, method=method, sites=model.sites)
     for site in model.sites:
         a, b = alone.activation(site), there.activation(site)
-        assert torch.allclose(found.of(site), (a - b) * alone.of(site) / a, rtol=1e-6, atol=1e-12)
-        assert torch.equal(found.activation(site), a)
-        assert torch.equal(found.neurons.counterfactual[site], b)
-    assert found.conservation().target == pytest.approx(
+        assert torch.allclose(result.of(site), (a - b) * alone.of(site) / a, rtol=1e-6, atol=1e-12)
+        assert torch.equal(result.activation(site), a)
+        assert torch.equal(result.neurons.counterfactual[site], b)
+    assert result.conservation().target == pytest.approx(
         alone.conservation().target - there.conservation().target, rel=1e-9
     )
 
@@ -48,7 +48,7 @@ def test_at_the_prompt_it_is_the_difference_times_the_prompts_coefficient(model,
 def test_at_the_midpoint_it_is_the_gradient_between_the_embeddings(model):
     """By autograd, without any of icebear's passes."""
     with Double():
-        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method="gxi")
+        result = attribute(model, IDS, 11, 12, counterfactual=OTHER, method="gxi")
         x, y = (model.net.model.embed_tokens(torch.tensor([ids])).detach() for ids in (IDS, OTHER))
         middle = ((x + y) / 2).requires_grad_()
         neurons = {}
@@ -62,32 +62,32 @@ def test_at_the_midpoint_it_is_the_gradient_between_the_embeddings(model):
         gradients = torch.autograd.grad(logits[11] - logits[12], [middle, *neurons.values()])
         for hook in hooks:
             hook.remove()
-    assert torch.allclose(found.tokens, ((x - y) * gradients[0])[0].sum(-1), rtol=1e-9, atol=1e-12)
-    difference = found.activation("ffn") - found.neurons.counterfactual["ffn"]
+    assert torch.allclose(result.tokens, ((x - y) * gradients[0])[0].sum(-1), rtol=1e-9, atol=1e-12)
+    difference = result.activation("ffn") - result.neurons.counterfactual["ffn"]
     for layer, gradient in enumerate(gradients[1:]):
-        assert torch.allclose(found.ffn[layer], difference[layer] * gradient[0], rtol=1e-9, atol=1e-12)
+        assert torch.allclose(result.ffn[layer], difference[layer] * gradient[0], rtol=1e-9, atol=1e-12)
 
 
 def test_the_path_is_the_mean_over_points_and_adds_up_with_many(model):
     with Double():
-        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method="ig")
-        assert found.counterfactual.at == "path"
-        assert found.linear_share == pytest.approx(1, abs=0.1)
+        result = attribute(model, IDS, 11, 12, counterfactual=OTHER, method="ig")
+        assert result.counterfactual.at == "path"
+        assert result.linear_share == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("method", ["difference", "cp-lrp"])
 def test_several_others_are_their_mean_in_any_order(model, method):
     three = [OTHER, [*IDS[:-1], 30], [1, *IDS[1:]]]
     with Double():
-        found = attribute(model, IDS, 11, 12, counterfactual=three, method=method)
+        result = attribute(model, IDS, 11, 12, counterfactual=three, method=method)
         again = attribute(model, IDS, 11, 12, counterfactual=three[::-1], method=method)
         singles = [attribute(model, IDS, 11, 12, counterfactual=other, method=method) for other in three]
-    assert torch.allclose(found.ffn, again.ffn, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(found.ffn, sum(one.ffn for one in singles) / 3, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(found.tokens, sum(one.tokens for one in singles) / 3, rtol=1e-9, atol=1e-12)
-    assert found.conservation().target == pytest.approx(sum(one.conservation().target for one in singles) / 3)
-    assert 0 <= found.counterfactual.overlap <= 1
-    assert found.counterfactual.overlap == pytest.approx(again.counterfactual.overlap)
+    assert torch.allclose(result.ffn, again.ffn, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(result.ffn, sum(one.ffn for one in singles) / 3, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(result.tokens, sum(one.tokens for one in singles) / 3, rtol=1e-9, atol=1e-12)
+    assert result.conservation().target == pytest.approx(sum(one.conservation().target for one in singles) / 3)
+    assert 0 <= result.counterfactual.overlap <= 1
+    assert result.counterfactual.overlap == pytest.approx(again.counterfactual.overlap)
     assert singles[0].counterfactual.overlap is None
 
 
@@ -98,48 +98,48 @@ def test_coefficients_between_prompts_for_every_kind_of_model(name):
     one, other = (IDS, OTHER) if name in known else pair_of(name)
     for method in ("cp-lrp@midpoint", "gxi@prompt"):
         with Double():
-            found = attribute(model, one, 1, 2, counterfactual=other, method=method, sites=model.sites)
-        assert all(torch.isfinite(found.of(site)).all() for site in model.sites)
-        assert found.ffn.abs().sum() > 0
+            result = attribute(model, one, 1, 2, counterfactual=other, method=method, sites=model.sites)
+        assert all(torch.isfinite(result.of(site)).all() for site in model.sites)
+        assert result.ffn.abs().sum() > 0
 
 
 def test_what_is_the_same_in_both_has_no_part_in_the_difference(model):
-    found = attribute(model, IDS, 11, 12, counterfactual=OTHER)
-    assert not found.tokens[:2].any()
-    assert not found.ffn[:, :2].any()
+    result = attribute(model, IDS, 11, 12, counterfactual=OTHER)
+    assert not result.tokens[:2].any()
+    assert not result.ffn[:, :2].any()
     edit = "L0.ffn.3=2"
     with steer(model, [edit]):
         steered = attribute(model, IDS, 11, 12, counterfactual=OTHER)
     assert not steered.ffn[0, :, 3].any()
     assert steered.linear_share == pytest.approx(1, abs=1e-3)
-    assert not torch.allclose(steered.ffn, found.ffn)
+    assert not torch.allclose(steered.ffn, result.ffn)
 
 
 def test_the_contrast_is_the_other_prompts_own_answer_unless_it_is_said(model):
     mine = model.predict(IDS, 1)[0].id
     other = next(ids for ids in ([*IDS[:-1], i] for i in range(50)) if model.predict(ids, 1)[0].id not in (mine, 11))
-    found = attribute(model, IDS, counterfactual=other)
+    result = attribute(model, IDS, counterfactual=other)
     answers = [model.predict(ids, 1)[0].id for ids in (IDS, other)]
-    assert [found.target.id, found.contrast.id] == answers
-    assert found.counterfactual.own_answers
+    assert [result.target.id, result.contrast.id] == answers
+    assert result.counterfactual.own_answers
     assert not attribute(model, IDS, 11, 12, counterfactual=OTHER).counterfactual.own_answers
     two = attribute(model, IDS, 11, counterfactual=[OTHER, other])
     assert len(two.counterfactual.contrasts) == 2
 
 
 def test_ranks_by_what_changes_and_tells_both_activations(model):
-    found = attribute(model, IDS, 11, 12, counterfactual=OTHER)
-    for row in found.top(10, "ffn", position="all"):
+    result = attribute(model, IDS, 11, 12, counterfactual=OTHER)
+    for row in result.top(10, "ffn", position="all"):
         assert (
             row.counterfactual
-            == found.neurons.counterfactual["ffn"][row.neuron.layer, row.position, row.neuron.index].item()
+            == result.neurons.counterfactual["ffn"][row.neuron.layer, row.position, row.neuron.index].item()
         )
         assert row.polarity == ("+" if row.activation > row.counterfactual else "-")
-    less = found.top(10, "ffn", "-", "all")
+    less = result.top(10, "ffn", "-", "all")
     assert all(row.activation < row.counterfactual for row in less)
     last = attribute(model, IDS, 11, 12, counterfactual=OTHER, record="last")
-    assert torch.allclose(last.ffn[:, 0], found.ffn[:, -1])
-    assert last.of_neuron(Neuron(1, "ffn", 3)) == pytest.approx(found.of_neuron(Neuron(1, "ffn", 3)))
+    assert torch.allclose(last.ffn[:, 0], result.ffn[:, -1])
+    assert last.of_neuron(Neuron(1, "ffn", 3)) == pytest.approx(result.of_neuron(Neuron(1, "ffn", 3)))
 
 
 # --- who are partners ---
@@ -161,11 +161,11 @@ def test_alignment():
 
 
 def test_prompts_of_different_lengths_say_how_they_are_compared(model):
-    found = attribute(model, IDS, 11, 12, counterfactual=IDS[:3] + IDS[4:])
-    assert found.counterfactual.at == "midpoint"
-    assert "differ in length" in found.counterfactual.note
-    assert found.counterfactual.alignments[0].shape == (8, 7)
-    assert torch.allclose(found.counterfactual.alignments[0].sum(1), torch.ones(8))
+    result = attribute(model, IDS, 11, 12, counterfactual=IDS[:3] + IDS[4:])
+    assert result.counterfactual.at == "midpoint"
+    assert "differ in length" in result.counterfactual.note
+    assert result.counterfactual.alignments[0].shape == (8, 7)
+    assert torch.allclose(result.counterfactual.alignments[0].sum(1), torch.ones(8))
 
 
 # --- what is refused ---
@@ -199,8 +199,8 @@ def test_prompts_that_are_answered_alike_have_nothing_to_compare(smol):
 def test_as_many_prompts_as_to_compare_with(model):
     with pytest.raises(InputError, match="3"):
         attribute(model, [IDS, OTHER, IDS[:4]], 11, 12, counterfactual=[OTHER, IDS])
-    found = attribute(model, [IDS, [*IDS[:-1], 30]], 11, 12, counterfactual=OTHER)
-    assert len(found) == 2
+    result = attribute(model, [IDS, [*IDS[:-1], 30]], 11, 12, counterfactual=OTHER)
+    assert len(result) == 2
 
 
 # --- suggestions ---
@@ -208,26 +208,26 @@ def test_as_many_prompts_as_to_compare_with(model):
 
 def test_of_a_chat_words_of_its_messages_are_exchanged(smol):
     """Not those of its template, of which SmolLM2's has a sentence."""
-    asked = [
+    request = [
         {"role": "user", "content": "Name a country in Africa"},
         {"role": "assistant", "content": "The answer is"},
     ]
-    ids = smol.ids(asked)
-    said = {place for turn in smol.turns(ids) for place in range(turn.first, turn.last)}
-    proposed = suggest_counterfactuals(smol, asked)
+    ids = smol.ids(request)
+    text = {place for turn in smol.turns(ids) for place in range(turn.first, turn.last)}
+    proposed = suggest_counterfactuals(smol, request)
     assert proposed
-    for found in proposed:
-        changed = [place for place, (a, b) in enumerate(zip(ids, found.ids, strict=True)) if a != b]
+    for result in proposed:
+        changed = [place for place, (a, b) in enumerate(zip(ids, result.ids, strict=True)) if a != b]
         assert changed
-        assert set(changed) <= said
+        assert set(changed) <= text
 
 
 def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol):
     prompt = "The capital of France is"
     ids, old = smol.token_ids(prompt), smol.predict(prompt, 1)[0]
-    found = suggest_counterfactuals(smol, prompt, 20)
-    assert found == sorted(found, key=lambda one: -one.log_probability)
-    for one in found:
+    result = suggest_counterfactuals(smol, prompt, 20)
+    assert result == sorted(result, key=lambda one: -one.log_probability)
+    for one in result:
         changed = [place for place, (a, b) in enumerate(zip(ids, one.ids, strict=True)) if a != b]
         assert changed
         assert 0 < min(changed) <= max(changed) < len(ids) - 1
@@ -237,8 +237,8 @@ def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol):
         assert (new.text, new.probability) == (one.answer, pytest.approx(one.probability, rel=1e-3))
         assert new.id != old.id
         assert new.probability >= old.probability / 2 - 1e-6
-    assert suggest_counterfactuals(smol, prompt, 2) == found[:2]
-    first = attribute(smol, prompt, counterfactual=list(found[0].ids), sites=())
+    assert suggest_counterfactuals(smol, prompt, 2) == result[:2]
+    first = attribute(smol, prompt, counterfactual=list(result[0].ids), sites=())
     assert first.linear_share == pytest.approx(1, abs=1e-3)
 
 
@@ -258,9 +258,9 @@ def test_the_commonest_words_are_two_hundred_or_so():
 def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
     page = tmp_path / "page.html"
     command = ["explain", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--html", str(page)]
-    said = run(*command)
-    assert "rest 0.000" in said
-    assert "top token ' Arabian'" in said
+    text = run(*command)
+    assert "rest 0.000" in text
+    assert "top token ' Arabian'" in text
     assert "Compared with" in page.read_text()
     assert "rest 0.000" in run(
         "explain", ICE_BEAR, "--target-text", " Arctic and", "--counterfactual", "The wild camel lives in the"

@@ -62,11 +62,11 @@ def test_what_has_no_difference_rule_is_refused_by_name(name):
 def test_tokens_add_up_to_the_difference(name, kind):
     model = random_model({**dense(), **mixtures()}[name], kind)
     with Double():
-        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, method=DIFFERENCE, sites=model.sites)
+        result = attribute(model, IDS, 11, 12, counterfactual=OTHER, method=DIFFERENCE, sites=model.sites)
         here, there = (attribute(model, ids, 11, 12).conservation().target for ids in (IDS, OTHER))
-    assert found.conservation().target == pytest.approx(here - there, abs=1e-9)
-    assert abs(found.conservation().rest) < 1e-6
-    assert found.linear_share == pytest.approx(1, abs=1e-4)
+    assert result.conservation().target == pytest.approx(here - there, abs=1e-9)
+    assert abs(result.conservation().rest) < 1e-6
+    assert result.linear_share == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
@@ -74,9 +74,9 @@ def test_tokens_add_up_to_the_difference(name, kind):
 def test_so_do_those_of_encoders_encoder_decoders_and_images(name, kind):
     model, (one, other) = make(name, kind), pair_of(name)
     with Double():
-        found = attribute(model, one, 1, 2, counterfactual=other, method=DIFFERENCE, sites=model.sites)
-    assert abs(found.conservation().target) > 1e-3
-    assert abs(found.conservation().rest) < 1e-6
+        result = attribute(model, one, 1, 2, counterfactual=other, method=DIFFERENCE, sites=model.sites)
+    assert abs(result.conservation().target) > 1e-3
+    assert abs(result.conservation().rest) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bloom", "mixtral", "t5", "bert"])
@@ -87,15 +87,15 @@ def test_every_layers_cut_adds_up(name):
     one, other = (IDS, OTHER) if name in known else pair_of(name)
     for site in model.sites:
         for layer in model.layers_with(site):
-            asked = objective_of(model, [one, other], 11, 12)
+            request = objective_of(model, [one, other], 11, 12)
             inputs = Inputs()
             neurons = AllNeurons(
-                model, asked.batch, (site,), compared=lambda site, layer, x: x - differences.partner(x)
+                model, request.batch, (site,), compared=lambda site, layer, x: x - differences.partner(x)
             )
             neurons.stop = True
             neurons.places = [(site, layer)]
             with Double():
-                numbers, _ = forward_backward(model, Logits(asked), [inputs, neurons], DIFFERENCE)
+                numbers, _ = forward_backward(model, Logits(request), [inputs, neurons], DIFFERENCE)
             read = sum(
                 ((x - differences.partner(x)) * g)[0].sum()
                 for x, g in zip(inputs.values, inputs.gradients, strict=True)
@@ -116,14 +116,14 @@ def llama(embeddings=1.0, attention=1.0, dtype=torch.float32):
 
 def errors(model, count=8):
     """Of random pairs: how far the sums are from the differences, as a share of these (but for rounding of logits)."""
-    draw, found = random.Random(0), []
+    draw, result = random.Random(0), []
     for _ in range(count):
         one = [draw.randrange(2, 48) for _ in range(8)]
         other = [*one[:3], 1 + one[3], *one[4:]]
-        told = attribute(model, one, 11, 12, counterfactual=other)
-        rounding = 8 * torch.finfo(model.dtype).eps * max(1, abs(told.counterfactual.numbers[0]))
-        found.append(max(0, abs(told.conservation().rest) - rounding) / abs(told.conservation().target))
-    return sorted(found)
+        output = attribute(model, one, 11, 12, counterfactual=other)
+        rounding = 8 * torch.finfo(model.dtype).eps * max(1, abs(output.counterfactual.numbers[0]))
+        result.append(max(0, abs(output.conservation().rest) - rounding) / abs(output.conservation().target))
+    return sorted(result)
 
 
 @pytest.mark.parametrize("embeddings", [1.0, 0.02, 0.01, 0.002])
@@ -153,11 +153,11 @@ def test_on_real_weights_too(smol):
 def test_the_reference_finds_the_same(name, build):
     model = random_model(dense()[name])
     with Double():
-        found = attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=model.sites)
+        result = attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=model.sites)
         tokens, tape = pair_reference.explain(build, model.net, IDS, OTHER, 11, 12)
-    assert torch.allclose(found.tokens, tokens, rtol=1e-8, atol=1e-10)
+    assert torch.allclose(result.tokens, tokens, rtol=1e-8, atol=1e-10)
     for site in model.sites:
-        assert torch.allclose(found.of(site), tape.site(site, model.layers, len(IDS)), rtol=1e-8, atol=1e-10), site
+        assert torch.allclose(result.of(site), tape.site(site, model.layers, len(IDS)), rtol=1e-8, atol=1e-10), site
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "mixtral"])
@@ -181,13 +181,13 @@ def test_compared_with_nothing_the_rules_are_attnlrps():
         def forward(self, a, b):
             return torch.tanh(a) * b + torch.nn.functional.silu(a) @ b.transpose(-1, -2) @ b
 
-    found = []
+    result = []
     for method, leaves in ((DIFFERENCE, pairs), (ATTNLRP, alone)):
         net = Net()
         with relevance_rules(net, method):
             y = net(*leaves)
-        found.append([(x * g)[:1] for x, g in zip(leaves, torch.autograd.grad(y[:1].sum(), leaves), strict=True)])
-    for paired, single in zip(*found, strict=True):
+        result.append([(x * g)[:1] for x, g in zip(leaves, torch.autograd.grad(y[:1].sum(), leaves), strict=True)])
+    for paired, single in zip(*result, strict=True):
         assert torch.allclose(paired, single)
 
 
@@ -195,10 +195,10 @@ def test_a_batch_is_one_by_one_and_checkpointing_changes_nothing():
     model = random_model(LLAMA, dtype=torch.float32)
     prompts, counterfactual = [IDS, IDS[:5]], [OTHER, OTHER[:5]]
     together = attribute(model, prompts, 11, 12, counterfactual=counterfactual)
-    for found, one, other in zip(together, prompts, counterfactual, strict=True):
+    for result, one, other in zip(together, prompts, counterfactual, strict=True):
         alone = attribute(model, one, 11, 12, counterfactual=other, checkpoint=True)
-        assert torch.allclose(found.tokens, alone.tokens, rtol=1e-4, atol=1e-6)
-        assert torch.allclose(found.ffn, alone.ffn, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(result.tokens, alone.tokens, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(result.ffn, alone.ffn, rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_not_linear_and_has_no_rule_is_refused():
@@ -221,5 +221,5 @@ def test_on_a_real_model_tokens_add_up(smol):
         ("The capital of France is", "The capital of Italy is"),
         ("The ice bear lives in the", "The wild camel lives in the"),
     ):
-        found = attribute(smol, one, counterfactual=other)
-        assert found.linear_share == pytest.approx(1, abs=1e-3)
+        result = attribute(smol, one, counterfactual=other)
+        assert result.linear_share == pytest.approx(1, abs=1e-3)

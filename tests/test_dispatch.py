@@ -24,61 +24,61 @@ OTHER = [3, 9, 12, 40, 5, 3, 21, 9]
 def pair(name):
     """The same model in memory, and with all its weights elsewhere."""
     plain = random_model(CONFIGS[name], "eager", torch.float32)
-    away = cpu_offload(copy.deepcopy(plain.net), torch.device("cpu"))
-    return plain, Model(away, name=plain.name)
+    suppressed = cpu_offload(copy.deepcopy(plain.net), torch.device("cpu"))
+    return plain, Model(suppressed, name=plain.name)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_offloaded_model_is_the_model(name):
     """Logits to the bit, relevance and edits to rounding, its fingerprint, and nothing is left in it."""
-    plain, away = pair(name)
-    assert away.offloaded
+    plain, suppressed = pair(name)
+    assert suppressed.offloaded
     assert not plain.offloaded
-    assert away.fingerprint == plain.fingerprint
-    assert torch.equal(away.next_logits(IDS), plain.next_logits(IDS))
-    before = [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in away.net.named_modules()]
-    one, other = (attribute(model, IDS, sites=plain.sites) for model in (plain, away))
+    assert suppressed.fingerprint == plain.fingerprint
+    assert torch.equal(suppressed.next_logits(IDS), plain.next_logits(IDS))
+    before = [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in suppressed.net.named_modules()]
+    one, other = (attribute(model, IDS, sites=plain.sites) for model in (plain, suppressed))
     assert torch.allclose(one.tokens, other.tokens, rtol=1e-4, atol=1e-6)
     assert other.conservation().to_dict() == pytest.approx(one.conservation().to_dict(), rel=1e-4, abs=1e-5)
     for site in plain.sites:
         assert torch.allclose(one.of(site), other.of(site), rtol=1e-3, atol=1e-6), site
     edits = [Edit(Neuron(1, "ffn", 3), "add", 3.0), Edit(Neuron(0, "attn", 2), "scale", 0.0)]
-    with steer(plain, edits), steer(away, edits):
-        assert torch.equal(away.next_logits(IDS), plain.next_logits(IDS))
-    assert before == [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in away.net.named_modules()]
-    assert all(parameter.is_meta for parameter in away.net.parameters())
+    with steer(plain, edits), steer(suppressed, edits):
+        assert torch.equal(suppressed.next_logits(IDS), plain.next_logits(IDS))
+    assert before == [(path, set(m.__dict__), len(m._forward_hooks)) for path, m in suppressed.net.named_modules()]
+    assert all(parameter.is_meta for parameter in suppressed.net.parameters())
 
 
 def test_what_reads_weights_finds_them():
-    plain, away = pair("llama")
+    plain, suppressed = pair("llama")
     for neuron in (Neuron(1, "ffn", 3), Neuron(1, "attn", 5)):
-        assert project(away, neuron) == project(plain, neuron)
-    one, other = (attribute(model, IDS, counterfactual=OTHER) for model in (plain, away))
+        assert project(suppressed, neuron) == project(plain, neuron)
+    one, other = (attribute(model, IDS, counterfactual=OTHER) for model in (plain, suppressed))
     assert torch.allclose(one.of("ffn"), other.of("ffn"), rtol=1e-3, atol=1e-6)
-    graphs = [circuit(model, IDS, counterfactual=OTHER, nodes=8) for model in (plain, away)]
+    graphs = [circuit(model, IDS, counterfactual=OTHER, nodes=8) for model in (plain, suppressed)]
     assert [str(node.neuron) for node in graphs[0].nodes] == [str(node.neuron) for node in graphs[1].nodes]
 
 
 def test_the_graph_of_an_offloaded_model_keeps_no_layers_weights():
     """Autograd would keep each weight that was loaded; recomputing lets go of those of layers."""
-    kept = {}
+    selected = {}
     for name, model in zip(("plain", "away"), pair("llama"), strict=True):
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
             attribute(model, IDS, sites=())
         shapes = {tuple(p.shape) for p in model.layer_modules[0].parameters() if p.dim() == 2}
-        kept[name] = sum(tuple(x.shape) in shapes or tuple(x.T.shape) in shapes for x in saved if x.dim() == 2)
-    assert kept["plain"] > 0 == kept["away"]
+        selected[name] = sum(tuple(x.shape) in shapes or tuple(x.T.shape) in shapes for x in saved if x.dim() == 2)
+    assert selected["plain"] > 0 == selected["away"]
 
 
 @pytest.mark.parametrize("device_map", ["disk", "auto", MIXED])
 def test_a_model_is_loaded_by_a_device_map(device_map, tiny_folder):
-    plain, away = load_model(tiny_folder, device="cpu"), load_model(tiny_folder, device_map=device_map)
-    assert away.offloaded is (device_map != "auto")
-    assert torch.equal(away.next_logits("Paris"), plain.next_logits("Paris"))
-    one, other = (attribute(model, "Rome is") for model in (plain, away))
+    plain, suppressed = load_model(tiny_folder, device="cpu"), load_model(tiny_folder, device_map=device_map)
+    assert suppressed.offloaded is (device_map != "auto")
+    assert torch.equal(suppressed.next_logits("Paris"), plain.next_logits("Paris"))
+    one, other = (attribute(model, "Rome is") for model in (plain, suppressed))
     assert torch.allclose(one.of("ffn"), other.of("ffn"), rtol=1e-4, atol=1e-6)
-    assert away.generate("Rome", max_new_tokens=5) == plain.generate("Rome", max_new_tokens=5)
+    assert suppressed.generate("Rome", max_new_tokens=5) == plain.generate("Rome", max_new_tokens=5)
 
 
 def test_bad_device_maps_are_told(tiny_folder, tmp_path):
@@ -87,6 +87,6 @@ def test_bad_device_maps_are_told(tiny_folder, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="LoRA"):
         load_model(str(tmp_path), device_map="auto")
-    told = CliRunner().invoke(main, ["explain", "Rome", "--model", tiny_folder, "--device-map", "nowhere"])
-    assert told.exit_code == 1
-    assert "nowhere" in told.output
+    output = CliRunner().invoke(main, ["explain", "Rome", "--model", tiny_folder, "--device-map", "nowhere"])
+    assert output.exit_code == 1
+    assert "nowhere" in output.output

@@ -78,18 +78,18 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
     """In a folder of its own, with the examples."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(folder / "examples")
-    names, said = {}, ""
+    names, text = {}, ""
     for block in blocks(page):
         long = block.mark == "long"
         code = lowered(block.code) if long else block.code
         if block.language == "python":
-            said = python(code, names)
+            text = python(code, names)
         elif block.language == "console":
-            said = "".join(command(words, folder, block.runs, page) for words in commands(code))
-        elif block.language == "text" and said and not block.mark:
-            assert_said(code, said)
+            text = "".join(command(words, folder, block.runs, page) for words in commands(code))
+        elif block.language == "text" and text and not block.mark:
+            assert_said(code, text)
         if long or block.language == "text":
-            said = ""
+            text = ""
 
 
 def python(code, names):
@@ -122,15 +122,15 @@ def command(words, folder, runs, page):
     return ""
 
 
-def assert_said(shown, said):
+def assert_said(shown, text):
     """The words of each line of `shown` are in the output, together and in this order, wherever it breaks lines."""
-    words, at = said.split(), 0
+    words, at = text.split(), 0
     for line in shown.splitlines():
         wanted = line.replace("─", "").split()
         places = (at for at in range(at, len(words) - len(wanted) + 1) if alike(wanted, words[at : at + len(wanted)]))
-        found = next(places, None)
-        assert found is not None, f"Not printed:\n{line}\n\nbut:\n{said}"
-        at = found + len(wanted)
+        result = next(places, None)
+        assert result is not None, f"Not printed:\n{line}\n\nbut:\n{text}"
+        at = result + len(wanted)
 
 
 def alike(wanted, words):

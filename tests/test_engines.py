@@ -142,10 +142,10 @@ def test_relmax_equals_its_definition(model, corpus, tmp_path):
         for layer, neuron in ((0, 3), (1, 0), (2, 13)):
             for polarity, sign in (("+", 1), ("-", -1)):
                 best = sorted(((sign * x[layer, 1:, neuron]).max().item() for x in seen.values()), reverse=True)
-                found = store.examples(Neuron(layer, "ffn", neuron), polarity)
+                result = store.examples(Neuron(layer, "ffn", neuron), polarity)
                 expected = [value for value in best[:K] if value > 0]
-                assert [sign * e.value for e in found] == pytest.approx(expected, rel=1e-3, abs=1e-5)
-                for example in found:
+                assert [sign * e.value for e in result] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+                for example in result:
                     course = sign * seen[example.sentence.id][layer, :, neuron]
                     assert course[example.token].item() == pytest.approx(sign * example.value, rel=1e-3, abs=1e-5)
             activations = torch.cat(
@@ -162,33 +162,35 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
     neuron = Neuron(2, "ffn", 13)
     with open_store(tmp_path / "r.db", create=True) as store:
         build_index(model, corpus, store, k=K, by="relevance")
-        found = describe(store, neuron, model)
-        for shown in (printed(card_report(found)), found.to_html()):
+        result = describe(store, neuron, model)
+        for shown in (printed(card_report(result)), result.to_html()):
             assert "An index by relevance" in shown
-        heads = [line.split() for line in printed(card_report(found)).splitlines() if line.strip().endswith("sentence")]
+        heads = [
+            line.split() for line in printed(card_report(result)).splitlines() if line.strip().endswith("sentence")
+        ]
         assert heads == [["relevance", "sentence"]] * 2
-        assert "Strongest positive" not in found.to_html()
-        data = found.to_dict()
+        assert "Strongest positive" not in result.to_html()
+        data = result.to_dict()
         assert data["by"] == "relevance"
         for polarity in "+-":
-            for row, example in zip(data["examples"][polarity], found.examples[polarity], strict=True):
+            for row, example in zip(data["examples"][polarity], result.examples[polarity], strict=True):
                 assert row["relevance"] == example.value
                 assert "activation" not in row
         why = [why for hit in [*store.search("bear", 60), *store.similar(neuron, by="examples")] for why in hit.why]
         assert {"by relevance" in reason for reason in why if "examples" in reason} == {True}
         with pytest.raises(InputError):
-            _ = found.examples["+"][0].activation
+            _ = result.examples["+"][0].activation
 
 
 def test_what_needs_extremes_of_the_activation_takes_no_index_by_relevance(model, corpus, tmp_path):
     state = _start(model, "the ice bear", (7,), None)
     edit = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last")
-    told = {}
+    output = {}
     for by in ("activation", "relevance"):
         with open_store(tmp_path / f"{by}.db", create=True) as store:
             build_index(model, corpus, store, k=K, by=by)
-            told[by] = len(_neurons(state, [edit], store)[0].examples)
-    assert told == {"activation": 3, "relevance": 0}
+            output[by] = len(_neurons(state, [edit], store)[0].examples)
+    assert output == {"activation": 3, "relevance": 0}
     with (
         open_store(tmp_path / "relevance.db") as store,
         pytest.raises(StoreError, match="index"),

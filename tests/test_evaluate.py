@@ -61,9 +61,9 @@ def test_methods_written_out_are_told_apart_at_the_commas_outside_their_brackets
     methods = f"random, {written},vit"
     wanted = ["random", written, "vit"]
     options = ("--methods", methods, "--samples", "2", "--out", "found", "--json")
-    found = strict(evaluate("groundtruth", *options))
-    assert [row["method"] for row in rows_of(found)] == wanted
-    assert found["parts"][0]["settings"]["methods"][written] == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.1))"
+    result = strict(evaluate("groundtruth", *options))
+    assert [row["method"] for row in rows_of(result)] == wanted
+    assert result["parts"][0]["settings"]["methods"][written] == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.1))"
     pruned = ("--methods", f"random,{written}", "--samples", "1", "--corpus", "texts.txt", "--out", "p", "--json")
     assert [row["method"] for row in rows_of(strict(evaluate("pruning", *pruned)))] == wanted[:2]
 
@@ -82,11 +82,11 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_an_evaluation_prints_and_writes_is_strict_json(verb, evaluate):
-    found = strict(evaluate(verb.split()[0], *VERBS[verb], "--json"))
-    assert found
+    result = strict(evaluate(verb.split()[0], *VERBS[verb], "--json"))
+    assert result
     written = {path.name: strict(path.read_text()) for path in Path().glob("found/*.json")}
     assert "results.json" in written
-    for row in rows_of(found):
+    for row in rows_of(result):
         values = [value for key, value in row.items() if key.endswith(" mean")]
         assert (None in values) == (row["method"] == "alti")
 
@@ -108,7 +108,7 @@ def evaluated(folder, started):
 def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path):
     """Also while it resumes; and it ends with the file of a run that nobody disturbed."""
     generator = random.Random(0)
-    kept, kills = b"", 0
+    selected, kills = b"", 0
     lines = tmp_path / "killed" / "samples.jsonl"
     while True:
         process = started_alone(evaluated, tmp_path / "killed")
@@ -119,8 +119,8 @@ def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path
         process.join()
         kills += 1
         text = lines.read_bytes() if lines.exists() else b""
-        assert text.startswith(kept)
-        kept = text[: text.rfind(b"\n") + 1]
+        assert text.startswith(selected)
+        selected = text[: text.rfind(b"\n") + 1]
     assert process.exitcode == 0
     assert kills > 3
     started_alone(evaluated, tmp_path / "whole").join()
@@ -174,8 +174,8 @@ def test_p_is_that_of_every_change_of_signs_and_never_0():
     generator = np.random.default_rng(0)
     for differences in (np.ones(5), *generator.normal(0.5, 1, (4, 8))):
         samples = [{"methods": {"best": {"x": 9.0}, "other": {"x": 9 - value}}} for value in differences]
-        found = table(samples, {"x": ""}, ["best", "other"])
-        other = found["other" if differences.sum() > 0 else "best"]["x"]
+        result = table(samples, {"x": ""}, ["best", "other"])
+        other = result["other" if differences.sum() > 0 else "best"]["x"]
         assert other.p == pytest.approx(slow_p(differences), abs=0.02)
     samples = [{"methods": {"best": {"x": 9.0 + number}, "other": {"x": number}}} for number in range(60)]
     assert table(samples, {"x": ""}, ["best", "other"])["other"]["x"].p > 0
@@ -191,8 +191,8 @@ def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
     ]
 
     def p(names):
-        found = table(samples, {"x": ""}, ["best", *names])
-        return {name: found[name]["x"].p for name in names}
+        result = table(samples, {"x": ""}, ["best", *names])
+        return {name: result[name]["x"].p for name in names}
 
     able = [name for name in worse if worse[name].mean() > 0]
     alone = {name: p([name])[name] for name in able}
@@ -201,9 +201,9 @@ def test_p_is_corrected_for_the_methods_of_its_column_and_the_legend_says_so():
         expected[name] = before = max(before, min(1, alone[name] * (len(able) - rank)))
     assert p(able) == pytest.approx(expected)
     assert len(able) > 2
-    said = " ".join(report.Results({}, {"x": ""}, [], {}, samples).legend())
-    assert "Holm" in said
-    assert "chosen on the same samples" in said
+    text = " ".join(report.Results({}, {"x": ""}, [], {}, samples).legend())
+    assert "Holm" in text
+    assert "chosen on the same samples" in text
 
 
 def test_the_self_test_waits_for_its_device(monkeypatch, llama):

@@ -75,9 +75,9 @@ def test_random_scores_get_their_expectation():
     rows = generator.random((20_000, 5))
     two = [metrics.localization_metrics(row, [0, 1]) for row in rows]
     one = [metrics.localization_metrics(row, [0])["mrr"] for row in rows]
-    found = [np.mean([row["pointing"] for row in two]), np.mean([row["accuracy"] for row in two]), np.mean(one)]
+    result = [np.mean([row["pointing"] for row in two]), np.mean([row["accuracy"] for row in two]), np.mean(one)]
     expected = (2 / 5, 2 / 5, sum(1 / rank for rank in range(1, 6)) / 5)
-    assert found == pytest.approx(expected, abs=0.01)
+    assert result == pytest.approx(expected, abs=0.01)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=11), st.lists(st.floats(-5, 5), min_size=3, max_size=11))
@@ -97,18 +97,18 @@ def test_removals_are_in_order_of_relevance():
 
 def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
     """Against passing embeddings by hand."""
-    found = faithfulness.sample(model, Question(IDS), {"attnlrp": METHODS["attnlrp"]})["methods"]["attnlrp"]
+    result = faithfulness.sample(model, Question(IDS), {"attnlrp": METHODS["attnlrp"]})["methods"]["attnlrp"]
     target = int(model.net(torch.tensor([IDS])).logits[0, -1].argmax())
     probabilities = {"most": [], "least": []}
     for key, index in (("most", 0), ("least", 1)):
-        for step, gone in enumerate(faithfulness.removals(torch.tensor(found["scores"]))[index]):
+        for step, gone in enumerate(faithfulness.removals(torch.tensor(result["scores"]))[index]):
             embedded = model.net.model.embed_tokens(torch.tensor([IDS])).clone()
             embedded[0, gone] = 0
             logits = model.net(inputs_embeds=embedded).logits[0, -1]
-            assert found[f"curve_{key}"][step] == pytest.approx(logits[target].item(), abs=1e-4)
+            assert result[f"curve_{key}"][step] == pytest.approx(logits[target].item(), abs=1e-4)
             probabilities[key].append(logits.softmax(-1)[target].item())
-    assert found["auac"] == pytest.approx(metrics.area(probabilities["least"]), abs=1e-5)
-    assert found["compr"] == pytest.approx(probabilities["most"][0] - np.mean(probabilities["most"][1:-1]), abs=1e-5)
+    assert result["auac"] == pytest.approx(metrics.area(probabilities["least"]), abs=1e-5)
+    assert result["compr"] == pytest.approx(probabilities["most"][0] - np.mean(probabilities["most"][1:-1]), abs=1e-5)
 
 
 # --- reports ---
@@ -120,12 +120,12 @@ def test_the_best_of_a_column():
         {"methods": {"good": {"x": 1 + value, "y": 1.0}, "bad": {"x": float(value), "y": 2.0}}}
         for value in generator.normal(size=50)
     ]
-    found = table(samples, {"x": "higher is better", "y": "so, lower is better"}, ["good", "bad", "unable"])
-    assert found["good"]["x"].p is None
-    assert found["good"]["y"].p is None
-    assert found["bad"]["x"].p < 0.01
-    assert found["unable"]["x"] is None
-    assert found["good"]["x"].error == pytest.approx(
+    result = table(samples, {"x": "higher is better", "y": "so, lower is better"}, ["good", "bad", "unable"])
+    assert result["good"]["x"].p is None
+    assert result["good"]["y"].p is None
+    assert result["bad"]["x"].p < 0.01
+    assert result["unable"]["x"] is None
+    assert result["good"]["x"].error == pytest.approx(
         np.std([s["methods"]["good"]["x"] for s in samples], ddof=1) / 50**0.5
     )
     settings = {"methods": {"good": "", "unable": ""}}
@@ -210,10 +210,10 @@ def test_groups_go_on_where_they_stopped(tmp_path):
 
 def test_beginnings_of_texts(smol):
     texts = ["Too short.", *(f"{number} sheep " * 40 for number in range(9))]
-    found = next_words(smol, texts, 5, seed=1, longest=32)
-    assert found == next_words(smol, texts, 5, seed=1, longest=32)
-    assert len(found) == 5
-    assert all(16 <= len(question.prompt) <= 32 and question.choice(smol) is None for question in found)
+    result = next_words(smol, texts, 5, seed=1, longest=32)
+    assert result == next_words(smol, texts, 5, seed=1, longest=32)
+    assert len(result) == 5
+    assert all(16 <= len(question.prompt) <= 32 and question.choice(smol) is None for question in result)
     with pytest.raises(InputError, match="16"):
         next_words(smol, ["Too short."], 5)
 
@@ -222,14 +222,14 @@ def test_beginnings_of_texts(smol):
 def test_reviews_are_cut_and_asked_about(smol):
     documents = list(read_corpus("imdb-reviews").documents())
     assert len(documents) == 200
-    asked = reviews(smol, documents, 6, seed=2, longest=60)
-    assert {question.right for question in asked} == {" positive", " negative"}
-    for question in asked:
+    request = reviews(smol, documents, 6, seed=2, longest=60)
+    assert {question.right for question in request} == {" positive", " negative"}
+    for question in request:
         assert len(question.prompt) <= 60
         assert smol.tokenizer.decode(question.prompt).endswith("either positive or negative. It is")
-    logits = smol.next_logits(asked[0].prompt)
+    logits = smol.next_logits(request[0].prompt)
     pair = [logits[smol.token_id(answer, "answer")] for answer in (" positive", " negative")]
-    assert asked[0].choice(smol) == asked[0].answers[int(pair[1] > pair[0])]
+    assert request[0].choice(smol) == request[0].answers[int(pair[1] > pair[0])]
     for rows, longest in (([], 60), (documents, 10)):
         with pytest.raises(InputError, match="room"):
             reviews(smol, rows, 1, longest=longest)
@@ -293,10 +293,10 @@ def test_blimp_and_squad_files(smol, tmp_path):
         {"one_prefix_prefix": "Susan revealed", "one_prefix_word_good": "herself", "one_prefix_word_bad": "themselves"},
     ]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = {item.prompt[slice(*item.evidence)] for item in groundtruth.read_items(str(tmp_path / "b.jsonl"), 5)}
-    assert found == {"niece", "Susan"}
-    asked = {"question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]}
-    squad = {"data": [{"paragraphs": [{"context": "Was Ann there?", "qas": [asked]}]}]}
+    result = {item.prompt[slice(*item.evidence)] for item in groundtruth.read_items(str(tmp_path / "b.jsonl"), 5)}
+    assert result == {"niece", "Susan"}
+    request = {"question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]}
+    squad = {"data": [{"paragraphs": [{"context": "Was Ann there?", "qas": [request]}]}]}
     (tmp_path / "s.json").write_text(json.dumps(squad))
     (item,) = groundtruth.read_items(str(tmp_path / "s.json"), 5)
     assert item.prompt[slice(*item.evidence)] == "Ann"
@@ -309,37 +309,37 @@ def test_blimp_and_squad_files(smol, tmp_path):
 def test_only_what_the_model_predicts_counts(smol):
     item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
     lines = groundtruth.score_items(smol, [item], methods_of("attnlrp,random"))
-    (found,) = groundtruth.counted(lines)
-    assert found["counts"]
-    assert found["evidence"] == [1]
+    (result,) = groundtruth.counted(lines)
+    assert result["counts"]
+    assert result["evidence"] == [1]
     wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
     assert groundtruth.counted(groundtruth.score_items(smol, [wrong], methods_of("random"))) == [
         {"counts": False, "correct": False}
     ]
     (bare,) = groundtruth.counted(lines, "inner")
     assert bare["evidence"] == [0]  # without the first token
-    assert bare["methods"]["attnlrp"]["scores"] == found["methods"]["attnlrp"]["scores"][1:]
+    assert bare["methods"]["attnlrp"]["scores"] == result["methods"]["attnlrp"]["scores"][1:]
     with pytest.raises(InputError, match="context"):
         groundtruth.counted(lines, "context")
 
 
 def test_of_a_question_the_text_alone_may_count(smol):
     lines = groundtruth.score_items(smol, groundtruth.facts(8), methods_of("random"))
-    found = [line for line in groundtruth.counted(lines, "context") if line["counts"]]
-    assert found
-    for line in found:
-        ids, kept = smol.token_ids(line["prompt"]), line["parts"]["context"]
-        assert smol.tokenizer.decode([ids[place] for place in kept]) == line["prompt"].split("\n")[0]
-        assert len(line["methods"]["random"]["scores"]) == len(kept)
+    result = [line for line in groundtruth.counted(lines, "context") if line["counts"]]
+    assert result
+    for line in result:
+        ids, selected = smol.token_ids(line["prompt"]), line["parts"]["context"]
+        assert smol.tokenizer.decode([ids[place] for place in selected]) == line["prompt"].split("\n")[0]
+        assert len(line["methods"]["random"]["scores"]) == len(selected)
 
 
 def test_items_together_are_items_one_by_one(smol):
     methods = methods_of("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
     items = [*groundtruth.subject_verb(3), *groundtruth.facts(1), groundtruth.Item("The keys", " are", "", (4, 8))]
-    for item, found in zip(items, groundtruth.score_items(smol, items, methods), strict=True):
+    for item, result in zip(items, groundtruth.score_items(smol, items, methods), strict=True):
         (alone,) = groundtruth.score_items(smol, [item], methods)
-        scores = found.pop("methods", {}), alone.pop("methods", {})
-        assert found == alone
+        scores = result.pop("methods", {}), alone.pop("methods", {})
+        assert result == alone
         for name, one in scores[0].items():
             assert one["scores"] == pytest.approx(scores[1][name]["scores"], rel=1e-3, abs=1e-4), name
 
@@ -352,8 +352,8 @@ def test_pruning_is_zeroing_weights(model, site):
     """Against the model with columns of W2 (or of the attention projection) set to zero."""
     order = torch.rand(model.layers, model.width(site), generator=torch.Generator().manual_seed(0))
     curve = pruning.answer_curves(model, [IDS], site, order)[0]
-    asked = objective_of(model, [IDS]).resolved(model)
-    for share, found in zip(pruning.SHARES, curve, strict=True):
+    request = objective_of(model, [IDS]).resolved(model)
+    for share, result in zip(pruning.SHARES, curve, strict=True):
         plain = random_model(LLAMA, dtype=torch.float32)
         count = round(share * order.numel())
         for flat in order.flatten().argsort()[:count].tolist():
@@ -365,7 +365,7 @@ def test_pruning_is_zeroing_weights(model, site):
                     dim = model.head_dim
                     plain.net.model.layers[layer].self_attn.o_proj.weight[:, index * dim : (index + 1) * dim] = 0
         logits = plain.net(torch.tensor([IDS])).logits[0, -1]
-        assert found == pytest.approx(logits.log_softmax(-1)[asked.targets[0][0]].item(), abs=1e-4)
+        assert result == pytest.approx(logits.log_softmax(-1)[request.targets[0][0]].item(), abs=1e-4)
 
 
 def test_latent_rankings(model):
@@ -373,7 +373,7 @@ def test_latent_rankings(model):
     assert (activation >= 0).all()
     neuron = (1, 7)
     with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
-        asked = objective_of(model, [IDS]).resolved(model)
+        request = objective_of(model, [IDS]).resolved(model)
         from icebear.concepts.methods.common import explained_numbers
         from icebear.concepts.passes.sites import hooks
 
@@ -382,15 +382,15 @@ def test_latent_rankings(model):
                 return torch.cat((x[..., : neuron[1]], factor * x[..., neuron[1], None], x[..., neuron[1] + 1 :]), -1)
 
             with torch.no_grad(), hooks(model, [("ffn", neuron[0])], visit):
-                return explained_numbers(model, asked)[0].item()
+                return explained_numbers(model, request)[0].item()
 
         slope = (scaled(1.01) - scaled(0.99)) / 0.02
     assert gxi[neuron].item() == pytest.approx(slope, abs=2e-3)
     heads = pruning.ranking(model, [IDS], "head", METHODS["attnlrp"])
     assert heads.shape == (3, 4)
     methods = methods_of("random,attnlrp", controls=pruning.CONTROLS)
-    found = {name: pruning.curves(model, [IDS], [IDS[::-1]], method, "ffn") for name, method in methods.items()}
-    (line,) = pruning.prompt_lines([IDS], found)
+    result = {name: pruning.curves(model, [IDS], [IDS[::-1]], method, "ffn") for name, method in methods.items()}
+    (line,) = pruning.prompt_lines([IDS], result)
     assert line["methods"]["attnlrp"]["curve_least"][0] == line["methods"]["random"]["curve_most"][0]
     with pytest.raises(UnknownName, match="'random'"):
         methods_of("randon", controls=pruning.CONTROLS)
@@ -405,9 +405,9 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     options = ["--samples", "2", "--methods", "random,gxi,alti", "--out", "g"]
     result = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--json"])
     assert result.exit_code == 0, result.stderr
-    (found,) = json.loads(result.stdout)["parts"]
-    assert [row["method"] for row in found["tables"][0]["rows"]] == ["random", "gxi", "alti"]
-    assert "ALTI is for encoders" in found["unable"]["alti"]
+    (results,) = json.loads(result.stdout)["parts"]
+    assert [row["method"] for row in results["tables"][0]["rows"]] == ["random", "gxi", "alti"]
+    assert "ALTI is for encoders" in results["unable"]["alti"]
     shown = RUN.invoke(main, ["evaluate", "groundtruth", *options])
     assert "—" in shown.stdout
     assert "accuracy of the model: 2 of 2" in shown.stdout
@@ -420,7 +420,7 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     assert (tmp_path / "p" / "curves.png").is_file()
     for task in ("reviews", "choice"):
         options = ["--task", task, "--samples", "2", "--max-tokens", "40", "--methods", "random,gxi", "--out", task]
-        asked = RUN.invoke(main, ["evaluate", "faithfulness", *options])
-        assert "accuracy of the model" in asked.stdout, asked.stderr
+        request = RUN.invoke(main, ["evaluate", "faithfulness", *options])
+        assert "accuracy of the model" in request.stdout, request.stderr
     wrong = RUN.invoke(main, ["evaluate", "faithfulness", "--methods", "attnlpr", "--out", "f"])
     assert (wrong.exit_code, "Did you mean 'attnlrp'" in wrong.stderr) == (1, True)

@@ -55,9 +55,9 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     with Double(), torch.no_grad():
         logits = model.net(torch.tensor([IDS]), use_cache=False).logits[0, -1]
     with Double():
-        found = attribute(model, IDS, method=CP_LRP, sites=model.sites)
-    assert found.target.logit == pytest.approx(logits.max().item(), rel=1e-6)
-    conserved = found.conservation()
+        result = attribute(model, IDS, method=CP_LRP, sites=model.sites)
+    assert result.target.logit == pytest.approx(logits.max().item(), rel=1e-6)
+    conserved = result.conservation()
     tolerance = 1e-6 if name in EXPERTS else 1e-9
     assert abs(conserved.rest) < tolerance * max(1, abs(conserved.target))
     if name != "gpt_oss":  # which has sinks, and adds 1
@@ -87,16 +87,16 @@ def test_batch_equals_single_and_everything_is_undone(name):
     prompts = [IDS, IDS[:3], [4, 5, 6, 7, 8, 9]]
     with Double():
         together = attribute(model, prompts, method=PA_LRP, sites=model.sites)
-        for prompt, found in zip(prompts, together, strict=True):
+        for prompt, result in zip(prompts, together, strict=True):
             alone = attribute(model, prompt, method=PA_LRP, sites=model.sites)
             close = {"rtol": 1e-3, "atol": 1e-4} if name in EXPERTS else {"rtol": 1e-6, "atol": 1e-8}
-            assert torch.allclose(alone.tokens, found.tokens, **close)
-            assert torch.allclose(alone.positions, found.positions, **close)
-            biases = [one.conservation().biases for one in (alone, found)]
+            assert torch.allclose(alone.tokens, result.tokens, **close)
+            assert torch.allclose(alone.positions, result.positions, **close)
+            biases = [one.conservation().biases for one in (alone, result)]
             assert biases[0] == pytest.approx(biases[1], rel=1e-3, abs=1e-5)
-            assert abs(found.conservation().rest) < (1e-5 if name in EXPERTS else 1e-9)
+            assert abs(result.conservation().rest) < (1e-5 if name in EXPERTS else 1e-9)
             for site in model.sites:
-                assert torch.allclose(alone.of(site), found.of(site), **close), site
+                assert torch.allclose(alone.of(site), result.of(site), **close), site
     assert before == [
         (path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
         for path, m in model.net.named_modules()
@@ -108,7 +108,7 @@ def test_batch_equals_single_and_everything_is_undone(name):
 def test_what_a_map_writes_its_neurons_and_bias_got(name, site):
     """Eq. 8: the relevance of the output of W2 (or the attention projection) is that of its neurons and its bias."""
     model = make(name)
-    kept = {}
+    selected = {}
     hooks = []
     for layer in range(model.layers):
         module = model.site_module(site, layer)
@@ -118,19 +118,19 @@ def test_what_a_map_writes_its_neurons_and_bias_got(name, site):
             written = y.detach() - (0 if bias is None else bias)
 
             def on_gradient(g):
-                kept[layer] = (written * g).sum(-1).flatten()
+                selected[layer] = (written * g).sum(-1).flatten()
 
             y.register_hook(on_gradient)
             return y * 1  # what is changed in place later is not y
 
         hooks.append(module.register_forward_hook(keep))
     with Double():
-        found = attribute(model, IDS, method=ATTNLRP, sites=(site,))
+        result = attribute(model, IDS, method=ATTNLRP, sites=(site,))
     for hook in hooks:
         hook.remove()
-    for layer, relevance in kept.items():
-        assert torch.allclose(found.of(site)[layer].sum(-1), relevance, rtol=1e-7, atol=1e-10)
-    assert len(kept) == model.layers
+    for layer, relevance in selected.items():
+        assert torch.allclose(result.of(site)[layer].sum(-1), relevance, rtol=1e-7, atol=1e-10)
+    assert len(selected) == model.layers
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "opt", "falcon, alibi"])
@@ -254,10 +254,10 @@ def test_ranking_steering_and_the_scan(name, tmp_path):
 def test_the_self_test_finds_nothing_wrong(name):
     model = make(name)
     with Double():
-        found = selftest(model, IDS)
-    assert found.verdict == "fine"
-    assert found.sites["ffn"] == model.width("ffn")
-    assert found.cost > 0
+        result = selftest(model, IDS)
+    assert result.verdict == "fine"
+    assert result.sites["ffn"] == model.width("ffn")
+    assert result.cost > 0
 
 
 SCANS = {
@@ -281,16 +281,16 @@ def test_scans_over_tokens_are_refused_by_name(name):
     with pytest.raises(MissingRule, match=f"The operation scan over tokens in {place} has no relevance rule; explain"):
         attribute(model, IDS, 11, 12, sites=(), counterfactual=[*IDS[:3], 33, *IDS[4:]])
     with pytest.warns(UserWarning, match="tokens"):
-        found = attribute(model, IDS, sites=(), strict=False)
-    assert found.missing_rules[0].startswith("scan over tokens in")
+        result = attribute(model, IDS, sites=(), strict=False)
+    assert result.missing_rules[0].startswith("scan over tokens in")
 
 
 def test_the_self_test_names_what_is_wrong():
     model = make("llama")
     model.net.model.layers[1].mlp.forward = torch.sinc
-    found = selftest(model, IDS)
-    assert any("sinc" in entry for entry in found.missing)
-    assert "No rule for" in found.verdict
+    result = selftest(model, IDS)
+    assert any("sinc" in entry for entry in result.missing)
+    assert "No rule for" in result.verdict
 
 
 def test_one_entry_adds_a_family(monkeypatch):
@@ -349,13 +349,13 @@ def test_experts_neurons_are_those_of_transformers_own_loop(name):
         own = model.net(torch.tensor([IDS]), use_cache=False).logits
     assert torch.allclose(through, own, atol=1e-4)
     width = experts.down_proj.shape[2]
-    found = seen["x"].unflatten(-1, (4, width))  # (T, E, I)
+    result = seen["x"].unflatten(-1, (4, width))  # (T, E, I)
     assert len(calls) > 1
     for expert, neurons in calls:
-        active = found[:, expert][(found[:, expert] != 0).any(-1)]
+        active = result[:, expert][(result[:, expert] != 0).any(-1)]
         in_order = [rows[rows[:, 0].argsort()] for rows in (active, neurons)]  # its rows go by the router's rank
         assert torch.allclose(*in_order, atol=1e-5)
-    assert int((found != 0).any(-1).sum()) == 2 * len(IDS)  # two experts a token
+    assert int((result != 0).any(-1).sum()) == 2 * len(IDS)  # two experts a token
 
 
 @pytest.mark.parametrize("name", EXPERTS)

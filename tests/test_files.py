@@ -74,31 +74,31 @@ RELEVANCES = {
 
 @pytest.mark.parametrize("how", RELEVANCES.values(), ids=RELEVANCES)
 def test_a_relevance_comes_back_as_it_was(model, tmp_path, how):
-    found = attribute(model, PROMPT, **how)
-    found.save(tmp_path / "a.json")
+    result = attribute(model, PROMPT, **how)
+    result.save(tmp_path / "a.json")
     back = Relevance.load(tmp_path / "a.json")
-    assert alike(found, back)
-    assert (back, hash(back)) == (found, hash(found))
-    assert replace(back, tokens=-back.tokens) != found
-    assert back.to_html() == found.to_html()
+    assert alike(result, back)
+    assert (back, hash(back)) == (result, hash(result))
+    assert replace(back, tokens=-back.tokens) != result
+    assert back.to_html() == result.to_html()
     back.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
 def test_what_comes_back_can_be_asked_again(model, tmp_path):
-    found = attribute(model, PROMPT, counterfactual=OTHER)
-    found.save(tmp_path / "a.json")
-    assert ablation(model, Relevance.load(tmp_path / "a.json"), 5) == ablation(model, found, 5)
+    result = attribute(model, PROMPT, counterfactual=OTHER)
+    result.save(tmp_path / "a.json")
+    assert ablation(model, Relevance.load(tmp_path / "a.json"), 5) == ablation(model, result, 5)
 
 
 def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path):
-    found = circuit(model, PROMPT, counterfactual=OTHER, nodes=12).regrouped(distance=0.2)
-    found.save(tmp_path / "a.json")
+    result = circuit(model, PROMPT, counterfactual=OTHER, nodes=12).regrouped(distance=0.2)
+    result.save(tmp_path / "a.json")
     back = Graph.load(tmp_path / "a.json", model)
-    assert alike(replace(found, model=0), replace(back, model=0))
-    assert (back, hash(back)) == (found, hash(found))
-    assert (back.to_html(), back.groups) == (found.to_html(), found.groups)
-    assert back.faithfulness() == found.faithfulness()
+    assert alike(replace(result, model=0), replace(back, model=0))
+    assert (back, hash(back)) == (result, hash(result))
+    assert (back.to_html(), back.groups) == (result.to_html(), result.groups)
+    assert back.faithfulness() == result.faithfulness()
     with pytest.raises(InputError, match="gemma3"):
         Graph.load(tmp_path / "a.json", random_model(GEMMA3))
 
@@ -112,15 +112,15 @@ def store(model, corpus, tmp_path):
 
 
 def test_a_card_comes_back_as_it_was(model, store, tmp_path):
-    found = describe(store, Neuron(1, "ffn", 3), model)
-    found.save(tmp_path / "a.json")
+    result = describe(store, Neuron(1, "ffn", 3), model)
+    result.save(tmp_path / "a.json")
     back = Card.load(tmp_path / "a.json")
-    assert alike(found, back)
-    assert back == found
+    assert alike(result, back)
+    assert back == result
     with pytest.raises(InputError, match="overwrite"):
-        found.save(tmp_path / "a.json")
-    found.save(tmp_path / "a.json", overwrite=True)
-    assert back.to_html() == found.to_html()
+        result.save(tmp_path / "a.json")
+    result.save(tmp_path / "a.json", overwrite=True)
+    assert back.to_html() == result.to_html()
 
 
 @dataclass(frozen=True)
@@ -152,26 +152,26 @@ OUTER = st.builds(
 
 @given(OUTER)
 def test_any_record_comes_back_through_json(record):
-    told = json.loads(json.dumps(files.CONVERTER.unstructure(record, Outer), allow_nan=False))
-    assert alike(files.CONVERTER.structure(told, Outer), record)
+    output = json.loads(json.dumps(files.CONVERTER.unstructure(record, Outer), allow_nan=False))
+    assert alike(files.CONVERTER.structure(output, Outer), record)
 
 
 # --- hostile files -------------------------------------------------------------------------------------
 
 
 def change(**parts):
-    return lambda told: told.update(parts)
+    return lambda output: output.update(parts)
 
 
 def tensor(**parts):
-    return lambda told: told["tokens"].update(parts)
+    return lambda output: output["tokens"].update(parts)
 
 
 HOSTILE = {
     "another version": change(icebear_relevance=1),
-    "another kind": lambda told: told.update(icebear_card=told.pop("icebear_relevance")),
+    "another kind": lambda output: output.update(icebear_card=output.pop("icebear_relevance")),
     "a part too much": change(code="print()"),
-    "a part too little": lambda told: told.pop("tokens"),
+    "a part too little": lambda output: output.pop("tokens"),
     "a text for a number": change(head_count="4"),
     "yes for a number": change(head_count=True),
     "a number for a text": change(target_text=4),
@@ -194,9 +194,9 @@ HOSTILE = {
 }
 
 
-def signed(told):
+def signed(output):
     """A file that has the right checksum, whatever is in it."""
-    body = json.dumps({key: told[key] for key in told if key != "sha256"}, ensure_ascii=False).removesuffix("}")
+    body = json.dumps({key: output[key] for key in output if key != "sha256"}, ensure_ascii=False).removesuffix("}")
     return body + files._ending(body)
 
 
@@ -204,11 +204,11 @@ def signed(told):
 def test_a_file_that_is_not_as_saved_is_refused_in_a_sentence(model, tmp_path, spoil):
     place = tmp_path / "a.json"
     attribute(model, PROMPT).save(place)
-    told = json.loads(place.read_text())
-    place.write_text(signed(told))
+    output = json.loads(place.read_text())
+    place.write_text(signed(output))
     Relevance.load(place)
-    spoil(told)
-    place.write_text(signed(told))
+    spoil(output)
+    place.write_text(signed(output))
     with pytest.raises(InputError, match=r"a\.json"):
         Relevance.load(place)
 
@@ -233,15 +233,15 @@ def test_a_changed_file_is_refused(model, tmp_path, how):
     keys = [(key,) for key in whole] + [(key, part) for key in records for part in whole[key] or ()]
     keys += [("neurons", "largest", part) for part in whole["neurons"]["largest"] or ()]
     for path, (way, spoil) in itertools.product(keys, SPOILT.items()):
-        told = copy.deepcopy(whole)
+        output = copy.deepcopy(whole)
         *above, key = path
-        home = reduce(dict.__getitem__, above, told)
+        home = reduce(dict.__getitem__, above, output)
         home[key] = spoil(home[key])
         if way == "dropped":
             del home[key]
-        if told == whole:
+        if output == whole:
             continue
-        place.write_text(json.dumps(told, ensure_ascii=False))
+        place.write_text(json.dumps(output, ensure_ascii=False))
         with pytest.raises(InputError, match=r"a\.json"):
             Relevance.load(place)
 
@@ -265,19 +265,19 @@ def test_texts_of_a_file_are_texts_on_its_page(model, store, tmp_path):
     """Also where names of sites and polarities stand."""
     place, evil = tmp_path / "a.json", "<img src=x onerror=alert(1)>"
     attribute(model, PROMPT).save(place)
-    told = json.loads(place.read_text())
-    told["prompt"]["strings"] = [evil] * len(told["prompt"]["strings"])
-    place.write_text(signed(told))
+    output = json.loads(place.read_text())
+    output["prompt"]["strings"] = [evil] * len(output["prompt"]["strings"])
+    place.write_text(signed(output))
     assert "<img" not in Relevance.load(place).to_html()
     describe(store, Neuron(1, "ffn", 3), model).save(place, overwrite=True)
-    told = json.loads(place.read_text())
-    told["examples"] = {evil: told["examples"]["+"]}
-    told["kind"], told["meanings"] = {evil: evil}, {}
-    for hits in told["nearest"].values():
+    output = json.loads(place.read_text())
+    output["examples"] = {evil: output["examples"]["+"]}
+    output["kind"], output["meanings"] = {evil: evil}, {}
+    for hits in output["nearest"].values():
         for hit in hits:
             hit["polarity"] = evil
-    told["by"], told["label"] = "activation", evil
-    place.write_text(signed(told))
+    output["by"], output["label"] = "activation", evil
+    place.write_text(signed(output))
     assert "<img" not in Card.load(place).to_html()
 
 
@@ -299,10 +299,10 @@ def test_what_cannot_be_read_or_written_is_said(model, tmp_path):
 
 
 def test_tables_of_a_relevance_are_its_rankings(model):
-    found = attribute(model, PROMPT)
-    frame = found.to_frame(7, position="all")
+    result = attribute(model, PROMPT)
+    frame = result.to_frame(7, position="all")
     assert [tuple(row) for row in frame[["neuron", "position", "relevance"]].itertuples(index=False)] == [
-        (str(row.neuron), row.position, row.relevance) for row in found.top(7, position="all")
+        (str(row.neuron), row.position, row.relevance) for row in result.top(7, position="all")
     ]
 
 
@@ -318,13 +318,13 @@ def test_arrow_is_the_frame_with_where_it_came_from(model, store, tmp_path):
 
 
 def test_a_table_says_what_was_explained_and_of_a_head_nothing_that_it_has_not(model):
-    found = attribute(model, PROMPT, "a", "b", counterfactual=OTHER)
-    frame = found.to_frame(5)
+    result = attribute(model, PROMPT, "a", "b", counterfactual=OTHER)
+    frame = result.to_frame(5)
     assert {(*row,) for row in frame[["prompt", "target", "contrast"]].itertuples(index=False)} == {(PROMPT, "a", "b")}
-    assert frame.polarity.tolist() == [row.polarity for row in found.top(5)]
-    heads = found.to_frame(5, site="head")
+    assert frame.polarity.tolist() == [row.polarity for row in result.top(5)]
+    heads = result.to_frame(5, site="head")
     assert heads[["polarity", "activation", "counterfactual"]].isna().all().all()
-    assert {(row.polarity, row.activation) for row in found.top(5, site="head")} == {("", None)}
+    assert {(row.polarity, row.activation) for row in result.top(5, site="head")} == {("", None)}
     assert [*heads] == [*frame]
 
 
@@ -361,7 +361,7 @@ def test_an_evaluation_as_a_table(tmp_path):
 def test_datasette_opens_an_index(model, store):
     """Its tables, its views by readable ids, its full-text search: through Datasette's own pages."""
 
-    async def asked(*paths):
+    async def request_of(*paths):
         site = Datasette([str(store.path)])
         try:
             return [(await site.client.get(path)) for path in paths]
@@ -372,14 +372,14 @@ def test_datasette_opens_an_index(model, store):
     neuron = Neuron(1, "ffn", 3)
     views = f"/wiki/example_texts.json?_shape=array&name={neuron}&sign=%2B&_sort=rank"
     words = "/wiki/sentences.json?_shape=array&_search=camel"
-    home, names, examples, found, page = asyncio.run(
-        asked("/wiki.json", f"/wiki/neuron_names.json?_shape=array&name={neuron}", views, words, "/wiki/labels")
+    home, names, examples, result, page = asyncio.run(
+        request_of("/wiki.json", f"/wiki/neuron_names.json?_shape=array&name={neuron}", views, words, "/wiki/labels")
     )
     assert {table["name"] for table in home.json()["tables"]} >= {"neurons", "examples", "sentences", "concepts"}
     assert names.json()[0]["mean"] == pytest.approx(store.neurons.statistics(neuron).mean)
-    kept = store.examples(neuron, "+")
-    assert [row["text"] for row in examples.json()] == [example.sentence.text for example in kept]
-    assert [row["activation"] for row in examples.json()] == [example.value for example in kept]
-    assert found.json()
-    assert all("camel" in row["text"].lower() for row in found.json())
+    selected = store.examples(neuron, "+")
+    assert [row["text"] for row in examples.json()] == [example.sentence.text for example in selected]
+    assert [row["activation"] for row in examples.json()] == [example.value for example in selected]
+    assert result.json()
+    assert all("camel" in row["text"].lower() for row in result.json())
     assert "the &lt;b&gt;north" in page.text

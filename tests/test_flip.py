@@ -91,9 +91,9 @@ def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
     state = _start(letters, "the ice bear", (wanted,), None)
-    found = _search(state, _Result({}, margins(state, [{}])[0].item()))
-    edits = found.edits
-    assert found.margin >= MARGIN
+    result = _search(state, _Result({}, margins(state, [{}])[0].item()))
+    edits = result.edits
+    assert result.margin >= MARGIN
     useless = next((1, index, 0) for index in range(letters.width("ffn")) if (1, index, 0) not in edits)
     left = _pruned(state, {useless: state.now[useless].item(), **edits})
     assert useless not in left
@@ -169,21 +169,21 @@ def test_a_flip_is_deterministic_and_a_source_may_have_another_length(letters):
 
 def test_an_index_is_asked_and_tells_examples(smol, desert):
     """An index that names a neuron of another recipe: it is tried, and its examples are in the provenance."""
-    asked = []
+    request = []
 
     class Index:
         def check(self, fingerprint, name):
-            asked.append((fingerprint, name))
+            request.append((fingerprint, name))
 
         def search(self, text, k):
-            asked.append(text)
+            request.append(text)
             return [Hit(Neuron(29, "ffn", 860), "-", 1.0, ()), Hit(Neuron(3, "attn", 1), "+", 1.0, ())]
 
         def examples(self, neuron, polarity, k):
             return [Example(1.0, 0, Sentence(1, f"{neuron} {polarity}", "t", 0, 1, ("a",)))]
 
     recipe = flip(smol, ICE_BEAR, " desert", source=CAMEL, store=Index())
-    assert asked == [(smol.fingerprint, smol.name), "desert"]
+    assert request == [(smol.fingerprint, smol.name), "desert"]
     for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
         assert row.examples == (f"{edit.neuron} {'+' if edit.value > 0 else '-'}",)
     explained = attribute(smol, ICE_BEAR, " desert", " Arctic", sites=("ffn",))
@@ -226,9 +226,9 @@ def test_margins_are_those_of_the_steered_model(letters, generator):
             for (layer, index, _), value in proposal.items()
         ]
         with steer(model, edits):
-            found = model.predict("the ice bear", 50)
-        own = next(token.logit for token in found if token.id == 7)
-        assert margin == pytest.approx(own - max(token.logit for token in found if token.id != 7), abs=1e-4)
+            result = model.predict("the ice bear", 50)
+        own = next(token.logit for token in result if token.id == 7)
+        assert margin == pytest.approx(own - max(token.logit for token in result if token.id != 7), abs=1e-4)
 
 
 def test_flips_of_other_families():
@@ -265,7 +265,7 @@ def test_the_side_effects(smol, desert):
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
 
 
-def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
+def test_off_target_kl_is_the_mean_over_48_contexts_where_the_edits_act(smol, desert):
     """Against a loop over some: at the last tokens of texts cut inside, and not zero there."""
     places = HeldOutContexts(smol).contexts
     assert (len(places), len(set(map(tuple, places)))) == (48, 48)
@@ -273,17 +273,17 @@ def test_the_price_is_that_of_48_places_where_the_edits_act(smol, desert):
     assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in texts) for ids in places)
     some = HeldOutContexts(smol, HELD_OUT_TEXTS[:1])
     kl = some.off_target_kl(list(desert))
-    found = []
+    result = []
     for ids in some.contexts:
         plain = smol.next_logits(ids).log_softmax(-1)
         with steer(smol, desert):
             edited = smol.next_logits(ids).log_softmax(-1)
-        found.append((plain.exp() * (plain - edited)).sum().item())
-    assert kl == pytest.approx(sum(found) / len(found), rel=1e-3)
+        result.append((plain.exp() * (plain - edited)).sum().item())
+    assert kl == pytest.approx(sum(result) / len(result), rel=1e-3)
     assert kl > 0.01
 
 
-def test_what_is_generated_is_priced_behind_the_places(letters):
+def test_generated_tokens_count_behind_the_contexts(letters):
     """Against teacher forcing one text at a time; an edit that names a position of its own prompt acts at the last."""
     contexts = HeldOutContexts(letters, ["Good night.", "A bus."])
     edits = [Edit(Neuron(1, "ffn", 3), "set", 4.0, where="generated")]
@@ -385,10 +385,10 @@ def test_margins_of_a_phrase_are_those_of_the_steered_model(letters, generator):
             (generator.randrange(3), generator.randrange(20), generator.randrange(3)): generator.uniform(-9, 9)
             for _ in range(count)
         }
-        found = phrase_logits(letters, _edits(edits), "the ice bear", phrase)
-        own = found[range(3), list(phrase)].clone()
-        found[range(3), list(phrase)] = -torch.inf
-        by_token = own - found.amax(-1)
+        result = phrase_logits(letters, _edits(edits), "the ice bear", phrase)
+        own = result[range(3), list(phrase)].clone()
+        result[range(3), list(phrase)] = -torch.inf
+        by_token = own - result.amax(-1)
         lacking = (MARGIN - by_token).clamp(min=0).sum()
         wanted = MARGIN - lacking if lacking > 0 else by_token.min()
         assert margins(state, [edits])[0].item() == pytest.approx(wanted.item(), abs=1e-4)
@@ -487,20 +487,22 @@ def test_the_commands(tmp_path, monkeypatch):
     words = ["flip", ICE_BEAR, "--to", " desert", "--source", CAMEL, "--budget", "0.0001", "--save", "d.json", "--json"]
     done = RUN.invoke(main, words)
     assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["provenance"]["side_effects"]["off_target_kl"] > 0.01
-    assert found["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
+    result = json.loads(done.stdout)
+    assert result["provenance"]["side_effects"]["off_target_kl"] > 0.01
+    assert result["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
     assert SideEffects.of(Recipe.load("d.json")).warnings
-    assert "over the budget of 0.0001" in found["warnings"][0]
+    assert "over the budget of 0.0001" in result["warnings"][0]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
-    assert found["edits"][0] in shown.stdout
+    assert result["edits"][0] in shown.stdout
     assert "over the budget of 0.0001" in shown.stdout
     assert "Perplexity of held-out sentences" in shown.stdout
     checked = RUN.invoke(main, ["recipe", "check", "d.json"])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
-    away = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--top-k", "2", "--held-out", "n.txt", "--save", "a.json"])
-    assert "not Arctic" in away.stdout, away.stderr
+    suppressed = RUN.invoke(
+        main, ["flip", ICE_BEAR, "--suppress", "--top-k", "2", "--held-out", "n.txt", "--save", "a.json"]
+    )
+    assert "not Arctic" in suppressed.stdout, suppressed.stderr
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
     assert Recipe.load("h.json").edits[0].share == 0.5
@@ -508,22 +510,22 @@ def test_the_commands(tmp_path, monkeypatch):
         RUN.invoke(main, ["recipe", "combine", "a.json", "--share", share, "--save", "h.json"])
         checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json"])
         assert (checked.exit_code, json.loads(checked.stdout)["recipes"][0]["holds"]) == (code, code == 0)
-    found = json.loads((tmp_path / "d.json").read_text())
-    record = found["provenance"]["flip"]
+    result = json.loads((tmp_path / "d.json").read_text())
+    record = result["provenance"]["flip"]
     for changes in ({"top_k": 0}, {"top_k": True}, {"phrase": []}, {"phrase": [-1]}, {"prompt": 3.5}, {"text": 4}):
-        broken = {**found, "provenance": {"flip": {**record, **changes}}}
+        broken = {**result, "provenance": {"flip": {**record, **changes}}}
         (tmp_path / "o.json").write_text(json.dumps(broken))
         assert RUN.invoke(main, ["recipe", "check", "o.json"]).exit_code == 1
-    (tmp_path / "o.json").write_text(json.dumps({**found, "provenance": {}}))
+    (tmp_path / "o.json").write_text(json.dumps({**result, "provenance": {}}))
     other = RUN.invoke(main, ["recipe", "check", "o.json"])
     assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
-    (tmp_path / "e.json").write_text(json.dumps({**found, "edits": ["L3.ffn.7*0.5"]}))
+    (tmp_path / "e.json").write_text(json.dumps({**result, "edits": ["L3.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
-    big = {**found["provenance"]["side_effects"], "off_target_kl": 10**400}
+    big = {**result["provenance"]["side_effects"], "off_target_kl": 10**400}
     effects = ({"side_effects": one} for one in (3, {"where": 3}, big))
     for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *effects):
-        (tmp_path / "b.json").write_text(json.dumps({**found, "provenance": broken}))
+        (tmp_path / "b.json").write_text(json.dumps({**result, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
         assert (wrong.exit_code, "has a bad part" in wrong.stderr or "have a bad part" in wrong.stderr) == (1, True)
     assert RUN.invoke(main, ["flip", ICE_BEAR]).exit_code == 2

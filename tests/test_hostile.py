@@ -303,13 +303,13 @@ def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
     monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
     before = contents(place)
     words = [word.format(long="n" * 300, port=port) if "{" in word else word for word in shlex.split(line)]
-    found = CliRunner().invoke(main, words)
-    assert found.exception is None or isinstance(found.exception, SystemExit), repr(found.exception)
-    assert found.exit_code in (0, 1, 2), found.output
-    assert "Traceback" not in found.output
-    if found.exit_code == 1:
-        last = found.stderr.strip().splitlines()[-1] if found.stderr.strip() else found.stdout
-        assert last.startswith(("icebear: ", "error")) or "error" in found.stdout, found.output
+    result = CliRunner().invoke(main, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code in (0, 1, 2), result.output
+    assert "Traceback" not in result.output
+    if result.exit_code == 1:
+        last = result.stderr.strip().splitlines()[-1] if result.stderr.strip() else result.stdout
+        assert last.startswith(("icebear: ", "error")) or "error" in result.stdout, result.output
     after = contents(place)
     made = {"good.db"} if line.startswith(("label", "index --annotate", "concept find")) else set()
     assert {name: after.get(name) for name in before if name not in made} == {

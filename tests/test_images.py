@@ -46,19 +46,19 @@ def folder(tmp_path_factory):
 
 def test_pixels_patches_tokens_and_neurons_of_a_path_an_image_and_pixels(folder):
     model = load_model(str(folder), dtype="float32", device="cpu")
-    found = attribute(model, str(folder / "bear.png"), method=VIT)
-    assert found.image.pixels.shape == (32, 32)
-    assert found.image.patches.shape == (4, 4)
-    assert found.image.patches[1, 2].item() == pytest.approx(found.image.pixels[8:16, 16:24].sum().item(), abs=1e-6)
-    assert found.tokens[1:].tolist() == pytest.approx(found.image.patches.flatten().tolist())
-    assert found.prompt.strings[:3] == ("[CLS]", "0,0", "0,1")
-    assert found.ffn.shape == (2, 17, 20)
-    assert found.top(1)[0].position == 0  # [CLS] is classified
-    assert found.top(1, position="all")[0].position > 0  # and set apart as a sink
+    result = attribute(model, str(folder / "bear.png"), method=VIT)
+    assert result.image.pixels.shape == (32, 32)
+    assert result.image.patches.shape == (4, 4)
+    assert result.image.patches[1, 2].item() == pytest.approx(result.image.pixels[8:16, 16:24].sum().item(), abs=1e-6)
+    assert result.tokens[1:].tolist() == pytest.approx(result.image.patches.flatten().tolist())
+    assert result.prompt.strings[:3] == ("[CLS]", "0,0", "0,1")
+    assert result.ffn.shape == (2, 17, 20)
+    assert result.top(1)[0].position == 0  # [CLS] is classified
+    assert result.top(1, position="all")[0].position > 0  # and set apart as a sink
     same = attribute(model, [Image.open(folder / "bear.png")], method=VIT)[0]
-    assert torch.equal(same.tokens, found.tokens)
+    assert torch.equal(same.tokens, result.tokens)
     pixels = model.processor(images=Image.open(folder / "bear.png"), return_tensors="pt")["pixel_values"][0]
-    assert torch.equal(attribute(model, pixels, method=VIT).tokens, found.tokens)
+    assert torch.equal(attribute(model, pixels, method=VIT).tokens, result.tokens)
 
 
 def test_the_overlay_is_red_where_it_speaks_for_the_label(folder):
@@ -79,9 +79,9 @@ def test_the_command_writes_a_picture_a_page_and_json(folder, tmp_path):
     files = ["--png", str(tmp_path / "a.png"), "--html", str(tmp_path / "a.html")]
     result = RUN.invoke(main, ["explain", "--image", str(folder / "bear.png"), *options, *files, "--json"])
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found["target"]["text"] in ("ice", "bear")
-    assert len(found["patches"]) == 4
+    results = json.loads(result.stdout)
+    assert results["target"]["text"] in ("ice", "bear")
+    assert len(results["patches"]) == 4
     assert Image.open(tmp_path / "a.png").size == (448, 448)
     assert "data:image/png;base64," in (tmp_path / "a.html").read_text()
 
@@ -98,6 +98,6 @@ def test_the_command_writes_a_picture_a_page_and_json(folder, tmp_path):
     ],
 )
 def test_mistakes(folder, arguments, code, message):
-    given = [argument.format(folder=folder) for argument in arguments]
-    result = RUN.invoke(main, ["explain", *given, "--model", str(folder)])
+    inputs = [argument.format(folder=folder) for argument in arguments]
+    result = RUN.invoke(main, ["explain", *inputs, "--model", str(folder)])
     assert (result.exit_code, message in result.stderr) == (code, True), result.stderr

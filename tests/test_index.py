@@ -60,9 +60,9 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
                 expected = sorted(
                     ((v, i) for v, i in zip(extremes, seen, strict=True) if v > 0), key=lambda row: (-row[0], row[1])
                 )[:K]
-                found = store.examples(neuron, polarity)
-                assert [sign * e.activation for e in found] == pytest.approx([v for v, _ in expected], rel=1e-4)
-                for example, (value, identity) in zip(found, expected, strict=True):
+                result = store.examples(neuron, polarity)
+                assert [sign * e.activation for e in result] == pytest.approx([v for v, _ in expected], rel=1e-4)
+                for example, (value, identity) in zip(result, expected, strict=True):
                     near_tie = sum(abs(value - other) < 1e-4 * abs(value) for other in extremes) > 1
                     assert example.sentence.id == identity or near_tie
                     course = sign * seen[example.sentence.id][:, number]
@@ -153,8 +153,8 @@ def scan(model, path, store, limit, **options):
 
 
 def same_index(a, b):
-    kept = {"class_plus", "class_minus", "sharpness"}
-    assert a.neurons.table()[[*kept]].equals(b.neurons.table()[[*kept]])
+    selected = {"class_plus", "class_minus", "sharpness"}
+    assert a.neurons.table()[[*selected]].equals(b.neurons.table()[[*selected]])
     assert a.search("bear", 60) == b.search("bear", 60)
     assert a.checksum() == b.checksum()
 
@@ -228,13 +228,13 @@ def test_what_a_corpus_was_is_told_in_words(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         scan(model, path, store, 30)
         more = path.read_text() + "\nAnother line."
-        for wrong, told in (
+        for wrong, output in (
             (lambda: scan(model, path, store, 20), "not 20"),
             (lambda: build_index(model, read_corpus(str(path), 30, "fr"), store, k=K), "'en'"),
             (lambda: build_index(model, read_corpus(str(path), 30, column="t"), store, k=K), "'text'"),
             (lambda: path.write_text(more) and scan(model, path, store, 30), "c.txt"),
         ):
-            with pytest.raises(StoreError, match=told) as caught:
+            with pytest.raises(StoreError, match=output) as caught:
                 wrong()
             assert not re.search("[0-9a-f]{8}", str(caught.value).replace(str(tmp_path), ""))
 
@@ -377,9 +377,9 @@ def test_planted_neuron(tmp_path, monkeypatch):
     with open_store(tmp_path / "p.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "p.jsonl")), store, k=4)
         card = describe(store, planted, model)
-        found = card.examples["+"]
-        assert {example.sentence.text for example in found} == set(texts[-3:])  # nothing else makes it fire
-        assert all(example.token_text == "z" for example in found)
+        result = card.examples["+"]
+        assert {example.sentence.text for example in result} == set(texts[-3:])  # nothing else makes it fire
+        assert all(example.token_text == "z" for example in result)
         assert card.kind["+"] == "token detector"
         assert card.meanings == {}
         assert card.projection.promoted[0].id == letter
@@ -431,8 +431,8 @@ def test_vocabulary_without_the_model(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         for neuron in (Neuron(0, "ffn", 0), Neuron(2, "ffn", 19)):
-            exact, kept = project(model, neuron, 5), store.vocabulary(neuron, 5)
-            for a, b in ((exact.promoted, kept.promoted), (exact.suppressed, kept.suppressed)):
+            exact, selected = project(model, neuron, 5), store.vocabulary(neuron, 5)
+            for a, b in ((exact.promoted, selected.promoted), (exact.suppressed, selected.suppressed)):
                 assert [t.logit for t in a] == pytest.approx([t.logit for t in b], rel=2e-3)
                 assert [t.z for t in a] == pytest.approx([t.z for t in b], rel=5e-3)
                 assert [t.id for t in a] == [t.id for t in b]

@@ -65,10 +65,10 @@ def test_a_plain_installation_explains_and_steers(tiny_folder, tmp_path):
     command = [sys.executable, "-c", PLAIN, tiny_folder]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.stdout.count("\n}\n") == 5, done.stderr
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, said("index"))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, output_of("index"))
 
 
-def said(part):
+def output_of(part):
     packages = list(EXTRAS[part].values())
     return (
         f"icebear: This needs {', '.join(packages)}; pip install {' '.join(packages)} (or, in icebear's checkout, "
@@ -93,7 +93,7 @@ def test_what_is_missing_is_said_before_anything_is_done(part, words, monkeypatc
     for module in HIDDEN:
         monkeypatch.setitem(sys.modules, module, None)
     done = CliRunner().invoke(main, words)
-    assert (done.exit_code, done.stderr) == (1, f"{said(part)}\n")
+    assert (done.exit_code, done.stderr) == (1, f"{output_of(part)}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -121,6 +121,6 @@ def test_a_wheel_is_enough(tmp_path, tiny_folder):
     where = run(bin / "python", "-c", "import icebear.app; print(icebear.__file__, icebear.app.__file__)").split()
     assert all(Path(path).is_relative_to(packages) for path in where)
     assert "neuron" in run(bin / "python", "-m", "icebear", "-h")
-    told = json.loads(run(bin / "icebear", "neuron", "L1.ffn.3", "--json", "--model", tiny_folder))
-    assert len(told["vocabulary"]["promoted"]) == 20
+    output = json.loads(run(bin / "icebear", "neuron", "L1.ffn.3", "--json", "--model", tiny_folder))
+    assert len(output["vocabulary"]["promoted"]) == 20
     assert "neuron" in run(bin / "icebear", "-h")

@@ -20,10 +20,10 @@ def test_paraphrases_are_their_prompts(method):
     together, each = Paraphrases(model, rows), [LastToken(model, ids) for ids in rows]
     logits = together.logits([edits, {}])
     assert torch.equal(logits, torch.cat([one.logits([edits, {}]) for one in each], 1))
-    found = together.gradients(edits, lambda x: x[0, 7] * 2 - x[1, 9], method)
+    result = together.gradients(edits, lambda x: x[0, 7] * 2 - x[1, 9], method)
     first = each[0].gradients(edits, lambda x: 2 * x[0, 7], method)
     second = each[1].gradients(edits, lambda x: x[0, 9], method)
-    torch.testing.assert_close(found, first - second)
+    torch.testing.assert_close(result, first - second)
     assert [together.before(number) for number in range(2)] == rows
 
 

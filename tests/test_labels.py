@@ -68,12 +68,12 @@ def planted() -> Model:
 
 def texts(count: int) -> list[str]:
     """Documents of a sentence, half of whose words are of its topic, of 15 one about songs."""
-    draw, found = random.Random(1), []
+    draw, result = random.Random(1), []
     for _ in range(count):
         topic = TOPICS[draw.choices(list(TOPICS), (1, 7, 7))[0]]
         row = [draw.choice(topic if draw.random() < 0.5 else COMMON) for _ in range(draw.randint(6, 14))]
-        found.append(" ".join(row) + ".")
-    return found
+        result.append(" ".join(row) + ".")
+    return result
 
 
 SENTENCES = {"train": 150, "validation": 150, "test": 300}
@@ -102,8 +102,8 @@ def test_planted_neurons_get_the_right_label(indexed):
     model, path = indexed
     with open_store(path) as store:
         label_neurons(model, store, [WORD, TOPIC, POSITION])
-        found = store.labels.meanings([WORD, TOPIC, POSITION])
-        word, topic, position = (found[neuron, "+"] for neuron in (WORD, TOPIC, POSITION))
+        result = store.labels.meanings([WORD, TOPIC, POSITION])
+        word, topic, position = (result[neuron, "+"] for neuron in (WORD, TOPIC, POSITION))
         assert (word.kind, word.text, word.by, word.significant) == ("tokens", "' zebra'", "token", True)
         assert (position.kind, position.text, position.significant) == ("position", "the third token", True)
         assert min(word.score, position.score) > 0.95  # a tenth of all tokens are third ones
@@ -157,11 +157,11 @@ def test_a_head_is_labelled_by_what_it_attends_to(indexed):
         assert store.controls.get(control_name(0, heads=True))["labels"]
         x = prepare_samples(model, store)["test"]
         ids = x.ids[0]
-        found = read_activations(model, x, [HEAD])[0][: len(ids)]
+        result = read_activations(model, x, [HEAD])[0][: len(ids)]
     with eager(model):
         weights = model.net(torch.tensor([ids]), output_attentions=True).attentions[0][0, 1].detach()
     for place in range(len(ids) - 1):
-        assert found[place] == pytest.approx(weights[place + 1 :, place].mean().item(), abs=1e-5)
+        assert result[place] == pytest.approx(weights[place + 1 :, place].mean().item(), abs=1e-5)
 
 
 def test_chance_is_seldom_called_clear(indexed):
@@ -189,7 +189,7 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
     model, path = indexed
     monkeypatch.setattr(auto, "GROUP", 4)
     neurons = [Neuron(0, "ffn", number) for number in range(12)]
-    found, checksums = [], set()
+    result, checksums = [], set()
     for name in ("whole", "killed"):
         _copy(path, tmp_path / f"{name}.db")
         with open_store(tmp_path / f"{name}.db") as store:
@@ -206,12 +206,12 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
             label_neurons(model, store, neurons)
-            found.append(store.labels.meanings(neurons))
+            result.append(store.labels.meanings(neurons))
             label_neurons(model, store, neurons)  # nothing is left to do
             checksums.add(store.checksum())
     assert len(checksums) == 1
-    assert len(found[0]) == 24
-    assert found[0] == found[1]
+    assert len(result[0]) == 24
+    assert result[0] == result[1]
 
 
 def _copy(path, to):
@@ -342,10 +342,10 @@ def test_detection_is_the_auroc(lines):
     fired = scores.top_activations(x, values)
     label = Label.of("tokens", "here", [" ice"])
     if fired.active:
-        found = scores.label_auroc(label, fired)
+        result = scores.label_auroc(label, fired)
         by_token = auroc(kinds.of(label).true(label, x)[x.counted].astype(float), fired.tokens)
-        assert found["token"] == pytest.approx(by_token)
-        assert found["sentence"] == pytest.approx(auroc(kinds.of(label).degree(label, x), fired.sentences))
+        assert result["token"] == pytest.approx(by_token)
+        assert result["sentence"] == pytest.approx(auroc(kinds.of(label).degree(label, x), fired.sentences))
 
 
 def test_labels_come_back_from_json(indexed):
@@ -366,13 +366,13 @@ def test_reading_is_what_a_whole_pass_has(indexed):
     model, path = indexed
     with open_store(path) as store:
         x = prepare_samples(model, store)["train"]
-    found = read_activations(model, x, [WORD, Neuron(0, "attn", 3)])
+    result = read_activations(model, x, [WORD, Neuron(0, "attn", 3)])
     seen = []
     hook = model.site_module("ffn", 0).register_forward_pre_hook(lambda _, args: seen.append(args[0][0, :, 3]))
     for ids in x.ids[:20]:
         model.net(torch.tensor([ids]))
     hook.remove()
-    assert found[0, : x.ends[19]] == pytest.approx(torch.cat(seen).detach().numpy(), abs=1e-5)
+    assert result[0, : x.ends[19]] == pytest.approx(torch.cat(seen).detach().numpy(), abs=1e-5)
 
 
 # --- as commands ----------------------------------------------------------------------------------------
@@ -396,8 +396,8 @@ def run(indexed, monkeypatch, tmp_path):
 
 def test_labels_are_made_and_told_by_commands(run):
     assert "' zebra'" in run("label", "--auto", str(WORD), str(POSITION))
-    told = json.loads(run("label", "--auto", str(WORD), "--json"))["meanings"]
-    assert [(row["neuron"], row["polarity"]) for row in told] == [(str(WORD), "+"), (str(WORD), "-")]
+    output = json.loads(run("label", "--auto", str(WORD), "--json"))["meanings"]
+    assert [(row["neuron"], row["polarity"]) for row in output] == [(str(WORD), "+"), (str(WORD), "-")]
     assert "the third token" in run("neuron", "--significant")
     assert json.loads(run("neuron", "--significant", "--json"))["tried"] >= 4
     card = run("neuron", str(WORD), "--top", "2")
@@ -418,11 +418,11 @@ def test_a_label_command_that_says_too_little_or_too_much(words):
 
 
 def test_labels_are_evaluated(run, tmp_path):
-    said = run("evaluate", "labels", "--neurons", "6", "--out", "out")
-    assert said == run("evaluate", "labels", "--neurons", "6", "--out", "out")  # from what was kept
-    assert "circular" in said
-    found = json.loads((tmp_path / "out" / "first third" / "results.json").read_text())
-    for pair in found["samples"]:
+    text = run("evaluate", "labels", "--neurons", "6", "--out", "out")
+    assert text == run("evaluate", "labels", "--neurons", "6", "--out", "out")  # from what was kept
+    assert "circular" in text
+    result = json.loads((tmp_path / "out" / "first third" / "results.json").read_text())
+    for pair in result["samples"]:
         assert set(pair["methods"]) == set(evaluation.METHODS)
         assert all(set(numbers) == set(evaluation.COLUMNS) for numbers in pair["methods"].values())
 

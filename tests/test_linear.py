@@ -53,8 +53,8 @@ def test_rows_and_columns_are_those_of_the_whole_weight(make, kind, chosen):
     assert torch.equal(linear.rows(chosen), reference[chosen])
     assert torch.equal(linear.columns(chosen), reference[:, chosen])
     assert torch.equal(linear.rows(chosen, torch.float64), reference[chosen].double())
-    kept = linear.in_layout(linear.rows(dtype=kind))
-    assert (kept.dtype, torch.equal(kept, module.weight)) == (kind, True)
+    selected = linear.in_layout(linear.rows(dtype=kind))
+    assert (selected.dtype, torch.equal(selected, module.weight)) == (kind, True)
     assert (linear.bias is None) == (module.bias is None)
     with torch.no_grad():
         outside = module(torch.eye(linear.in_features, dtype=kind)).T  # (out, in)
@@ -72,9 +72,9 @@ def test_what_neurons_read_and_write_is_read_from_16_bits_as_if_converted_whole(
             reference = whole(model.site_module(site, layer)).T
         else:
             down, up = (part.detach().float() for part in (mixture.down_proj, mixture.gate_up_proj))
-            turned = name == "gpt_oss"  # its weights lie the other way round, its gates and ups by turns
-            reference = (down if turned else down.transpose(1, 2)).flatten(0, 1)
-            gates = up[:, :, ::2].transpose(1, 2) if turned else up.unflatten(1, (2, -1))[:, 0]
+            steered = name == "gpt_oss"  # its weights lie the other way round, its gates and ups by turns
+            reference = (down if steered else down.transpose(1, 2)).flatten(0, 1)
+            gates = up[:, :, ::2].transpose(1, 2) if steered else up.unflatten(1, (2, -1))[:, 0]
             assert torch.equal(w_in_rows(model, "ffn", layer), gates.flatten(0, 1))
         assert len(reference) == model.width(site)
         for chosen in (slice(None), slice(3, 4), slice(1, len(reference) - 1), slice(len(reference) // 2 - 2, None, 3)):
@@ -103,10 +103,10 @@ def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
     assert torch.allclose(unembed(model, x), x @ reference.T, rtol=1e-5, atol=1e-5)
     neuron = Neuron(1, "ffn", 3)
     logits = (direct_row(model, neuron) @ reference.T).sort(descending=True)
-    found = project(model, neuron, 50)
-    assert [word.id for word in found.promoted] == logits.indices.tolist()
-    if found.typical:
-        assert [word.logit for word in found.promoted] == pytest.approx(logits.values.tolist(), rel=1e-4, abs=1e-5)
+    result = project(model, neuron, 50)
+    assert [word.id for word in result.promoted] == logits.indices.tolist()
+    if result.typical:
+        assert [word.logit for word in result.promoted] == pytest.approx(logits.values.tolist(), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["t5", "t5, relu", "bert", "bert, sequence", "vit"])

@@ -34,11 +34,11 @@ CONFIGS = {
 @contextmanager
 def serving(answer):
     """(address, paths asked for) of a server; `answer(path)` gives a status, headers and a body."""
-    asked = []
+    request = []
 
     class Server(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            request.append(self.path)
             status, headers, body = answer(self.path)
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
@@ -54,7 +54,7 @@ def serving(answer):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
+    yield f"http://127.0.0.1:{server.server_port}", request
     server.shutdown()
     server.server_close()
 
@@ -110,14 +110,14 @@ def nowhere(monkeypatch):
 
 def test_a_proxy_may_know_the_hub_where_this_machine_does_not(nowhere):
     assert not hub_reachable()
-    with serving(lambda path: (404, {}, b"")) as (address, asked):
+    with serving(lambda path: (404, {}, b"")) as (address, request):
         nowhere.setenv("http_proxy", address)
         close_session()
         assert hub_reachable()
-        assert [path.rstrip("/") for path in asked] == ["http://hub.invalid"]
+        assert [path.rstrip("/") for path in request] == ["http://hub.invalid"]
         nowhere.setattr(constants, "HF_HUB_OFFLINE", True)
         assert not hub_reachable()
-        assert len(asked) == 1
+        assert len(request) == 1
 
 
 def test_without_a_network_a_hub_id_is_refused_at_once(nowhere, tmp_path):
@@ -182,11 +182,11 @@ def test_an_adapter_beside_the_weights_is_refused_and_merged_it_is_right():
     adapted = get_peft_model(net, LoraConfig(target_modules=["down_proj", "q_proj"], init_lora_weights=False)).eval()
     with torch.no_grad():
         logits = adapted(torch.tensor([IDS])).logits[0, -1]
-    for given in (adapted, adapted.get_base_model()):
+    for arguments in (adapted, adapted.get_base_model()):
         with pytest.raises(ModelError, match="merge_and_unload"):
-            Model(given)
-    found = attribute(Model(adapted.merge_and_unload()), IDS)
-    assert found.target.logit == pytest.approx(logits.max().item(), rel=1e-4)
+            Model(arguments)
+    result = attribute(Model(adapted.merge_and_unload()), IDS)
+    assert result.target.logit == pytest.approx(logits.max().item(), rel=1e-4)
 
 
 def write_gguf(path, seed=0):
@@ -226,7 +226,7 @@ def test_a_gguf_file_is_converted_once_for_what_it_says(tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     converted = []
     plain = conversion.from_gguf
-    monkeypatch.setattr(conversion, "from_gguf", lambda *given: converted.append(given) or plain(*given))
+    monkeypatch.setattr(conversion, "from_gguf", lambda *arguments: converted.append(arguments) or plain(*arguments))
     write_gguf(tmp_path / "a.gguf")
     first = load_model(str(tmp_path / "a.gguf"), device="cpu")
     (tmp_path / "a.gguf").rename(tmp_path / "b.gguf")

@@ -46,38 +46,38 @@ TOOLS = {
 """Frozen: agents' prompts name them."""
 
 
-def asked(session, *calls, **options):
+def request_of(session, *calls, **options):
     """The results of calls, one after the other, of one client in memory."""
 
     async def run():
         async with Client(server(session), **options) as client:
-            return [await client.call_tool(name, given) for name, given in calls]
+            return [await client.call_tool(name, arguments) for name, arguments in calls]
 
     return anyio.run(run)
 
 
-def told(session, name, /, **given):
+def json_of(session, name, /, **arguments):
     """What a tool answers."""
-    (found,) = asked(session, (name, given))
-    assert not found.is_error, found.content
-    assert json.loads(found.content[0].text) == found.structured_content
-    return found.structured_content
+    (result,) = request_of(session, (name, arguments))
+    assert not result.is_error, result.content
+    assert json.loads(result.content[0].text) == result.structured_content
+    return result.structured_content
 
 
-def refused(session, name, /, **given):
+def refused(session, name, /, **arguments):
     """The sentence of an error."""
-    (found,) = asked(session, (name, given))
-    assert found.is_error
-    assert "Traceback" not in found.content[0].text
-    return found.content[0].text
+    (result,) = request_of(session, (name, arguments))
+    assert result.is_error
+    assert "Traceback" not in result.content[0].text
+    return result.content[0].text
 
 
 @pytest.fixture
 def session(model, tmp_path):
     (tmp_path / "results").mkdir()
-    found = Session("letters", store_path=str(tmp_path / "none.db"), folder=tmp_path / "results")
-    found.model = model
-    return found
+    result = Session("letters", store_path=str(tmp_path / "none.db"), folder=tmp_path / "results")
+    result.model = model
+    return result
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_tools_have_names_types_and_descriptions(session):
         async with Client(server(session)) as client:
             return (await client.list_tools()).tools
 
-    found = {tool.name: tool for tool in anyio.run(listed)}
-    assert {name: " ".join(tool.input_schema["properties"]) for name, tool in found.items()} == TOOLS
-    for name, tool in found.items():
+    result = {tool.name: tool for tool in anyio.run(listed)}
+    assert {name: " ".join(tool.input_schema["properties"]) for name, tool in result.items()} == TOOLS
+    for name, tool in result.items():
         assert len(tool.description) > 30
         assert tool.annotations.read_only_hint is (name != "save")
         assert all({"type", "anyOf", "enum"} & set(one) for one in tool.input_schema["properties"].values())
@@ -105,18 +105,18 @@ def test_tools_have_names_types_and_descriptions(session):
 
 
 def test_a_change_is_beyond_chance_if_none_of_twenty_draws_is_as_large():
-    told = partial(RandomControl, "an edit", "others", "The logit", 1.0)
-    large = told(3.0, (1.5,) * 20)
+    json_of = partial(RandomControl, "an edit", "others", "The logit", 1.0)
+    large = json_of(3.0, (1.5,) * 20)
     assert (large.change, large.largest, large.as_large, large.beyond_chance) == (2.0, 0.5, 0, True)
     assert str(large).endswith("more than chance (p 0.05).")
-    one = told(3.0, (*[1.5] * 19, -1.0))
+    one = json_of(3.0, (*[1.5] * 19, -1.0))
     assert (one.as_large, one.p, one.beyond_chance) == (1, 2 / 21, False)
     assert "NOT more than chance (p 0.10), so this is no evidence" in str(one)
-    few = told(3.0, (1.5,) * 3)
+    few = json_of(3.0, (1.5,) * 3)
     assert (few.p, few.beyond_chance) == (0.25, None)
     assert "too few to rule out chance" in str(few)
-    assert told(3.0, ()).beyond_chance is None
-    assert told(3.0, (1.5, 9.0)).beyond_chance is False
+    assert json_of(3.0, ()).beyond_chance is None
+    assert json_of(3.0, (1.5, 9.0)).beyond_chance is False
 
 
 def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
@@ -135,7 +135,7 @@ def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
 
 def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
     edits = parse_edits(["L2.ffn.3=4", "L1.ffn.5*0"])
-    found = random_edit_control(model, PROMPT, edits, "z", "q", draws=3)
+    result = random_edit_control(model, PROMPT, edits, "z", "q", draws=3)
 
     def number(some):
         from icebear import steer
@@ -144,20 +144,20 @@ def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
             logits = model.next_logits(PROMPT)
         return (logits[model.answer_id("z")] - logits[model.answer_id("q")]).item()
 
-    assert found.before == pytest.approx(number([]))
-    assert found.after == pytest.approx(number(edits))
-    assert found.drawn == pytest.approx([number(some) for some in random_edits(model, edits, 3)])
+    assert result.before == pytest.approx(number([]))
+    assert result.after == pytest.approx(number(edits))
+    assert result.drawn == pytest.approx([number(some) for some in random_edits(model, edits, 3)])
 
 
 def test_the_control_of_tokens_removes_others(model):
     relevance = attribute(model, PROMPT, contrast="z", sites=())
-    found = token_removal_control(model, PROMPT, relevance, k=1)
+    result = token_removal_control(model, PROMPT, relevance, k=1)
     free = [place for place in range(len(PROMPT)) if place not in relevance.prompt.sinks]
-    assert len(found.drawn) == len(free) - 1
+    assert len(result.drawn) == len(free) - 1
     occluded = attribute(model, PROMPT, relevance.target.id, "z", method="occlusion", sites=())
     best = max(free, key=lambda place: relevance.tokens[place])
-    assert found.before - found.after == pytest.approx(occluded.tokens[best].item(), abs=1e-5)
-    others = [found.before - number for number in found.drawn]
+    assert result.before - result.after == pytest.approx(occluded.tokens[best].item(), abs=1e-5)
+    others = [result.before - number for number in result.drawn]
     assert others == pytest.approx([occluded.tokens[place].item() for place in free if place != best], abs=1e-5)
     many = token_removal_control(model, PROMPT * 3, attribute(model, PROMPT * 3, sites=()), k=3)
     assert len(many.drawn) == 20
@@ -167,29 +167,29 @@ def test_the_control_of_tokens_removes_others(model):
 
 
 def test_what_and_why(session, model):
-    found = told(session, "predict", prompt=PROMPT, k=3, max_new_tokens=4)
-    assert [one["text"] for one in found["next"]] == [token.text for token in model.predict(PROMPT, 3)]
-    assert found["continuation"] == model.generate(PROMPT, 4)
-    found = told(session, "attribute", prompt=PROMPT, contrast="z", counterfactual=OTHER, k=3)
+    result = json_of(session, "predict", prompt=PROMPT, k=3, max_new_tokens=4)
+    assert [one["text"] for one in result["next"]] == [token.text for token in model.predict(PROMPT, 3)]
+    assert result["continuation"] == model.generate(PROMPT, 4)
+    result = json_of(session, "attribute", prompt=PROMPT, contrast="z", counterfactual=OTHER, k=3)
     relevance = attribute(model, PROMPT, contrast="z", counterfactual=OTHER)
     largest = sorted(relevance.tokens.tolist(), key=abs, reverse=True)[:3]
-    assert [row["relevance"] for row in found["tokens"]] == pytest.approx(largest, rel=1e-4)
-    assert {"verdict", "beyond_chance", "p"} <= set(found["control"])
-    more = told(session, "more", handle=found["handle"], part="tokens", start=6)
+    assert [row["relevance"] for row in result["tokens"]] == pytest.approx(largest, rel=1e-4)
+    assert {"verdict", "beyond_chance", "p"} <= set(result["control"])
+    more = json_of(session, "more", handle=result["handle"], part="tokens", start=6)
     assert (more["total"], len(more["rows"])) == (8, 2)
 
 
 @pytest.mark.parametrize("site", ["ffn", "attn", "head"])
 @pytest.mark.parametrize("counterfactual", [None, OTHER])
 def test_which_neurons_with_their_controls(session, model, site, counterfactual):
-    found = told(session, "rank", prompt=PROMPT, contrast="z", counterfactual=counterfactual, site=site, k=2)
+    result = json_of(session, "rank", prompt=PROMPT, contrast="z", counterfactual=counterfactual, site=site, k=2)
     sites = ("attn",) if site == "head" else (site,)
     relevance = attribute(model, PROMPT, contrast="z", counterfactual=counterfactual, sites=sites)
     best = relevance.top(2, site, position="all" if counterfactual else "last")
-    assert [row["neuron"] for row in found["neurons"]] == [str(row.neuron) for row in best]
-    assert found["control"]["draws"] == 20 if site != "head" else 0 < found["control"]["draws"] <= 20
-    assert bool(found["ablation"]) is (counterfactual is not None and site != "attn")
-    for row in found["ablation"]:
+    assert [row["neuron"] for row in result["neurons"]] == [str(row.neuron) for row in best]
+    assert result["control"]["draws"] == 20 if site != "head" else 0 < result["control"]["draws"] <= 20
+    assert bool(result["ablation"]) is (counterfactual is not None and site != "attn")
+    for row in result["ablation"]:
         assert {"sufficiency", "random_sufficiency", "necessity", "random_necessity"} <= set(row)
 
 
@@ -197,63 +197,67 @@ def test_what_to_compare_with(session, monkeypatch):
     """The library's suggestions, of which the agent picks one."""
     row = Suggestion((1, 2), "big cats", "big", "ice", "z", 0.25, -3.0)
     monkeypatch.setattr(tools, "suggest_counterfactuals", lambda model, prompt: [row])
-    (found,) = told(session, "suggest_counterfactuals", prompt=PROMPT)["counterfactuals"]
-    assert found == {"text": "big cats", "word": "big", "instead_of": "ice", "answer": "z", "probability": 0.25}
+    (result,) = json_of(session, "suggest_counterfactuals", prompt=PROMPT)["counterfactuals"]
+    assert result == {"text": "big cats", "word": "big", "instead_of": "ice", "answer": "z", "probability": 0.25}
 
 
 def test_how_together(session, model):
-    found = told(session, "circuit", prompt=PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
+    result = json_of(session, "circuit", prompt=PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
     graph = circuit(model, PROMPT, counterfactual=OTHER, contrast="z", nodes=8)
-    assert [row["necessity"] for row in found["groups"]] == pytest.approx(
+    assert [row["necessity"] for row in result["groups"]] == pytest.approx(
         [graph.without(group).necessity for group in graph.groups[:8]], rel=1e-3, abs=1e-4
     )
-    more = told(session, "more", handle=found["handle"], part="edges", count=1)
+    more = json_of(session, "more", handle=result["handle"], part="edges", count=1)
     assert (more["total"], more["rows"][0]["source"]) == (len(graph.edges), graph.edges[0].source.id)
-    saved = told(session, "save", handle=found["handle"], file="why.html")
+    saved = json_of(session, "save", handle=result["handle"], file="why.html")
     assert (session.folder / "why.html").stat().st_size == saved["bytes"]
 
 
 def test_what_it_means(session, indexed):
-    plain = told(session, "neuron", neuron="L1.ffn.3")
+    plain = json_of(session, "neuron", neuron="L1.ffn.3")
     assert plain["promotes"]
-    found = told(indexed, "neuron", neuron="L1.ffn.3", k=2)
-    assert [row["polarity"] for row in found["examples"]] == ["+", "+", "-", "-"]
-    assert found["meaning"][0].startswith("+: not labeled yet")
-    assert told(indexed, "search", text="camel", k=2)["note"].startswith("Found by similarity")
+    result = json_of(indexed, "neuron", neuron="L1.ffn.3", k=2)
+    assert [row["polarity"] for row in result["examples"]] == ["+", "+", "-", "-"]
+    assert result["meaning"][0].startswith("+: not labeled yet")
+    assert json_of(indexed, "search", text="camel", k=2)["note"].startswith("Found by similarity")
 
 
 def test_what_edits_do(session, model):
-    found = told(session, "steer", prompt=PROMPT, edits=["L2.ffn.3=9"], target="z", max_new_tokens=3)
-    assert found["plain"] == model.generate(PROMPT, 3)
-    assert found["control"]["change"] == pytest.approx(
+    result = json_of(session, "steer", prompt=PROMPT, edits=["L2.ffn.3=9"], target="z", max_new_tokens=3)
+    assert result["plain"] == model.generate(PROMPT, 3)
+    assert result["control"]["change"] == pytest.approx(
         random_edit_control(model, PROMPT, parse_edits(["L2.ffn.3=9"]), "z").change, rel=1e-4
     )
-    assert found["off_target_kl"] > 0
-    assert "held-out contexts" in found["side_effects"]
+    assert result["off_target_kl"] > 0
+    assert "held-out contexts" in result["side_effects"]
     there = "camel bed"
     to = model.predict(there, 1)[0].text
-    found = told(session, "flip", prompt=PROMPT, to=to, source=there, max_neurons=40)
-    assert found["steered"].startswith(to)
-    assert found["control"]["draws"] == 20
-    told(session, "save", handle=found["handle"], file="z.json")
+    result = json_of(session, "flip", prompt=PROMPT, to=to, source=there, max_neurons=40)
+    assert result["steered"].startswith(to)
+    assert result["control"]["draws"] == 20
+    json_of(session, "save", handle=result["handle"], file="z.json")
     assert "icebear_recipe" in (session.folder / "z.json").read_text()
 
 
 def test_concepts(session, generator):
     words = [["ice", "snow", "cold"], ["sand", "sun", "hot"]]
     texts = [[" ".join(generator.choices(some, k=6)) for _ in range(20)] for some in words]
-    found = told(session, "concept_find", name="cold", with_texts=texts[0], without_texts=texts[1], max_neurons=3)
-    assert found["auroc"] > 0.5
-    measured = told(session, "concept_measure", concept=found["handle"], text="ice snow cold")
-    assert measured["value"] > told(session, "concept_measure", concept=found["handle"], text="hot sand sun")["value"]
-    turned = told(session, "concept_steer", concept=found["handle"], prompt="ice ", kl=0.1, max_new_tokens=4)
-    assert turned["control"]["draws"] == 20
-    assert turned["as_requested"] is (turned["measured_steered"] > turned["measured_plain"])
-    assert turned["control"]["change"] == pytest.approx(turned["measured_steered"] - turned["measured_plain"], rel=1e-2)
+    result = json_of(session, "concept_find", name="cold", with_texts=texts[0], without_texts=texts[1], max_neurons=3)
+    assert result["auroc"] > 0.5
+    measured = json_of(session, "concept_measure", concept=result["handle"], text="ice snow cold")
+    assert (
+        measured["value"] > json_of(session, "concept_measure", concept=result["handle"], text="hot sand sun")["value"]
+    )
+    steered = json_of(session, "concept_steer", concept=result["handle"], prompt="ice ", kl=0.1, max_new_tokens=4)
+    assert steered["control"]["draws"] == 20
+    assert steered["as_requested"] is (steered["measured_steered"] > steered["measured_plain"])
+    assert steered["control"]["change"] == pytest.approx(
+        steered["measured_steered"] - steered["measured_plain"], rel=1e-2
+    )
     nothing = session.keep("concept", Concept.of(session.model, "nothing", {}), {})
     assert "no neurons to steer" in refused(session, "concept_steer", concept=nothing, prompt="ice ")
-    told(session, "save", handle=found["handle"], file="cold.json")
-    again = told(session, "concept_measure", concept="cold.json", text="ice snow cold")
+    json_of(session, "save", handle=result["handle"], file="cold.json")
+    again = json_of(session, "concept_measure", concept="cold.json", text="ice snow cold")
     assert again == measured
 
 
@@ -293,11 +297,11 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("name", "given"), HOSTILE.values(), ids=HOSTILE)
-def test_what_is_hostile_gets_an_error_and_does_nothing(session, tmp_path, monkeypatch, name, given):
+@pytest.mark.parametrize(("name", "arguments"), HOSTILE.values(), ids=HOSTILE)
+def test_what_is_hostile_gets_an_error_and_does_nothing(session, tmp_path, monkeypatch, name, arguments):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    assert refused(session, name, **given) != f"Error executing tool {name}"  # which a crash says
+    assert refused(session, name, **arguments) != f"Error executing tool {name}"  # which a crash says
     assert sorted(tmp_path.rglob("*")) == before
     assert not session.results
     assert not session.lock.statistics().locked
@@ -323,7 +327,7 @@ def test_files_stay_in_the_folder_and_are_new(session, tmp_path, file):
     (session.folder / "there.html").write_text("mine")
     (session.folder / "link").symlink_to(tmp_path)
     (session.folder / "link.html").symlink_to(tmp_path / "a.html")
-    handle = told(session, "attribute", prompt=PROMPT)["handle"]
+    handle = json_of(session, "attribute", prompt=PROMPT)["handle"]
     if "x" * 190 in file:
         file = "x" * 250 + ".html"
     assert refused(session, "save", handle=handle, file=file)
@@ -333,7 +337,7 @@ def test_files_stay_in_the_folder_and_are_new(session, tmp_path, file):
 
 
 def test_without_a_folder_there_are_no_files(session):
-    handle = told(session, "attribute", prompt=PROMPT)["handle"]
+    handle = json_of(session, "attribute", prompt=PROMPT)["handle"]
     session.folder = None
     assert "--folder" in refused(session, "save", handle=handle, file="a.html")
     assert "--folder" in refused(session, "concept_measure", concept="a.json", text="ice")
@@ -365,9 +369,9 @@ def test_a_crash_tells_the_agent_nothing_of_the_machine(session, monkeypatch):
 def over_stdio(run, *words, **environment):
     """An async function of a client that has started `icebear mcp`."""
     root = Path(__file__).parent.parent
-    told = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
+    json_of = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
     command = [sys.executable, "-m", "icebear", "mcp", *words]
-    parameters = StdioServerParameters(command=command[0], args=command[1:], env=told)
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=json_of)
 
     async def connected():
         async with Client(parameters, read_timeout_seconds=300) as client:
@@ -382,27 +386,27 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
     """Why, which neurons, are they causal, what else breaks; one claim is of a neuron drawn at random."""
 
     async def investigate(client):
-        async def call(name, **given):
-            found = await client.call_tool(name, given)
-            assert not found.is_error, found.content
-            return found.structured_content
+        async def call(name, **arguments):
+            result = await client.call_tool(name, arguments)
+            assert not result.is_error, result.content
+            return result.structured_content
 
-        asked = {"prompt": ICE_BEAR, "contrast": " desert"}
-        said = await call("predict", prompt=ICE_BEAR)
-        why = await call("attribute", **asked, counterfactual=CAMEL)
-        which = await call("rank", **asked, counterfactual=CAMEL, k=8)
+        request_of = {"prompt": ICE_BEAR, "contrast": " desert"}
+        text = await call("predict", prompt=ICE_BEAR)
+        why = await call("attribute", **request_of, counterfactual=CAMEL)
+        which = await call("rank", **request_of, counterfactual=CAMEL, k=8)
         neurons = list(dict.fromkeys(row["neuron"] for row in which["neurons"]))
         means = await call("neuron", neuron="L29.ffn.860", k=1)
-        claim = await call("steer", **asked, edits=[f"{name}*0@last" for name in neurons], max_new_tokens=8)
+        claim = await call("steer", **request_of, edits=[f"{name}*0@last" for name in neurons], max_new_tokens=8)
         # A large edit of any neuron moves the answer: alone this looks like a cause.
-        false = await call("steer", **asked, edits=["L12.ffn.77=-20"], max_new_tokens=8)
-        turned = await call("flip", prompt=ICE_BEAR, to=" desert", source=CAMEL)
+        false = await call("steer", **request_of, edits=["L12.ffn.77=-20"], max_new_tokens=8)
+        steered = await call("flip", prompt=ICE_BEAR, to=" desert", source=CAMEL)
         page = await call("save", handle=which["handle"], file="why.html")
-        return said, why, which, means, claim, false, turned, page
+        return text, why, which, means, claim, false, steered, page
 
     words = ["--folder", str(tmp_path), "--store", str(folder / "wiki.db")]
-    said, why, which, means, claim, false, turned, page = over_stdio(investigate, *words)
-    assert said["next"][0]["text"] == " Arctic"
+    text, why, which, means, claim, false, steered, page = over_stdio(investigate, *words)
+    assert text["next"][0]["text"] == " Arctic"
     assert {row["token"] for row in why["tokens"][:2]} == {" ice", " bear"}
     assert why["control"]["beyond_chance"] is None  # three other pairs of words, which are too few to say
     assert abs(why["control"]["change"]) > abs(why["control"]["largest_by_chance"])
@@ -416,24 +420,24 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
     assert not false["control"]["beyond_chance"]
     assert "NOT more than chance" in false["control"]["verdict"]
     assert "no evidence" in false["control"]["verdict"]
-    assert turned["steered"].startswith(" desert")
-    assert turned["control"]["beyond_chance"]
-    assert turned["off_target_kl"] < false["off_target_kl"]  # what else breaks
+    assert steered["steered"].startswith(" desert")
+    assert steered["control"]["beyond_chance"]
+    assert steered["off_target_kl"] < false["off_target_kl"]  # what else breaks
     assert (tmp_path / "why.html").stat().st_size == page["bytes"]
 
 
 def test_an_index_of_another_model_is_passed_over_where_none_is_needed(indexed):
     indexed.model = random_model(GEMMA3, dtype=torch.float32)
     indexed.model.tokenizer = Letters()
-    assert told(indexed, "rank", prompt=PROMPT, k=2)["neurons"]
+    assert json_of(indexed, "rank", prompt=PROMPT, k=2)["neurons"]
     assert "is an index of letters" in refused(indexed, "search", text="camel")
 
 
 def test_neurons_of_a_decoder_are_switched_off_where_they_are(session):
     """Positions count from the decoder's start there."""
     session.model = make("t5", dtype=torch.float32)
-    found = told(session, "rank", prompt=PROMPT, k=8)
-    assert found["control"]["change"] != 0
+    result = json_of(session, "rank", prompt=PROMPT, k=8)
+    assert result["control"]["change"] != 0
 
 
 def test_work_of_several_parts_goes_on_counting_to_its_end(session):
@@ -445,8 +449,8 @@ def test_work_of_several_parts_goes_on_counting_to_its_end(session):
             async def progress(done, total, message):
                 seen.append((done, total))
 
-            given = {"prompt": PROMPT, "edits": ["L2.ffn.3=9"], "max_new_tokens": 4}
-            await client.call_tool("steer", given, progress_callback=progress)
+            arguments = {"prompt": PROMPT, "edits": ["L2.ffn.3=9"], "max_new_tokens": 4}
+            await client.call_tool("steer", arguments, progress_callback=progress)
 
     anyio.run(run)
     steps, totals = zip(*seen, strict=True)
@@ -458,7 +462,7 @@ def test_what_is_cancelled_ends_in_the_server(session, monkeypatch):
     """Work that would go on for ever, and calls that wait for it, more than there are threads."""
     ended = []
 
-    def endless(*args, on_progress, **given):
+    def endless(*args, on_progress, **arguments):
         try:
             for step in itertools.count():
                 on_progress(step, None)
@@ -476,8 +480,8 @@ def test_what_is_cancelled_ends_in_the_server(session, monkeypatch):
                 started.set()
 
             async with anyio.create_task_group() as group:
-                given = {"prompt": PROMPT, "counterfactual": OTHER}
-                group.start_soon(partial(client.call_tool, "circuit", given, progress_callback=progress))
+                arguments = {"prompt": PROMPT, "counterfactual": OTHER}
+                group.start_soon(partial(client.call_tool, "circuit", arguments, progress_callback=progress))
                 await started.wait()
                 for _ in range(60):
                     group.start_soon(client.call_tool, "predict", {"prompt": PROMPT})
@@ -494,9 +498,9 @@ def test_without_the_model_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path)
         return [await client.call_tool("predict", {"prompt": "x"})]
 
     for name in ("smollm2-135m", "someone/some-model"):
-        (found,) = over_stdio(ask, "--model", name, ICEBEAR_CACHE=str(tmp_path), HF_HOME=str(tmp_path / "hub"))
-        assert found.is_error
-        assert f"icebear doctor --model {name}" in found.content[0].text
+        (result,) = over_stdio(ask, "--model", name, ICEBEAR_CACHE=str(tmp_path), HF_HOME=str(tmp_path / "hub"))
+        assert result.is_error
+        assert f"icebear doctor --model {name}" in result.content[0].text
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".whl")]
 
 
@@ -538,16 +542,16 @@ def test_what_is_no_message_is_answered(tmp_path):
         return json.loads(process.stdout.readline())
 
     for line, (identity, code) in NO_MESSAGES.items():
-        found = ask(line)
-        assert (found["id"], found["error"]["code"]) == (identity, code), line[:80]
-        assert "\n" not in found["error"]["message"]
+        result = ask(line)
+        assert (result["id"], result["error"]["code"]) == (identity, code), line[:80]
+        assert "\n" not in result["error"]["message"]
     assert ask(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}') == {"jsonrpc": "2.0", "id": 1, "result": {}}
     process.stdin.close()
     assert process.wait(20) == 0
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
+    ("arguments", "names"),
     [
         ({}, ["prompt"]),
         ({"prompt": ""}, ["prompt"]),
@@ -555,12 +559,12 @@ def test_what_is_no_message_is_answered(tmp_path):
         ({"prompt": "a", "k": 99}, ["k"]),
     ],
 )
-def test_arguments_that_do_not_fit_get_one_line(session, given, names):
-    said = refused(session, "predict", **given)
-    assert [part.split(":")[0] for part in said.split("; ")] == names
-    assert ("\n" in said, "http" in said) == (False, False)
+def test_arguments_that_do_not_fit_get_one_line(session, arguments, names):
+    text = refused(session, "predict", **arguments)
+    assert [part.split(":")[0] for part in text.split("; ")] == names
+    assert ("\n" in text, "http" in text) == (False, False)
 
 
 def test_errors_speak_of_arguments():
-    told = tools._for_agents("Give --max-neurons, or --unbounded; see --k.", ("max_neurons", "k"))
-    assert told == "Give max_neurons, or the command line's --unbounded; see k."
+    json_of = tools._for_agents("Give --max-neurons, or --unbounded; see --k.", ("max_neurons", "k"))
+    assert json_of == "Give max_neurons, or the command line's --unbounded; see k."

@@ -56,7 +56,7 @@ def embedded(model):
     return model.net.get_input_embeddings()(torch.tensor([prompt(model)])).detach()
 
 
-def found(model, method):
+def result_of(model, method):
     return attribute(model, prompt(model), 11, method=method, number="logit").tokens.double()
 
 
@@ -67,9 +67,9 @@ def close(a, b, tolerance=1e-5):
 def test_gradients(model):
     x = embedded(model).requires_grad_()
     (g,) = torch.autograd.grad(scored(model, x).sum(), x)
-    assert close(found(model, Gradient(1)), g[0].abs().sum(-1))
-    assert close(found(model, Gradient(2)), g[0].pow(2).sum(-1).sqrt())
-    assert close(found(model, GradientTimesInput()), (x * g)[0].sum(-1))
+    assert close(result_of(model, Gradient(1)), g[0].abs().sum(-1))
+    assert close(result_of(model, Gradient(2)), g[0].pow(2).sum(-1).sqrt())
+    assert close(result_of(model, GradientTimesInput()), (x * g)[0].sum(-1))
 
 
 def test_integrated_gradients_is_captums_and_complete(model):
@@ -77,11 +77,11 @@ def test_integrated_gradients_is_captums_and_complete(model):
 
     x = embedded(model)
     theirs = Captum(lambda e: scored(model, e)).attribute(x, n_steps=20, method="riemann_middle")[0].sum(-1)
-    assert close(found(model, IntegratedGradients(20)), theirs, 1e-4)
+    assert close(result_of(model, IntegratedGradients(20)), theirs, 1e-4)
     if model.net.config.model_type == "llama":
         return  # RMSNorm is too steep at zero for a sum over steps to be complete
     whole = scored(model, x) - scored(model, torch.zeros_like(x))
-    many = found(model, IntegratedGradients(400)).sum().item()
+    many = result_of(model, IntegratedGradients(400)).sum().item()
     assert many == pytest.approx(whole.item(), rel=0.05, abs=0.05)
 
 
@@ -91,7 +91,7 @@ def test_occlusion_is_captums(model):
     x = embedded(model)
     mask = torch.arange(x.shape[1])[None, :, None].expand_as(x)
     theirs = FeatureAblation(lambda e: scored(model, e)).attribute(x, feature_mask=mask)[0, :, 0]
-    assert close(found(model, Occlusion()), theirs)
+    assert close(result_of(model, Occlusion()), theirs)
 
 
 def test_smoothgrad(model):
@@ -102,7 +102,7 @@ def test_smoothgrad(model):
         noise = torch.randn(x.shape, generator=generator).to(x.dtype)
         noisy = (x + 0.2 * x.std() * noise).requires_grad_()
         total += torch.autograd.grad(scored(model, noisy).sum(), noisy)[0] / 4
-    assert close(found(model, SmoothGrad(0.2, 4, 3)), (x * total)[0].sum(-1), 1e-4)
+    assert close(result_of(model, SmoothGrad(0.2, 4, 3)), (x * total)[0].sum(-1), 1e-4)
 
 
 def maps(model):
@@ -125,11 +125,11 @@ def test_attention_rollouts_and_gradcam(model):
         rolled = torch.stack([(0.5 * (one[i] + torch.eye(T)[i])) @ rolled for i in range(T)])
         best = sum((a[h] * g[h]).clamp(min=0) for h in range(len(a))) / len(a)
         weighed = weighed + best.double() @ weighed
-    assert close(found(model, AttentionRollout()), rolled[at], 1e-4)
-    assert found(model, AttentionRollout()).sum().item() == pytest.approx(1, abs=1e-5)
-    assert close(found(model, GradientRollout()), (weighed - torch.eye(T))[at], 1e-4)
+    assert close(result_of(model, AttentionRollout()), rolled[at], 1e-4)
+    assert result_of(model, AttentionRollout()).sum().item() == pytest.approx(1, abs=1e-5)
+    assert close(result_of(model, GradientRollout()), (weighed - torch.eye(T))[at], 1e-4)
     last = sum(attentions[-1][h] * gradients[-1][h].mean() for h in range(len(attentions[-1]))) / len(attentions[-1])
-    assert close(found(model, GradCAM()), last[at].clamp(min=0), 1e-4)
+    assert close(result_of(model, GradCAM()), last[at].clamp(min=0), 1e-4)
 
 
 def test_atman_scales_a_column_of_scores(model):
@@ -152,7 +152,7 @@ def test_atman_scales_a_column_of_scores(model):
             return softmax(model.net(ids).logits[0, at], -1)[11].log()
 
     expected = torch.stack([log_probability(None, 0) - log_probability(i, 0.7) for i in range(ids.shape[1])])
-    assert close(found(model, AtMan(0.7)), expected, 1e-4)
+    assert close(result_of(model, AtMan(0.7)), expected, 1e-4)
 
 
 def position_entries(model):
@@ -196,14 +196,14 @@ def test_readings_of_pa_lrp_s_sum(model, name):
     (scores,) = method_of(name).scores(model, objective_of(model, [prompt(model)], 11))
     assert close(scores, expected)
     if name == "pa-lrp":
-        assert close(found(model, Positions()), expected - tokens)
+        assert close(result_of(model, Positions()), expected - tokens)
     else:
-        assert close(found(model, method_of(name)), expected)
+        assert close(result_of(model, method_of(name)), expected)
 
 
 def test_random_depends_on_the_seed_and_the_tokens_alone(model):
-    assert torch.equal(found(model, Random(1)), found(model, Random(1)))
-    assert not torch.equal(found(model, Random(1)), found(model, Random(2)))
+    assert torch.equal(result_of(model, Random(1)), result_of(model, Random(1)))
+    assert not torch.equal(result_of(model, Random(1)), result_of(model, Random(2)))
 
 
 def slow_alti(model, layers_of):
@@ -259,7 +259,7 @@ def test_alti_logit_of_llama_by_loops():
             expected += update @ down
             down = share @ down
         expected[-1] += streams[0][0, -1] @ reading
-    assert close(found(model, AltiLogit()), expected, 1e-4)
+    assert close(result_of(model, AltiLogit()), expected, 1e-4)
 
 
 def test_alti_of_bert_by_loops():
@@ -285,8 +285,8 @@ def test_alti_of_bert_by_loops():
         down = torch.eye(T).double()
         for share in slow_alti(model, all_parts):
             down = share @ down
-    assert close(found(model, Alti()), down[prompt(model).index(MASK)], 1e-4)
-    assert found(model, Alti()).sum().item() == pytest.approx(1, abs=1e-5)
+    assert close(result_of(model, Alti()), down[prompt(model).index(MASK)], 1e-4)
+    assert result_of(model, Alti()).sum().item() == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", [n for n, one in METHODS.items() if n != "alti" and not one.needs_counterfactual])

@@ -59,16 +59,16 @@ def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     """In a real browser, from the site as it is built; nothing is fetched from elsewhere."""
     build_site(tmp_path, lambda path: pages(path).read_text())
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
-    errors, asked = [], []
-    page.on("request", lambda request: asked.append(request.url))
+    errors, requests = [], []
+    page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: errors.append(error))
 
     page.goto((tmp_path / "site" / "notebooks" / "why" / "index.html").as_uri())
     token = page.locator(".tokens span", has_text="bear").first
-    said = "getComputedStyle(document.activeElement, '::after').content"
+    text = "getComputedStyle(document.activeElement, '::after').content"
     token.click()
     assert page.evaluate("document.activeElement.textContent").strip() == "bear"
-    assert page.evaluate(said).strip('" ').startswith("2: +")
+    assert page.evaluate(text).strip('" ').startswith("2: +")
 
     page.goto((tmp_path / "site" / "notebooks" / "circuit" / "index.html").as_uri())
     card = page.locator(".circuit .card")
@@ -83,4 +83,4 @@ def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     assert "score" in card.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert not errors
-    assert all(url.startswith(("file:", "data:")) for url in asked)
+    assert all(url.startswith(("file:", "data:")) for url in requests)

@@ -43,17 +43,17 @@ def test_every_verb_has_an_example_and_json(verb):
 
 
 def test_an_option_means_the_same_wherever_it_is():
-    found = defaultdict(list)
+    result = defaultdict(list)
     for verb, command in VERBS.items():
         for option in command.params:
             if isinstance(option, click.Option):
                 values = () if option.opts[0] in OWN_VALUES else (option.default, repr(option.type), option.multiple)
-                found[option.opts[0]].append((verb, (option.help, option.is_flag, *values)))
-    shared = {name: told for name, told in found.items() if len(told) > 1}
+                result[option.opts[0]].append((verb, (option.help, option.is_flag, *values)))
+    shared = {name: output for name, output in result.items() if len(output) > 1}
     assert {"--top", "--store", "--seed", "--out", "--save", "--target-text", "--checkpoint"} <= set(shared)
     assert set(OPTIONS) <= set(shared), "the table has options of more than one verb only"
-    for name, told in shared.items():
-        assert len({meaning for _, meaning in told}) == 1, f"{name}: {told}"
+    for name, output in shared.items():
+        assert len({meaning for _, meaning in output}) == 1, f"{name}: {output}"
 
 
 def test_a_model_is_loaded_as_python_loads_it():
@@ -115,7 +115,7 @@ def test_what_most_need_fits_a_screen(verb):
 
 
 @pytest.fixture
-def told(tiny_folder, tmp_path, monkeypatch):
+def output(tiny_folder, tmp_path, monkeypatch):
     """Runs a verb on the tiny model in a folder of its own; its JSON document."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.txt").write_text("Rome is a city. Paris is one too.\nAre the cities far apart? They are.\n")
@@ -128,48 +128,48 @@ def told(tiny_folder, tmp_path, monkeypatch):
     return run
 
 
-def test_what_is_made_is_told_in_a_document(told, tmp_path):
-    made = told("index", "--corpus", "c.txt", "--k", "2")
+def test_what_is_made_is_told_in_a_document(output, tmp_path):
+    made = output("index", "--corpus", "c.txt", "--k", "2")
     assert made["store"] == "icebear.db"  # the default
     assert made["counts"]["sentences"] == 4
     assert made["index"]["k"] == 2
-    done = told("index", "--annotate", "L1.ffn.3", "--k", "2")
+    done = output("index", "--annotate", "L1.ffn.3", "--k", "2")
     assert done["attributed"] == 4
-    assert told("index", "--annotate", "L1.ffn.3", "--k", "2")["attributed"] == 0  # they are kept
-    assert told("index", "--annotate", "--prompt", "Rome is", "--top", "3", "--k", "1")["neurons"]
-    assert told("label", "L1.ffn.3", "cities", model=False)["label"] == "cities"
-    assert told("label", "L1.ffn.3", "", model=False)["label"] is None
-    assert told("search", "Rome", model=False)["hits"]
-    assert told("doctor")["store"] == "icebear.db fits the model"
+    assert output("index", "--annotate", "L1.ffn.3", "--k", "2")["attributed"] == 0  # they are kept
+    assert output("index", "--annotate", "--prompt", "Rome is", "--top", "3", "--k", "1")["neurons"]
+    assert output("label", "L1.ffn.3", "cities", model=False)["label"] == "cities"
+    assert output("label", "L1.ffn.3", "", model=False)["label"] is None
+    assert output("search", "Rome", model=False)["hits"]
+    assert output("doctor")["store"] == "icebear.db fits the model"
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.needs_counterfactual])
-def test_every_method_explains_and_ranks_what_it_scores(told, tiny_folder, name):
+def test_every_method_explains_and_ranks_what_it_scores(output, tiny_folder, name):
     if name == "alti":
         pytest.skip("of encoders")
-    document = told("explain", "Rome is", "--method", name)
+    document = output("explain", "Rome is", "--method", name)
     assert len(document["tokens"]) > 1
     assert bool(document["ranking"]) is METHODS[name].scores_neurons
     ranked = RUN.invoke(main, ["rank", "Rome is", "--method", name, "--model", tiny_folder])
     assert ranked.exit_code == (not METHODS[name].scores_neurons), ranked.output
 
 
-def test_recipes_told_in_a_document(told, tmp_path, tiny_folder):
+def test_recipes_told_in_a_document(output, tmp_path, tiny_folder):
     model = load_model(tiny_folder)
     for name, edit in (("a.json", "L1.ffn.3*0.5"), ("b.json", "L0.ffn.2=1")):
         Recipe.for_model(model, name, [Edit.parse(edit)]).save(tmp_path / name)
-    both = told("recipe", "combine", "a.json", "b.json", "--save", "both.json", model=False)
+    both = output("recipe", "combine", "a.json", "b.json", "--save", "both.json", model=False)
     assert both == json.loads((tmp_path / "both.json").read_text())
-    patch = told("recipe", "patch", "both.json", "--save", "p.safetensors", "--check-on", "Rome is")
+    patch = output("recipe", "patch", "both.json", "--save", "p.safetensors", "--check-on", "Rome is")
     assert patch["difference"] < 1e-3
     assert patch["new_biases"] == ["model.layers.0.mlp.down_proj.bias"]
     assert set(patch["new_biases"]) < set(patch["weights"])
 
 
-def test_a_store_that_is_not_needed_may_be_missing_or_of_another_model(told, tmp_path, tiny_folder):
+def test_a_store_that_is_not_needed_may_be_missing_or_of_another_model(output, tmp_path, tiny_folder):
     edited = ("steer", "Rome is", "--max-new-tokens", "2", "--edit")
-    assert told(*edited, "L1.ffn.3*0")["edits"] == ["L1.ffn.3*0"]
-    assert told("doctor")["store"] == "none"
+    assert output(*edited, "L1.ffn.3*0")["edits"] == ["L1.ffn.3*0"]
+    assert output("doctor")["store"] == "none"
     missing = RUN.invoke(main, [*edited, "L1.ffn.3*0", "--model", tiny_folder, "--store", "wiki.db"])
     assert (missing.exit_code, "There is no store wiki.db; build one" in missing.stderr) == (1, True)
     (tmp_path / "icebear.db").write_text("not a database, but long enough to look at" * 50)
@@ -180,27 +180,27 @@ def test_a_store_that_is_not_needed_may_be_missing_or_of_another_model(told, tmp
             "Continuing without a store: icebear.db is damaged or not a SQLite file" in done.stderr,
         ) == (0, True)
     (tmp_path / "icebear.db").unlink()
-    told("index", "--corpus", "c.txt")
+    output("index", "--corpus", "c.txt")
     with open_store(tmp_path / "icebear.db") as store:
         std = store.neurons.statistic(store.search("Rome", 1)[0].neuron, "std")
         name = str(store.search("Rome", 1)[0].neuron)
     assert std > 0
-    in_units = told(*edited, f"{name}=2std")["steered"]["next"]
-    raw = told(*edited, f"{name}={2 * std!r}")["steered"]["next"]
+    in_units = output(*edited, f"{name}=2std")["steered"]["next"]
+    raw = output(*edited, f"{name}={2 * std!r}")["steered"]["next"]
     assert [token["logit"] for token in in_units] == pytest.approx([token["logit"] for token in raw])
 
 
-def test_ranking_takes_what_attributing_takes(told):
-    asked = ("Rome is", "--target-text", " are", "--method", "cp-lrp")
-    expected = told("explain", *asked)["conservation"]
-    assert told("rank", *asked)["conservation"] == pytest.approx(expected)
-    checkpointed = told("rank", *asked, "--checkpoint")["ranking"]
-    assert [row["neuron"] for row in checkpointed] == [row["neuron"] for row in told("rank", *asked)["ranking"]]
+def test_ranking_takes_what_attributing_takes(output):
+    request = ("Rome is", "--target-text", " are", "--method", "cp-lrp")
+    expected = output("explain", *request)["conservation"]
+    assert output("rank", *request)["conservation"] == pytest.approx(expected)
+    checkpointed = output("rank", *request, "--checkpoint")["ranking"]
+    assert [row["neuron"] for row in checkpointed] == [row["neuron"] for row in output("rank", *request)["ranking"]]
     neither = RUN.invoke(main, ["rank"])
     assert (neither.exit_code, "a PROMPT" in neither.stderr) == (2, True)
 
 
-def test_the_home_folder_is_written_as_a_tilde(told, tmp_path, tiny_folder, monkeypatch):
+def test_the_home_folder_is_written_as_a_tilde(output, tmp_path, tiny_folder, monkeypatch):
     """Also where no shell reads it: a model, a store, a recipe, and what is written."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
@@ -209,10 +209,10 @@ def test_the_home_folder_is_written_as_a_tilde(told, tmp_path, tiny_folder, monk
     Recipe.for_model(model, "r", [Edit.parse("L1.ffn.3*0.5")]).save("~/r.json")
     assert Recipe.load("~/r.json").name == "r"
     home = ("--model", "~/model", "--store", "~/i.db")
-    told("index", "--corpus", "~/c.txt", *home, model=False)
+    output("index", "--corpus", "~/c.txt", *home, model=False)
     assert (tmp_path / "i.db").is_file()
     assert (
-        told("steer", "Rome is", "--recipe", "~/r.json", "--max-new-tokens", "1", *home, model=False)["recipe"] == "r"
+        output("steer", "Rome is", "--recipe", "~/r.json", "--max-new-tokens", "1", *home, model=False)["recipe"] == "r"
     )
     done = RUN.invoke(main, ["explain", "Rome is", "--html=~/page.html", "--model", "~/model"])
     assert (done.exit_code, (tmp_path / "page.html").is_file()) == (0, True)

@@ -37,17 +37,17 @@ def prompts(count):
 def test_what_is_stopped_and_what_passes_is_all_there_is(llama):
     """Tokens and stopped neurons together have the target's relevance (CP-LRP keeps everything); without stops the
     tokens alone have it."""
-    asked = objective_of(llama, prompts(3))
+    query = objective_of(llama, prompts(3))
     for stop in (False, True):
         inputs = Inputs()
-        neurons = (DirectNeurons if stop else AllNeurons)(llama, asked.batch, SITES)
+        neurons = (DirectNeurons if stop else AllNeurons)(llama, query.batch, SITES)
         accounting = new_accounting(llama, 3)
-        numbers, _ = forward_backward(llama, Logits(asked), [inputs, neurons], CP_LRP, accounting=accounting)
+        numbers, _ = forward_backward(llama, Logits(query), [inputs, neurons], CP_LRP, accounting=accounting)
         for row in range(3):
-            found = inputs.relevance()[0][row].sum()
+            result = inputs.relevance()[0][row].sum()
             if stop:
-                found += sum(neurons.relevance[site][row].sum() for site in SITES)
-            torch.testing.assert_close(found, numbers[row], rtol=1e-4, atol=1e-5)
+                result += sum(neurons.relevance[site][row].sum() for site in SITES)
+            torch.testing.assert_close(result, numbers[row], rtol=1e-4, atol=1e-5)
 
 
 def test_a_pass_may_start_at_neurons_and_stop_at_those_below(llama):
@@ -58,11 +58,11 @@ def test_a_pass_may_start_at_neurons_and_stop_at_those_below(llama):
     inputs, neurons = Inputs(), DirectNeurons(llama, batch, ("ffn",))
     numbers, _ = forward_backward(llama, Activations(batch, nodes), [inputs, neurons], CP_LRP)
     for row, (neuron, position) in enumerate(nodes):
-        found = neurons.relevance["ffn"][row]
-        torch.testing.assert_close(inputs.relevance()[0][row].sum() + found.sum(), numbers[row], rtol=1e-4, atol=1e-6)
-        assert found[0, : position + 1].abs().sum() > 0
-        assert not found[neuron.layer :].any()
-        assert not found[:, position + 1 :].any()
+        result = neurons.relevance["ffn"][row]
+        torch.testing.assert_close(inputs.relevance()[0][row].sum() + result.sum(), numbers[row], rtol=1e-4, atol=1e-6)
+        assert result[0, : position + 1].abs().sum() > 0
+        assert not result[neuron.layer :].any()
+        assert not result[:, position + 1 :].any()
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "qwen3_moe"])
@@ -76,7 +76,7 @@ def test_what_is_recorded_is_a_part_of_all(name, record):
         for site in every.sites:
             torch.testing.assert_close(some.of(site), every.of(site)[:, wanted])
             torch.testing.assert_close(some.activation(site), every.activation(site)[:, wanted])
-        ranks = [[(r.neuron, r.position) for r in found.top(5, position=wanted[0])] for found in (every, some)]
+        ranks = [[(r.neuron, r.position) for r in result.top(5, position=wanted[0])] for result in (every, some)]
         assert ranks[0] == ranks[1]
         with pytest.raises(InputError, match="'all'"):
             some.top(5, position="all")
@@ -90,29 +90,29 @@ def test_continuations_of_different_lengths_are_recorded_apart(llama):
 
 
 def test_one_result_of_a_batch_does_not_keep_the_others_alive(llama):
-    for found in attribute(llama, prompts(3)):
-        assert found.ffn.untyped_storage().nbytes() == found.ffn.nbytes
+    for result in attribute(llama, prompts(3)):
+        assert result.ffn.untyped_storage().nbytes() == result.ffn.nbytes
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "qwen3_moe"])
 def test_the_largest_and_the_sums_are_those_of_all(name):
     """Of rows of different lengths; positions that are set apart are not ranked, but count in sums."""
     model = made(name)
-    asked, apart = objective_of(model, prompts(2)), [(0,), (1, 2)]
-    every = AllNeurons(model, asked.batch, SITES)
-    largest = LargestNeurons(model, asked.batch, SITES, 7, apart.__getitem__)
+    query, apart = objective_of(model, prompts(2)), [(0,), (1, 2)]
+    every = AllNeurons(model, query.batch, SITES)
+    largest = LargestNeurons(model, query.batch, SITES, 7, apart.__getitem__)
     for recorder in (every, largest):
-        forward_backward(model, Logits(asked), [Inputs(), recorder], CP_LRP)
+        forward_backward(model, Logits(query), [Inputs(), recorder], CP_LRP)
     for row in range(2):
-        found = largest.row(row)
+        result = largest.row(row)
         for site in SITES:
             values, activations = (part[site] for part in every.row(row))
-            torch.testing.assert_close(found.layers[site], values.sum(-1))
+            torch.testing.assert_close(result.layers[site], values.sum(-1))
             ranked = values.clone()
             ranked[:, list(apart[row])] = torch.nan
             flat = ranked[~ranked.isnan()]
             for sign, order in (("+", flat.sort(descending=True)), ("-", flat.sort())):
-                top = found.top(7, site, sign)
+                top = result.top(7, site, sign)
                 torch.testing.assert_close(torch.tensor([r.relevance for r in top]), order.values[:7])
                 for r in top:
                     place = r.neuron.layer, r.position, r.neuron.index
@@ -120,7 +120,7 @@ def test_the_largest_and_the_sums_are_those_of_all(name):
                     assert values[place] == pytest.approx(r.relevance)
                     assert activations[place] == pytest.approx(r.activation)
         heads = every.row(row)[0]["attn"].unflatten(-1, (model.heads, -1)).sum(-1)
-        torch.testing.assert_close(found.heads, heads)
+        torch.testing.assert_close(result.heads, heads)
 
 
 OTHER = [*IDS[:2], 9, *IDS[3:]]
@@ -136,16 +136,16 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("asked", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("query", KEPT.values(), ids=KEPT)
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_keeping_the_top_changes_nothing_that_is_told(llama, asked, checkpoint):
+def test_keeping_the_top_changes_nothing_that_is_told(llama, query, checkpoint):
     model = Model(llama.net, Letters())
-    asked = {"contrast": 5, "checkpoint": checkpoint, **asked}
-    top = attribute(model, IDS, **asked, keep="top", k=9)
-    every = attribute(model, IDS, **{**asked, "record": "all"})
+    query = {"contrast": 5, "checkpoint": checkpoint, **query}
+    top = attribute(model, IDS, **query, keep="top", k=9)
+    every = attribute(model, IDS, **{**query, "record": "all"})
     torch.testing.assert_close(top.tokens, every.tokens)
     at = list(top.neurons.recorded)
-    assert at == ([1, len(IDS) - 1] if "record" in asked else list(every.prompt.target_positions))
+    assert at == ([1, len(IDS) - 1] if "record" in query else list(every.prompt.target_positions))
     for site in every.sites:
         torch.testing.assert_close(top.layers(site), every.layers(site))
         torch.testing.assert_close(top.of(site), every.of(site)[:, at])
@@ -155,20 +155,20 @@ def test_keeping_the_top_changes_nothing_that_is_told(llama, asked, checkpoint):
             some, all_ = (one.top(9, site, position=position, sign=sign) for one in (top, every))
             assert [(r.neuron, r.position) for r in some] == [(r.neuron, r.position) for r in all_]
             for a, b in zip(some, all_, strict=True):
-                told = [
+                output = [
                     [r.relevance, *([] if r.neuron.site == "head" else [r.activation, r.counterfactual or 0])]
                     for r in (a, b)
                 ]
-                assert told[0] == pytest.approx(told[1], rel=1e-4, abs=1e-7)
+                assert output[0] == pytest.approx(output[1], rel=1e-4, abs=1e-7)
 
 
 def test_what_was_not_kept_is_refused(llama):
-    found = attribute(llama, IDS, keep="top", k=3)
+    result = attribute(llama, IDS, keep="top", k=3)
     with pytest.raises(InputError, match="k=4"):
-        found.top(4, position="all")
+        result.top(4, position="all")
     for choice in ({"polarity": "+"}, {"include_sinks": True}, {"layers": range(1)}):
         with pytest.raises(InputError, match="'all'"):
-            found.top(3, position="all", **choice)
+            result.top(3, position="all", **choice)
     for wrong, value in (({"keep": "some"}, "'some'"), ({"keep": "top", "k": 0}, "not 0")):
         with pytest.raises(InputError, match=value):
             attribute(llama, IDS, **wrong)
@@ -186,7 +186,7 @@ def test_many_prompts_go_through_in_parts(llama, monkeypatch):
 
 
 def test_a_repr_fits_a_line(llama):
-    found = attribute(llama, IDS * 4, 3, 5)
-    assert repr(found) == (
+    result = attribute(llama, IDS * 4, 3, 5)
+    assert repr(result) == (
         "<Relevance of 32 tokens for '<3>' against '<5>', AttnLRP(); ffn (3, 32, 20), attn (3, 32, 24)>"
     )

@@ -40,16 +40,16 @@ def model(smol):
 
 def reference(model, ids):
     """Every beginning decoded anew: what is new in it since the last one that ended in a whole character."""
-    found = [model.text(token) for token in ids]
-    if not any("\ufffd" in piece for piece in found):
-        return tuple(found)
+    result = [model.text(token) for token in ids]
+    if not any("\ufffd" in piece for piece in result):
+        return tuple(result)
     before = ""
     for place in range(len(ids)):
         after = model.tokenizer.decode(ids[: place + 1])
         whole = not after.endswith("\ufffd") or place + 1 == len(ids)
-        found[place] = after[len(before) :] if whole else ""
+        result[place] = after[len(before) :] if whole else ""
         before = after if whole else before
-    return tuple(found)
+    return tuple(result)
 
 
 def test_pieces_equal_every_beginning_decoded_anew(model):

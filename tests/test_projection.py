@@ -19,7 +19,7 @@ def test_one_unit_changes_the_logits_by_what_project_says(smol):
     """40 neurons of the last layer, 20 prompts: the median ratio of what happens and what is said is near 1."""
     generator = torch.Generator().manual_seed(0)
     neurons = [Neuron(29, "ffn", i) for i in torch.randperm(1536, generator=generator)[:40].tolist()]
-    said = [project(smol, neuron, 3).promoted for neuron in neurons]
+    text = [project(smol, neuron, 3).promoted for neuron in neurons]
     seen = {}
     hook = smol.net.model.norm.register_forward_pre_hook(lambda module, args: seen.update(x=args[0]))
     rows = torch.stack([smol.net.model.layers[29].mlp.down_proj.weight[:, n.index] for n in neurons])  # (40, D)
@@ -28,7 +28,7 @@ def test_one_unit_changes_the_logits_by_what_project_says(smol):
         plain = smol.next_logits(prompt)
         with torch.no_grad():  # the last layer's neurons at the last token reach nothing but the final norm
             moved = smol.net.lm_head(smol.net.model.norm(seen["x"][0, -1] + rows))
-        for row, promoted in enumerate(said):
+        for row, promoted in enumerate(text):
             ratios += [((moved[row] - plain)[word.id] / word.logit).item() for word in promoted]
         if prompt == ICE_BEAR:
             with steer(smol, [f"{neurons[3]}+1@last"]):
@@ -65,16 +65,16 @@ def test_the_direct_path_is_what_the_rules_see(name):
         norm.register_forward_pre_hook(lambda module, args, path=path: seen.update({path: divisor(module, args[0])}))
         for path, norm in behind.items()
     ]
-    found = attribute(model, IDS, target=5, sites=("ffn",), number="logit")
+    result = attribute(model, IDS, target=5, sites=("ffn",), number="logit")
     for hook in hooks:
         hook.remove()
     assert final is behind[model.family.final_norm]
-    neuron = int(found.activation("ffn")[last, -1].abs().argmax())
+    neuron = int(result.activation("ffn")[last, -1].abs().argmax())
     row = direct_row(model, Neuron(last, "ffn", neuron))
     for path in behind:
         row = row * calibrate(model).divisors[path][1] / seen[path][0, -1]
     logit = (row @ unembedding(model, 5)).item()
-    gradient = found.ffn[last, -1, neuron] / found.activation("ffn")[last, -1, neuron]
+    gradient = result.ffn[last, -1, neuron] / result.activation("ffn")[last, -1, neuron]
     assert logit == pytest.approx(gradient.item(), rel=1e-3, abs=1e-6)
 
 
@@ -85,21 +85,21 @@ def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
         ids = model.token_ids(text, texts.LONGEST)
         if len(ids) < 2:
             continue
-        found = attribute(model, ids, sites=("ffn",), number="logit")
-        kept = [place for place in range(len(ids)) if place not in found.prompt.sinks]
-        low = torch.minimum(low, found.activation("ffn")[:, kept].amin(1))
-        high = torch.maximum(high, found.activation("ffn")[:, kept].amax(1))
+        result = attribute(model, ids, sites=("ffn",), number="logit")
+        selected = [place for place in range(len(ids)) if place not in result.prompt.sinks]
+        low = torch.minimum(low, result.activation("ffn")[:, selected].amin(1))
+        high = torch.maximum(high, result.activation("ffn")[:, selected].amax(1))
         x = []
         hook = model.net.model.norm.register_forward_pre_hook(lambda module, args, x=x: x.append(args[0][0]))
         with torch.no_grad():
             assert model.net(torch.tensor([ids])).logits.isfinite().all()
         hook.remove()
-        divisors.append(x[0][kept].pow(2).mean(1).add(model.net.config.rms_norm_eps).sqrt())
-    found = calibrate(model)
-    assert torch.allclose(found.low, low, atol=1e-5)
-    assert torch.allclose(found.high, high, atol=1e-5)
+        divisors.append(x[0][selected].pow(2).mean(1).add(model.net.config.rms_norm_eps).sqrt())
+    result = calibrate(model)
+    assert torch.allclose(result.low, low, atol=1e-5)
+    assert torch.allclose(result.high, high, atol=1e-5)
     median = torch.cat(divisors).quantile(0.5).item()
-    assert found.divisors["model.norm"][1] == pytest.approx(median, rel=1e-4)
+    assert result.divisors["model.norm"][1] == pytest.approx(median, rel=1e-4)
 
 
 def test_threads_share_one_calibration_also_beside_edits_of_another(model, monkeypatch):
@@ -107,9 +107,9 @@ def test_threads_share_one_calibration_also_beside_edits_of_another(model, monke
     monkeypatch.setattr(texts, "_measured", lambda model: measured.append(model) or whole(model))
     with ThreadPoolExecutor(2) as pool:
         with steer(model, ["L0.ffn.0=50"]):
-            asked = [pool.submit(calibrate, model) for _ in range(2)]
-            wait(asked, 0.1)
-        first, second = (one.result() for one in asked)
+            request = [pool.submit(calibrate, model) for _ in range(2)]
+            wait(request, 0.1)
+        first, second = (one.result() for one in request)
     assert first is second
     assert len(measured) == 1
     assert first.high[0, 0] < 50
@@ -145,9 +145,9 @@ def test_calibration_is_kept_in_the_cache_but_not_under_edits(model, tmp_path, m
 def test_where_the_unembedding_gives_no_answers_there_are_words_without_logits():
     from test_tasks import make
 
-    found = project(make("bert"), Neuron(1, "ffn", 3), 2)
-    assert (found.typical, found.promoted[0].logit) == (None, None)
-    assert "z" in found.about
+    result = project(make("bert"), Neuron(1, "ffn", 3), 2)
+    assert (result.typical, result.promoted[0].logit) == (None, None)
+    assert "z" in result.about
     opt = Model(random_model(dense()["opt, norms behind"]).net, name="opt")  # norms between the layers, none at the end
     assert project(opt, Neuron(1, "ffn", 3), 2).promoted[0].logit is None
     t5 = make("t5")

@@ -61,11 +61,11 @@ def test_undone_on_exit_and_after_an_exception(tiny):
 
 def tensors():
     gc.collect()
-    return sum(type(found) is torch.Tensor for found in gc.get_objects())
+    return sum(type(result) is torch.Tensor for result in gc.get_objects())
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "query",
     [
         *({"method": name} for name, one in METHODS.items() if name != "alti" and not one.needs_counterfactual),
         {"checkpoint": True},
@@ -74,14 +74,14 @@ def tensors():
     ],
     ids=str,
 )
-def test_no_graph_stays_in_memory(asked):
+def test_no_graph_stays_in_memory(query):
     model, prompt = random_model(LLAMA), [3, 1, 4, 2, 5]
 
     def explain():
-        if "neuron" in asked:
+        if "neuron" in query:
             attribute_neurons(model, [prompt], [Neuron(1, "ffn", 3)], [2])
         else:
-            attribute(model, prompt, 4, 9, **asked)
+            attribute(model, prompt, 4, 9, **query)
 
     explain()  # what is made once
     before = tensors()
@@ -117,8 +117,8 @@ def test_same_numbers_alone_in_a_batch_eager_and_checkpointed(tiny):
 
 
 def test_conservation_of_each_row_of_a_batch(tiny):
-    for found in attribute(tiny, [*OTHERS, IDS], method=CP_LRP):
-        assert abs(found.conservation().rest) < 1e-4 * max(1, abs(found.conservation().target))
+    for result in attribute(tiny, [*OTHERS, IDS], method=CP_LRP):
+        assert abs(result.conservation().rest) < 1e-4 * max(1, abs(result.conservation().target))
 
 
 def test_target_contrast_and_continuation_add_up(tiny):
@@ -172,8 +172,8 @@ def test_an_operation_that_nobody_listed_is_refused_by_name_and_place(llama, kin
     with pytest.raises(MissingRule, match=rf"{operation}.*model\.layers\.1\.mlp \({kind.__name__}\)"):
         attribute(llama, IDS)
     with pytest.warns(UserWarning, match=operation):
-        found = attribute(llama, IDS, strict=False)
-    assert operation in found.missing_rules[0]
+        result = attribute(llama, IDS, strict=False)
+    assert operation in result.missing_rules[0]
     layer.mlp = layer.mlp.mlp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -252,8 +252,8 @@ def test_long_prompts_are_checkpointed_by_themselves(tiny, monkeypatch):
     calls = []
     own = context.checkpoint
     monkeypatch.setattr(context, "checkpoint", lambda *args, **options: calls.append(1) or own(*args, **options))
-    for long, asked, wanted in ((len(IDS), {}, True), (len(IDS) + 1, {}, False), (2, {"checkpoint": False}, False)):
+    for long, query, wanted in ((len(IDS), {}, True), (len(IDS) + 1, {}, False), (2, {"checkpoint": False}, False)):
         monkeypatch.setattr(passes, "LONG", long)
         calls.clear()
-        attribute(tiny, IDS, **asked)
+        attribute(tiny, IDS, **query)
         assert bool(calls) is wanted

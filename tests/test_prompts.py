@@ -14,7 +14,7 @@ ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("arguments", "field"),
     [
         ("a cab", "text"),
         (Path("x.png"), "text"),
@@ -25,16 +25,16 @@ ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
         (torch.zeros(3, 4, 4), "image"),
     ],
 )
-def test_each_kind_is_one_field(given, field):
-    found = Prompt.of(given)
-    assert [name for name in ("text", "ids", "messages", "image") if getattr(found, name) is not None] == [field]
-    assert Prompt.of(found) is found
+def test_each_kind_is_one_field(arguments, field):
+    result = Prompt.of(arguments)
+    assert [name for name in ("text", "ids", "messages", "image") if getattr(result, name) is not None] == [field]
+    assert Prompt.of(result) is result
 
 
-@pytest.mark.parametrize("given", [3, None, [[1, 2]], ["a", 1], b"ice", 2.5])
-def test_anything_else_is_refused(given):
+@pytest.mark.parametrize("arguments", [3, None, [[1, 2]], ["a", 1], b"ice", 2.5])
+def test_anything_else_is_refused(arguments):
     with pytest.raises(InputError, match="token"):
-        Prompt.of(given)
+        Prompt.of(arguments)
 
 
 def test_ids_are_never_tokenised_again():

@@ -13,15 +13,15 @@ from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
 
 
-def brute(found, site, polarity, positions, sign):
+def brute(result, site, polarity, positions, sign):
     rows = []
-    for layer in range(found.of(site).shape[0]):
+    for layer in range(result.of(site).shape[0]):
         for position in positions:
-            for index in range(found.of(site).shape[2]):
-                activation = found.activation(site)[layer, position, index].item()
+            for index in range(result.of(site).shape[2]):
+                activation = result.activation(site)[layer, position, index].item()
                 if (polarity == "+" and activation < 0) or (polarity == "-" and activation >= 0):
                     continue
-                value = found.of(site)[layer, position, index].item()
+                value = result.of(site)[layer, position, index].item()
                 rows.append(Ranked(Neuron(layer, site, index), position, activation, value))
     return sorted(rows, key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
 
@@ -30,64 +30,64 @@ def brute(found, site, polarity, positions, sign):
 @pytest.mark.parametrize("polarity", [None, "+", "-"])
 @pytest.mark.parametrize("sign", ["+", "-"])
 def test_top_equals_a_sort(llama, site, polarity, sign):
-    found = attribute(llama, IDS)
+    result = attribute(llama, IDS)
     last = len(IDS) - 1
     for position, positions in (("last", [last]), (2, [2]), (-2, [last - 1]), ("all", range(1, last + 1))):
-        expected = brute(found, site, polarity, positions, sign)[:7]
-        assert found.top(7, site, polarity, position, sign=sign) == expected
-    everything = found.top(7, site, polarity, "all", include_sinks=True, sign=sign)
-    assert everything == brute(found, site, polarity, range(last + 1), sign)[:7]
+        expected = brute(result, site, polarity, positions, sign)[:7]
+        assert result.top(7, site, polarity, position, sign=sign) == expected
+    everything = result.top(7, site, polarity, "all", include_sinks=True, sign=sign)
+    assert everything == brute(result, site, polarity, range(last + 1), sign)[:7]
 
 
 def test_ties_go_to_the_smaller_id(llama, generator):
-    found = attribute(llama, IDS)
-    flat = found.ffn.view(-1)
+    result = attribute(llama, IDS)
+    flat = result.ffn.view(-1)
     for place in range(len(flat)):
         flat[place] = generator.choice([-1.0, 0.0, 2.0])
-    assert found.top(15, "ffn", position="all") == brute(found, "ffn", None, range(1, len(IDS)), "+")[:15]
+    assert result.top(15, "ffn", position="all") == brute(result, "ffn", None, range(1, len(IDS)), "+")[:15]
 
 
 def test_sites_rank_together_and_heads_sum(llama):
-    found = attribute(llama, IDS)
-    both = sorted(found.top(5, "ffn") + found.top(5, "attn"), key=lambda r: -r.relevance)[:5]
-    assert found.top(5) == both
-    best = found.top(1, "head")[0]
+    result = attribute(llama, IDS)
+    both = sorted(result.top(5, "ffn") + result.top(5, "attn"), key=lambda r: -r.relevance)[:5]
+    assert result.top(5) == both
+    best = result.top(1, "head")[0]
     head_dim = llama.head_dim
     columns = slice(best.neuron.index * head_dim, (best.neuron.index + 1) * head_dim)
-    assert best.relevance == pytest.approx(found.attn[best.neuron.layer, -1, columns].sum().item())
-    assert found.layers("ffn").shape == (3, len(IDS))
+    assert best.relevance == pytest.approx(result.attn[best.neuron.layer, -1, columns].sum().item())
+    assert result.layers("ffn").shape == (3, len(IDS))
 
 
 def test_sinks_are_apart_unless_asked_for(llama):
-    found = attribute(llama, IDS)
-    assert 0 in found.prompt.sinks
-    assert all(r.position not in found.prompt.sinks for r in found.top(1000, position="all"))
+    result = attribute(llama, IDS)
+    assert 0 in result.prompt.sinks
+    assert all(r.position not in result.prompt.sinks for r in result.top(1000, position="all"))
 
 
 def test_several_explained_tokens_are_ranked_by_their_sum(model):
     """At the position that gave most of it, with the activation there; on the page and in JSON too."""
-    found = attribute(model, "ice", target_text="bear")
+    result = attribute(model, "ice", target_text="bear")
     places = range(2, 6)  # where each of the four letters is predicted
     for sign, polarity in product("+-", (None, "+", "-")):
         rows = []
         for layer, index in product(range(model.layers), range(model.width("ffn"))):
-            parts = [found.ffn[layer, place, index].item() for place in places]
+            parts = [result.ffn[layer, place, index].item() for place in places]
             place = places[parts.index(max(parts) if sign == "+" else min(parts))]
-            activation = found.activation("ffn")[layer, place, index].item()
+            activation = result.activation("ffn")[layer, place, index].item()
             row = Ranked(Neuron(layer, "ffn", index), place, activation, sum(parts))
-            assert found.of_neuron(row.neuron) == pytest.approx(row.relevance, abs=1e-5)
+            assert result.of_neuron(row.neuron) == pytest.approx(row.relevance, abs=1e-5)
             rows += [row] * (polarity in (None, row.polarity))
         rows.sort(key=lambda row: row.relevance, reverse=sign == "+")
-        ranked = found.top(9, "ffn", polarity, sign=sign)
+        ranked = result.top(9, "ffn", polarity, sign=sign)
         assert [(r.neuron, r.position, r.activation) for r in ranked] == [
             (r.neuron, r.position, r.activation) for r in rows[:9]
         ]
         assert [r.relevance for r in ranked] == pytest.approx([r.relevance for r in rows[:9]], abs=1e-5)
-    best = found.top(1)[0]
-    assert f"{best.relevance:+.4f}" in found.to_html()
-    assert found.to_dict(1)["top"][best.neuron.site][0]["relevance"] == best.relevance
-    assert found.to_dict()["target_positions"] == list(places)
-    assert found.top(1, "head")[0].relevance == pytest.approx(found.heads()[:, places].sum(1).max().item())
+    best = result.top(1)[0]
+    assert f"{best.relevance:+.4f}" in result.to_html()
+    assert result.to_dict(1)["top"][best.neuron.site][0]["relevance"] == best.relevance
+    assert result.to_dict()["target_positions"] == list(places)
+    assert result.top(1, "head")[0].relevance == pytest.approx(result.heads()[:, places].sum(1).max().item())
 
 
 def test_a_contrast_that_explains_nothing_is_refused(model):
@@ -126,23 +126,23 @@ def test_positions_to_record_that_are_none_are_refused(llama, record):
 
 
 def test_what_was_not_recorded_says_how_to_record_it(llama):
-    found = attribute(llama, IDS, sites=("ffn",))
+    result = attribute(llama, IDS, sites=("ffn",))
     with pytest.raises(InputError, match="'q'"):
-        found.of("q")
+        result.of("q")
     assert attribute(llama, IDS, sites=("q", "v")).of("v").shape == (3, len(IDS), 12)
 
 
 def test_json_frame_and_html(smol):
-    found = attribute(smol, "if a < b & c > '\"<script>alert(1)</script>", contrast=" desert")
-    data = json.loads(found.to_json(k=3))
+    result = attribute(smol, "if a < b & c > '\"<script>alert(1)</script>", contrast=" desert")
+    data = json.loads(result.to_json(k=3))
     assert len(data["top"]["ffn"]) == 3
     assert data["conservation"]["target"] == pytest.approx(
         sum(value for name, value in data["conservation"].items() if name != "target")
     )
-    frame = found.to_frame(5, site="ffn")
-    assert list(frame.neuron) == [row["neuron"] for row in json.loads(found.to_json(5))["top"]["ffn"]]
-    page = found.to_html()
+    frame = result.to_frame(5, site="ffn")
+    assert list(frame.neuron) == [row["neuron"] for row in json.loads(result.to_json(5))["top"]["ffn"]]
+    page = result.to_html()
     assert "<script" not in page
     assert "&lt;" in page
     assert "http" not in page
-    assert found._repr_html_() in page or len(page) > len(found._repr_html_())
+    assert result._repr_html_() in page or len(page) > len(result._repr_html_())

@@ -12,14 +12,14 @@ from icebear.errors import DownloadError
 
 
 def test_the_ice_bear(smol):
-    found = attribute(smol, ICE_BEAR, number="logit")
-    assert found.target.text == " Arctic"
-    assert found.target.logit == pytest.approx(18.148, abs=5e-4)
-    assert found.tokens.tolist() == pytest.approx([-0.148, 1.064, 0.722, 0.446, 1.502, 1.599], abs=1e-3)
-    assert found.prompt.sinks == (0,)
-    assert found.ffn.shape == (30, 6, 1536)
-    assert found.heads().shape == (30, 6, 9)
-    assert abs(found.conservation().rest) < 1e-4
+    result = attribute(smol, ICE_BEAR, number="logit")
+    assert result.target.text == " Arctic"
+    assert result.target.logit == pytest.approx(18.148, abs=5e-4)
+    assert result.tokens.tolist() == pytest.approx([-0.148, 1.064, 0.722, 0.446, 1.502, 1.599], abs=1e-3)
+    assert result.prompt.sinks == (0,)
+    assert result.ffn.shape == (30, 6, 1536)
+    assert result.heads().shape == (30, 6, 9)
+    assert abs(result.conservation().rest) < 1e-4
     by_default = attribute(smol, ICE_BEAR).tokens.tolist()
     assert by_default == pytest.approx([-0.273, 0.264, 0.407, 0.067, 0.380, 0.504], abs=1e-3)
 
@@ -56,10 +56,10 @@ def test_the_ice_neuron_promotes_the_north(smol):
 
 
 def test_an_attention_neurons_words_are_its_output_columns(smol):
-    found = project(smol, Neuron(29, "attn", 70), k=3).promoted
+    result = project(smol, Neuron(29, "attn", 70), k=3).promoted
     row = smol.net.model.layers[29].self_attn.o_proj.weight[:, 70] * smol.net.model.norm.weight
     logits = smol.net.lm_head.weight @ row
-    assert [token.id for token in found] == logits.topk(3).indices.tolist()
+    assert [token.id for token in result] == logits.topk(3).indices.tolist()
 
 
 @pytest.mark.real
@@ -71,12 +71,12 @@ def test_gemma3_on_real_weights():
     if not wanted and not cached(PRESETS["gemma3-270m"].folder):
         pytest.skip("gemma3-270m is not cached; ICEBEAR_TEST_GEMMA=1 accepts its terms and fetches it")
     model = load_model("gemma3-270m", dtype="float32", device="cpu", accept_terms=bool(wanted))
-    found = attribute(model, ICE_BEAR, method=CP_LRP)
-    assert found.target.text == " Arctic"
-    assert 0 in found.prompt.sinks
-    assert abs(found.conservation().rest) < 1e-3
-    assert found.tokens.sum().item() == pytest.approx(found.target.logit, rel=1e-4)
-    assert project(model, found.top(1, "ffn")[0].neuron).promoted
+    result = attribute(model, ICE_BEAR, method=CP_LRP)
+    assert result.target.text == " Arctic"
+    assert 0 in result.prompt.sinks
+    assert abs(result.conservation().rest) < 1e-3
+    assert result.tokens.sum().item() == pytest.approx(result.target.logit, rel=1e-4)
+    assert project(model, result.top(1, "ffn")[0].neuron).promoted
 
 
 @pytest.mark.parametrize("prompt", [ICE_BEAR, "When Mary and John went to the store, John gave a drink to"])
@@ -89,14 +89,14 @@ def test_bfloat16_finds_the_same(smol, prompt):
 
 
 def test_positions_of_rotary_embeddings(smol):
-    found = attribute(smol, ICE_BEAR, method=PA_LRP)
-    assert found.positions.shape == (30, 6)
-    conserved = found.conservation()
-    assert conserved.positions == pytest.approx(found.positions.sum().item(), rel=1e-4)
+    result = attribute(smol, ICE_BEAR, method=PA_LRP)
+    assert result.positions.shape == (30, 6)
+    conserved = result.conservation()
+    assert conserved.positions == pytest.approx(result.positions.sum().item(), rel=1e-4)
     assert abs(conserved.rest) < 1e-4
-    assert found.combined("signed").sum().item() == pytest.approx(conserved.tokens + conserved.positions, rel=1e-4)
+    assert result.combined("signed").sum().item() == pytest.approx(conserved.tokens + conserved.positions, rel=1e-4)
     plain = attribute(smol, ICE_BEAR)
-    assert not torch.allclose(plain.tokens, found.tokens, atol=1e-3)  # the positions' halves are not the tokens'
+    assert not torch.allclose(plain.tokens, result.tokens, atol=1e-3)  # the positions' halves are not the tokens'
 
 
 def fetched(name, dtype="float32"):
@@ -113,12 +113,12 @@ def test_a_t5_on_real_weights():
     model = fetched("titler-t5", "float64")  # how much float32 rounds away depends on the processor
     prompt = "translate English to German: The house is wonderful."
     assert model.generate(prompt, max_new_tokens=8) == "Das Haus ist wunderbar."
-    found = attribute(model, prompt, prefix="Das", sites=("ffn", "cross"))
-    assert found.target.text == " Haus"
-    best = found.tokens[: found.prompt.encoder_length].topk(2).indices.tolist()
-    assert {found.prompt.strings[place] for place in best} == {" German", " house"}
-    assert abs(found.conservation().rest) < 1e-4
-    assert all(row.neuron.layer >= 8 for row in found.top(5, "cross"))
+    result = attribute(model, prompt, prefix="Das", sites=("ffn", "cross"))
+    assert result.target.text == " Haus"
+    best = result.tokens[: result.prompt.encoder_length].topk(2).indices.tolist()
+    assert {result.prompt.strings[place] for place in best} == {" German", " house"}
+    assert abs(result.conservation().rest) < 1e-4
+    assert all(row.neuron.layer >= 8 for row in result.top(5, "cross"))
     cp = attribute(model, prompt, method=CP_LRP, sites=())
     assert cp.tokens.sum().item() == pytest.approx(cp.conservation().target, abs=1e-4)
 
@@ -127,10 +127,10 @@ def test_a_t5_on_real_weights():
 @pytest.mark.network
 def test_a_distilbert_on_real_weights():
     model = fetched("grammar-distilbert")
-    found = attribute(model, "She have two book in there bag.", method=PA_LRP)
-    assert found.target.text == "$REPLACE_their"
-    assert found.prompt.strings[found.predicted_at] == " there"
-    assert int(found.tokens.argmax()) == found.predicted_at
-    assert found.positions.shape == (1, len(found.tokens))
-    assert abs(found.conservation().rest) < 1e-4
+    result = attribute(model, "She have two book in there bag.", method=PA_LRP)
+    assert result.target.text == "$REPLACE_their"
+    assert result.prompt.strings[result.predicted_at] == " there"
+    assert int(result.tokens.argmax()) == result.predicted_at
+    assert result.positions.shape == (1, len(result.tokens))
+    assert abs(result.conservation().rest) < 1e-4
     assert attribute(model, "She have two book.", position=2, sites=()).target.text.startswith("$REPLACE_has")

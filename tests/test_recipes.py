@@ -77,8 +77,8 @@ def test_a_saved_patch_is_steering_in_plain_transformers(edits, new, tiny_folder
     assert made.exit_code == 0, made.stderr
     new = [f"model.{path}.bias" for path in new]
     with safe_open(file, "pt") as opened:
-        said = opened.metadata() or {}
-    assert (said.get("fingerprint"), said.get("new_biases", "nothing").split()) == (model.fingerprint, new)
+        output = opened.metadata() or {}
+    assert (output.get("fingerprint"), output.get("new_biases", "nothing").split()) == (model.fingerprint, new)
     assert (f"The model has no {', '.join(new)}" in made.stderr) == bool(new)
     assert ("icebear.apply_patch(net, file)" in made.stderr) == bool(new)
     ids = torch.tensor([IDS])

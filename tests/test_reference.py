@@ -97,22 +97,22 @@ def test_tokens_sites_positions_and_shares_equal_the_reference(name, kind, metho
     target = 1 if model.task.name == "image" else 11
     prefix = " ".join(map(str, options["written"][1:])) if options else None
     with Double():
-        found = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix, number="logit")
+        result = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix, number="logit")
         leaves, tape, logits = reference_models.explain(build, method, model.net, prompt, target, **options)
-    assert abs(found.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
+    assert abs(result.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
     if model.task.name == "image":
-        assert near(found.image.pixels, leaves[0].R.sum(0))
+        assert near(result.image.pixels, leaves[0].R.sum(0))
         tape.retained["biases"] += sum(token.R.sum().item() for token in tape.own)
     else:
-        assert near(found.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
+        assert near(result.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
     for site in model.sites:
-        assert near(found.of(site), tape.site(site, model.layers, len(found.tokens))), site
-    conserved = found.conservation()
+        assert near(result.of(site), tape.site(site, model.layers, len(result.tokens))), site
+    conserved = result.conservation()
     assert conserved.target == about(logits[target].item())
     assert conserved.biases == about(tape.retained["biases"], abs=1e-8)
     if method.positions:
-        positions = tape.position_relevance(*found.positions.shape)
-        assert near(found.positions, positions)
+        positions = tape.position_relevance(*result.positions.shape)
+        assert near(result.positions, positions)
         assert conserved.positions == about(positions.sum().item(), abs=1e-8)
     if kind == "eager" or method.positions or not ("t5" in name or "alibi" in name):
         # Fused attention does not tell what a constant position bias in it keeps: that is part of `softmax` there.
@@ -125,8 +125,8 @@ def test_tokens_sites_positions_and_shares_equal_the_reference(name, kind, metho
 def test_cp_lrp_conserves(name):
     model = random_model(CONFIGS[name])
     with Double():
-        found = attribute(model, IDS, method=CP_LRP, number="logit")
-    assert found.tokens.sum().item() == pytest.approx(found.conservation().target, rel=1e-6)
+        result = attribute(model, IDS, method=CP_LRP, number="logit")
+    assert result.tokens.sum().item() == pytest.approx(result.conservation().target, rel=1e-6)
 
 
 def test_the_reference_is_not_plain_gradient_times_input():

@@ -93,15 +93,15 @@ def test_the_softmax_rules_against_the_expansion(softmax):
         s = mode.net(x)
     g = torch.randn(7).double()
     s.backward(g)
-    found = (x * x.grad).detach()
+    result = (x * x.grad).detach()
     s, x = s.detach(), x.detach()
     z = (torch.diag(s) - torch.outer(s, s)) * x  # z_ji
     if softmax == "taylor":
         expected = (z * g[:, None]).sum(0)
     else:
         expected = (z.clamp(min=0) / z.clamp(min=0).sum(1, keepdim=True) * (s * g)[:, None]).sum(0)
-        assert found.sum().item() == pytest.approx((s * g).sum().item())
-    assert torch.allclose(found, expected, rtol=1e-10)
+        assert result.sum().item() == pytest.approx((s * g).sum().item())
+    assert torch.allclose(result, expected, rtol=1e-10)
 
 
 class Softmax(torch.nn.Module):

@@ -41,13 +41,13 @@ def test_a_condition_on_the_prompt_is_a_range_of_positions(smol):
     place = smol.token_ids(ICE_BEAR).index(smol.token_id(" bear", "target"))
     for condition, positions in ((' bear"', f"{place}-99"), (' lamp"', None)):
         with steer(smol, [f'{STRONG}@seen:"{condition}']):
-            found = smol.generate(ICE_BEAR, max_new_tokens=5)
+            result = smol.generate(ICE_BEAR, max_new_tokens=5)
         with steer(smol, [f"{STRONG}@position:{positions}"] if positions else []):
-            assert smol.generate(ICE_BEAR, max_new_tokens=5) == found
+            assert smol.generate(ICE_BEAR, max_new_tokens=5) == result
     with steer(smol, [f'{STRONG}@unseen:" bear"']):
-        found = smol.generate(ICE_BEAR, max_new_tokens=5)
+        result = smol.generate(ICE_BEAR, max_new_tokens=5)
     with steer(smol, [f"{STRONG}@position:0-{place - 1}"]):
-        assert smol.generate(ICE_BEAR, max_new_tokens=5) == found
+        assert smol.generate(ICE_BEAR, max_new_tokens=5) == result
 
 
 @pytest.mark.parametrize("kind", ["seen", "unseen"])
@@ -61,8 +61,8 @@ def test_a_condition_on_what_was_written(smol, kind):
         with steer(smol, [f"{STRONG}@{where}"]), torch.no_grad():
             ids.append(int(smol.net(torch.tensor([ids])).logits[0, -1].argmax()))
     with steer(smol, [Edit.parse(STRONG + f'@{kind}:"{smol.text(token)}"')]):
-        found = smol.tokens_of(smol.generate(ICE_BEAR, max_new_tokens=7))
-    assert found == ids[-7:]
+        result = smol.tokens_of(smol.generate(ICE_BEAR, max_new_tokens=7))
+    assert result == ids[-7:]
     assert token in ids
 
 
@@ -109,9 +109,9 @@ def test_what_an_older_cache_holds_is_not_taken_for_what_was_read_since(smol):
 def test_padding_is_known_under_a_static_cache(smol):
     edits = ["L29.ffn.860=-20@last", "L24.ffn.559=9@generated", "L3.ffn.7=5@position:1"]
     with steer(smol, edits, trace=True) as acts:
-        found = smol.generate(PROMPTS, max_new_tokens=4, cache_implementation="static")
+        result = smol.generate(PROMPTS, max_new_tokens=4, cache_implementation="static")
     with steer(smol, edits, trace=True) as usual:
-        assert smol.generate(PROMPTS, max_new_tokens=4) == found
+        assert smol.generate(PROMPTS, max_new_tokens=4) == result
     assert [(act.row, act.position, act.edit) for act in acts] == [(act.row, act.position, act.edit) for act in usual]
 
 
@@ -136,8 +136,8 @@ def test_generate_takes_what_transformers_takes(smol):
     settings = GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
     embeddings = smol.net.get_input_embeddings()(ids)
     with steer(smol, [f"{STRONG}@last"]), torch.no_grad():
-        found = smol.net.generate(ids, settings)[0, ids.shape[1] :].tolist()
-        assert smol.net.generate(inputs_embeds=embeddings, generation_config=settings)[0].tolist() == found
+        result = smol.net.generate(ids, settings)[0, ids.shape[1] :].tolist()
+        assert smol.net.generate(inputs_embeds=embeddings, generation_config=settings)[0].tolist() == result
         with pytest.raises(InputError, match="input_ids"):
             smol.net.generate(generation_config=settings)
 
@@ -198,8 +198,8 @@ def places(model, messages, where, **options):
 )
 def test_edits_in_messages_of_a_chat(where, named):
     """At the tokens of messages, not at the template's; the message that is being written grows."""
-    found, turns = places(MODELS["qwen"], TALK, where)
-    assert found == {place for turn in named for place in range(turns[turn].first, turns[turn].last)}
+    result, turns = places(MODELS["qwen"], TALK, where)
+    assert result == {place for turn in named for place in range(turns[turn].first, turns[turn].last)}
     grows, turns = places(MODELS["qwen"], TALK, "turn:last-assistant")
     assert grows >= set(range(turns[-1].first, turns[-1].last))
 
@@ -227,9 +227,9 @@ def test_edits_in_messages_of_a_padded_batch():
 
 def test_an_edit_where_the_answer_is_made():
     model = MODELS["qwen"]
-    found, _ = places(model, TALK, "answer")
+    result, _ = places(model, TALK, "answer")
     last = len(model.ids(TALK)) - 1
-    assert found == {last, last + 1, last + 2}
+    assert result == {last, last + 1, last + 2}
     with pytest.raises(InputError, match="edit"):
         Edit.parse("L1.ffn.3=2@turn:nobody")
     assert str(Edit.parse("L1.ffn.3=2@turn:last-user~0.5")) == "L1.ffn.3=2@turn:last-user~0.5"

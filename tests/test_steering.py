@@ -140,8 +140,8 @@ def test_units_need_an_index_and_use_it(llama):
     with pytest.raises(InputError, match="icebear index"), steer(llama, ["L0.ffn.2=1max"]):
         pass
     with steer(llama, ["L0.ffn.2=2max"], statistic=lambda neuron, unit: {"max": 3.0}[unit]):
-        found = attribute(llama, IDS)
-    assert found.activation("ffn")[0, :, 2].tolist() == [6.0] * len(IDS)
+        result = attribute(llama, IDS)
+    assert result.activation("ffn")[0, :, 2].tolist() == [6.0] * len(IDS)
 
 
 def test_after_an_exception_the_model_is_as_before(llama):

@@ -38,10 +38,10 @@ def ends(process, sent):
     process.send_signal(sent)
     code = process.wait(30)
     took = time.monotonic() - at
-    said = process.stderr.read()
-    assert code == 128 + sent, said
-    assert said.splitlines()[-1] == SAID
-    assert "Traceback" not in said
+    text = process.stderr.read()
+    assert code == 128 + sent, text
+    assert text.splitlines()[-1] == SAID
+    assert "Traceback" not in text
     assert took < 2 * SLACK
 
 
@@ -106,18 +106,18 @@ def test_a_server_behind_a_pipe(tmp_path, sent, called):
     process = begun("mcp", "--model", str(tmp_path))
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     if called:
-        asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
-        process.stdin.write(json.dumps(asked) + "\n")
+        request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == 1
-        told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        output = {"jsonrpc": "2.0", "method": "notifications/initialized"}
         call = {
             "jsonrpc": "2.0",
             "id": 2,
             "method": "tools/call",
             "params": {"name": "predict", "arguments": {"prompt": "a"}},
         }
-        process.stdin.write(json.dumps(told) + "\n" + json.dumps(call) + "\n")
+        process.stdin.write(json.dumps(output) + "\n" + json.dumps(call) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == 2
     ends(process, sent)
@@ -133,19 +133,19 @@ def run(*words, **options):
 def test_columns_are_respected_in_a_pipe_and_lines_have_no_spaces_at_their_ends():
     music = Path(__file__).parent.parent / "examples" / "music.json"
     for columns in (60, 100):
-        found = run("concept", "show", str(music), env={**os.environ, "COLUMNS": str(columns)})
-        assert found.returncode == 0, found.stderr
-        lengths = [len(line) for line in found.stdout.splitlines()]
+        result = run("concept", "show", str(music), env={**os.environ, "COLUMNS": str(columns)})
+        assert result.returncode == 0, result.stderr
+        lengths = [len(line) for line in result.stdout.splitlines()]
         assert 40 < max(lengths) <= columns
-        assert not [line for line in found.stdout.splitlines() if line != line.rstrip()]
+        assert not [line for line in result.stdout.splitlines() if line != line.rstrip()]
 
 
 @pytest.mark.parametrize("columns", ["0", "-1", "x", "\u00b2", "9" * 30])
 def test_columns_that_are_no_width_are_passed_over(columns):
-    found = run("recipe", "show", str(EXAMPLE_RECIPE), env={**os.environ, "COLUMNS": columns})
-    assert (found.returncode, found.stderr) == (0, "")
+    result = run("recipe", "show", str(EXAMPLE_RECIPE), env={**os.environ, "COLUMNS": columns})
+    assert (result.returncode, result.stderr) == (0, "")
     assert (
-        found.stdout
+        result.stdout
         == run(
             "recipe", "show", str(EXAMPLE_RECIPE), env={key: os.environ[key] for key in os.environ if key != "COLUMNS"}
         ).stdout
@@ -154,19 +154,19 @@ def test_columns_that_are_no_width_are_passed_over(columns):
 
 def test_a_full_disk_behind_stdout():
     with open("/dev/full", "w") as full:
-        found = subprocess.run(
+        result = subprocess.run(
             [*COMMAND, "recipe", "show", str(EXAMPLE_RECIPE)], stdout=full, stderr=subprocess.PIPE, text=True
         )
-    assert found.returncode == 1
-    assert found.stderr.startswith("icebear: The output cannot be written")
-    assert len(found.stderr.splitlines()) == 1
+    assert result.returncode == 1
+    assert result.stderr.startswith("icebear: The output cannot be written")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_locale_without_utf_8():
     plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    found = run("neuron", "Eisbär", env=plain)
-    assert found.returncode == 1
-    assert found.stderr.startswith("icebear: 'Eisbär' is not a neuron id")
+    result = run("neuron", "Eisbär", env=plain)
+    assert result.returncode == 1
+    assert result.stderr.startswith("icebear: 'Eisbär' is not a neuron id")
 
 
 def test_progress_without_a_terminal_is_a_line_at_times(monkeypatch, capsys):
@@ -175,6 +175,6 @@ def test_progress_without_a_terminal_is_a_line_at_times(monkeypatch, capsys):
         time.sleep(0.12)
         move(3, 10, "fine")
         time.sleep(0.12)
-    said = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"things \(\d+ s\)", said[0])
-    assert re.fullmatch(r"things: 3 of 10, fine \(\d+ s\)", said[-1])
+    text = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"things \(\d+ s\)", text[0])
+    assert re.fullmatch(r"things: 3 of 10, fine \(\d+ s\)", text[-1])

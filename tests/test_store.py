@@ -144,9 +144,9 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
             for hit in hits
         }
         for hit in hits:
-            said = [int(why.split()[0]) for why in hit.why if "contain the words" in why]
-            assert said == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] > 1 else [])
-        assert any(said > 1 for said in counts.values())
+            text = [int(why.split()[0]) for why in hit.why if "contain the words" in why]
+            assert text == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] > 1 else [])
+        assert any(text > 1 for text in counts.values())
         with pytest.raises(InputError, match="words"):
             store.search("?!")
         for odd in ('" OR 1', "a*b NEAR (", "'; DROP TABLE neurons; --"):
@@ -277,11 +277,11 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
             for hit in hits:
                 cosine = cosines[20 * hit.neuron.layer + hit.neuron.index].item()
                 assert hit.score == pytest.approx(-cosine if hit.polarity == "-" else cosine, abs=2e-3)
-            found = describe(store, neuron)
+            result = describe(store, neuron)
             named = f"{hits[0].neuron} {hits[0].polarity}".strip() + f" ({hits[0].score:.2f})"
-            assert named in re.sub("</?code>", "", found.to_html())
-            assert named in printed(card_report(found))
-            assert found.to_dict()["nearest"]["reads"][0]["polarity"] == hits[0].polarity
+            assert named in re.sub("</?code>", "", result.to_html())
+            assert named in printed(card_report(result))
+            assert result.to_dict()["nearest"]["reads"][0]["polarity"] == hits[0].polarity
             assert {hit.polarity for hit in store.similar(neuron, 60, by="writes")} == {"+", "-"}
 
 
@@ -465,6 +465,6 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
         card_ = describe(store, Neuron(1, "ffn", 3))
         assert set(card_.nearest) == set(card_.nearest_by_chance) == {"writes", "reads", "examples"}
         median, most = nearest_by_chance(store, "reads")
-        said = f"random neurons: {median:.2f}, at most {most:.2f}"
-        assert said in printed(card_report(card_)).replace("\n", " ")
-        assert said in card_.to_html()
+        text = f"random neurons: {median:.2f}, at most {most:.2f}"
+        assert text in printed(card_report(card_)).replace("\n", " ")
+        assert text in card_.to_html()

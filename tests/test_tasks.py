@@ -98,13 +98,13 @@ def logits(model, *prompts):
 def test_the_control_of_tokens_removes_them_in_every_model_that_reads_text(name):
     model = make(name)
     with Double():
-        found = attribute(model, prompt(model), sites=())
-        told = token_removal_control(model, prompt(model), found, k=1)
-        occluded = attribute(model, prompt(model), found.target.id, method="occlusion", sites=()).tokens
-    free = [place for place in range(len(occluded)) if place not in found.prompt.sinks]
-    first = max(free, key=lambda place: found.tokens[place])
-    assert told.before - told.after == pytest.approx(occluded[first].item(), abs=1e-5)
-    others = [told.before - number for number in told.drawn]
+        result = attribute(model, prompt(model), sites=())
+        output = token_removal_control(model, prompt(model), result, k=1)
+        occluded = attribute(model, prompt(model), result.target.id, method="occlusion", sites=()).tokens
+    free = [place for place in range(len(occluded)) if place not in result.prompt.sinks]
+    first = max(free, key=lambda place: result.tokens[place])
+    assert output.before - output.after == pytest.approx(occluded[first].item(), abs=1e-5)
+    others = [output.before - number for number in output.drawn]
     assert others == pytest.approx([occluded[place].item() for place in free if place != first], abs=1e-5)
 
 
@@ -113,20 +113,20 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     model = make(name, kind, biases=False)
     own = logits(model, prompt(model))
     with Double():
-        found = attribute(model, prompt(model), method=CP_LRP, sites=model.sites)
+        result = attribute(model, prompt(model), method=CP_LRP, sites=model.sites)
     here = (
         own[0]
         if own.dim() == 2
-        else own[0, found.predicted_at - (found.prompt.encoder_length if model.task.name == "seq2seq" else 0)]
+        else own[0, result.predicted_at - (result.prompt.encoder_length if model.task.name == "seq2seq" else 0)]
     )
-    assert found.target.logit == pytest.approx(here[found.target.id].item(), rel=1e-6)
-    conserved = found.conservation()
+    assert result.target.logit == pytest.approx(here[result.target.id].item(), rel=1e-6)
+    conserved = result.conservation()
     assert abs(conserved.rest) < 1e-9
     assert conserved.biases == pytest.approx(0, abs=1e-9)
     assert conserved.softmax == 0
     # A bias on scores, and a rotation of them, gets nothing in CP-LRP.
     assert (abs(conserved.positions) > 1e-4) == (name != "llama, sequence" and model.task.name != "seq2seq")
-    assert found.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
+    assert result.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
 
 
 @pytest.mark.parametrize("method", [ATTNLRP, PA_LRP], ids=repr)
@@ -158,16 +158,16 @@ def test_batch_equals_single_and_everything_is_undone(name):
     options = {"prefix": ["", "ice", "be"]} if model.task.name == "seq2seq" else {}
     with Double():
         together = attribute(model, prompts, method=PA_LRP, sites=model.sites, **options)
-        for row, found in enumerate(together):
+        for row, result in enumerate(together):
             own = {key: value[row] for key, value in options.items()}
             alone = attribute(model, prompts[row], method=PA_LRP, sites=model.sites, **own)
-            assert torch.allclose(alone.tokens, found.tokens, rtol=1e-6, atol=1e-9)
-            assert torch.allclose(alone.positions, found.positions, rtol=1e-6, atol=1e-9)
-            assert alone.prompt.ids == found.prompt.ids
-            assert alone.prompt.sinks == found.prompt.sinks
+            assert torch.allclose(alone.tokens, result.tokens, rtol=1e-6, atol=1e-9)
+            assert torch.allclose(alone.positions, result.positions, rtol=1e-6, atol=1e-9)
+            assert alone.prompt.ids == result.prompt.ids
+            assert alone.prompt.sinks == result.prompt.sinks
             for site in model.sites:
-                assert torch.allclose(alone.of(site), found.of(site), rtol=1e-6, atol=1e-9), site
-            assert found.conservation().rest == pytest.approx(0, abs=1e-9)
+                assert torch.allclose(alone.of(site), result.of(site), rtol=1e-6, atol=1e-9), site
+            assert result.conservation().rest == pytest.approx(0, abs=1e-9)
     assert before == state()
 
 
@@ -179,27 +179,27 @@ def test_a_batch_of_a_decoder_classifier_equals_its_singles(padding):
     prompts = [[5, 9, 2], [4, 0], [3, 2, 2, 0, 0], IDS]
     with Double():
         together = attribute(model, prompts, "ice")
-        for ids, found in zip(prompts, together, strict=True):
+        for ids, result in zip(prompts, together, strict=True):
             alone = attribute(model, ids, "ice")
             own = model.net(torch.tensor([ids])).logits[0]
             read_at = max(place for place, token in enumerate(ids) if token != padding)
             assert alone.target.logit == pytest.approx(own[1].item(), rel=1e-6)
-            assert found.target.logit == pytest.approx(own[1].item(), rel=1e-6)
-            assert torch.allclose(alone.tokens, found.tokens, rtol=1e-6, atol=1e-9)
-            assert torch.allclose(alone.ffn, found.ffn, rtol=1e-6, atol=1e-9)
-            assert found.top(3) == found.top(3, position=read_at)
+            assert result.target.logit == pytest.approx(own[1].item(), rel=1e-6)
+            assert torch.allclose(alone.tokens, result.tokens, rtol=1e-6, atol=1e-9)
+            assert torch.allclose(alone.ffn, result.ffn, rtol=1e-6, atol=1e-9)
+            assert result.top(3) == result.top(3, position=read_at)
     rolled = attribute(model, prompts, "ice", method="rollout")
-    assert all(found.tokens.sum() > 0 for found in rolled)
+    assert all(result.tokens.sum() > 0 for result in rolled)
     assert model.net.config.pad_token_id == padding
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_checkpointing_changes_nothing(name):
     model = make(name, "sdpa", dtype=torch.float32)
-    plain, kept = (attribute(model, prompt(model), method=PA_LRP, checkpoint=flag) for flag in (False, True))
-    assert torch.allclose(plain.tokens, kept.tokens, atol=1e-6)
-    assert torch.allclose(plain.positions, kept.positions, atol=1e-6)
-    assert torch.allclose(plain.ffn, kept.ffn, atol=1e-6)
+    plain, selected = (attribute(model, prompt(model), method=PA_LRP, checkpoint=flag) for flag in (False, True))
+    assert torch.allclose(plain.tokens, selected.tokens, atol=1e-6)
+    assert torch.allclose(plain.positions, selected.positions, atol=1e-6)
+    assert torch.allclose(plain.ffn, selected.ffn, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -227,10 +227,10 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
 def test_the_self_test_finds_nothing_wrong(name):
     model = make(name)
     with Double():
-        found = selftest(model, prompt(model))
-    assert found.verdict == "fine"
-    assert set(found.sites) == set(model.sites)
-    assert ("cross" in found.sites) == (model.task.name == "seq2seq")
+        result = selftest(model, prompt(model))
+    assert result.verdict == "fine"
+    assert set(result.sites) == set(model.sites)
+    assert ("cross" in result.sites) == (model.task.name == "seq2seq")
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -318,13 +318,13 @@ def test_steering_moves_what_a_masked_model_predicts():
 def test_the_decoder_explains_its_next_token_after_a_prefix_and_a_whole_text():
     model = make("t5")
     with Double():
-        found = attribute(model, IDS, target_text="abc", sites=("cross",))
+        result = attribute(model, IDS, target_text="abc", sites=("cross",))
         steps = [attribute(model, IDS, target="abc"[n], prefix="abc"[:n], sites=()) for n in range(3)]
-    assert found.target_text == "abc" or len(found.prompt.ids) == len(IDS) + 3
-    assert found.prompt.encoder_length == len(IDS)
-    assert found.conservation().target == pytest.approx(sum(s.conservation().target for s in steps), rel=1e-9)
+    assert result.target_text == "abc" or len(result.prompt.ids) == len(IDS) + 3
+    assert result.prompt.encoder_length == len(IDS)
+    assert result.conservation().target == pytest.approx(sum(s.conservation().target for s in steps), rel=1e-9)
     assert steps[2].predicted_at == len(IDS) + 2
-    assert found.top(3, "cross", position="last")[0].neuron.layer >= 2
+    assert result.top(3, "cross", position="last")[0].neuron.layer >= 2
 
 
 def test_masks_labels_and_places():
@@ -363,8 +363,10 @@ def labelled(**options):
 def test_labels_that_do_not_exclude_each_other_have_their_own_probabilities():
     model = labelled(problem_type="multi_label_classification")
     logits = model.net(torch.tensor([IDS])).logits[0]
-    found = model.predict(IDS)
-    assert {token.id: token.probability for token in found} == pytest.approx(dict(enumerate(logits.sigmoid().tolist())))
+    result = model.predict(IDS)
+    assert {token.id: token.probability for token in result} == pytest.approx(
+        dict(enumerate(logits.sigmoid().tolist()))
+    )
     assert attribute(model, IDS, "ice").target.probability == pytest.approx(logits[1].sigmoid().item())
     assert model.probability(IDS, "bear") == pytest.approx(logits[2].sigmoid().item())
 
@@ -373,20 +375,20 @@ def test_labels_that_do_not_exclude_each_other_have_their_own_probabilities():
 def test_a_predicted_number_has_no_probability_anywhere(options):
     model = labelled(**options)
     model.net.classifier.bias.data += 3
-    found = attribute(model, IDS)
-    number = found.target.logit
-    assert json.loads(found.to_json())["target"]["probability"] is None
+    result = attribute(model, IDS)
+    number = result.target.logit
+    assert json.loads(result.to_json())["target"]["probability"] is None
     console = Console(file=io.StringIO(), width=100)
-    console.print(relevance_report(found))
+    console.print(relevance_report(result))
     steered = compare(model, "the ice bear", [Edit.parse("L1.ffn.3*0")], 5)
     console.print(comparison_table(steered))
     shown = console.file.getvalue()
     assert f"{number:+.2f}" in shown.splitlines()[0]
     assert "1.00" not in shown.splitlines()[0]
-    assert f"{number:+.2f}" in found.to_html()
+    assert f"{number:+.2f}" in result.to_html()
     assert next_tokens(steered)[1] == "logit"
-    assert abs(found.conservation().rest) < 1e-4 * abs(number)
-    assert found.top(1)
+    assert abs(result.conservation().rest) < 1e-4 * abs(number)
+    assert result.top(1)
     with pytest.raises(InputError):
         attribute(model, IDS, method="atman")
 

@@ -53,13 +53,13 @@ def writer():
 
 def at_once(*tasks):
     """What functions, each in a thread, return or raise."""
-    found = [None] * len(tasks)
+    result = [None] * len(tasks)
 
     def run(number):
         try:
-            found[number] = tasks[number]()
+            result[number] = tasks[number]()
         except Exception as error:
-            found[number] = error
+            result[number] = error
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(tasks))]
     for thread in threads:
@@ -67,7 +67,7 @@ def at_once(*tasks):
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    return found
+    return result
 
 
 def write(model, edits, count, on_token=None, **options):
@@ -81,11 +81,11 @@ def as_lists(answer):
 
 
 @pytest.mark.parametrize("edits", [[], EDITS], ids=["plain", "steered"])
-@pytest.mark.parametrize("asked", [Model.predict, attribute], ids=lambda asked: asked.__name__)
-def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer, edits, asked):
+@pytest.mark.parametrize("query", [Model.predict, attribute], ids=lambda query: query.__name__)
+def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer, edits, query):
     """And answer and text are as they are alone. Counted from when the request stands in the queue until it lets go of
     the model: when a thread gets its processor is not ours to say."""
-    alone, text_alone = as_lists(asked(writer, OTHER)), write(writer, edits, TOKENS)
+    alone, text_alone = as_lists(query(writer, OTHER)), write(writer, edits, TOKENS)
     written, begun, waits, stamps, asker = [0], threading.Event(), [], [], []
 
     def stamp():
@@ -113,7 +113,7 @@ def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer,
         asker.append(threading.get_ident())
         while written[0] < TOKENS:
             stamps.clear()
-            answer = asked(writer, OTHER)
+            answer = query(writer, OTHER)
             waits.append(sum(stamps[1::2]) - sum(stamps[::2]))
             assert as_lists(answer) == alone
 
@@ -145,8 +145,8 @@ def test_two_texts_are_written_in_turn_and_are_as_alone(writer, temperature, bre
         begun.wait()
         return write(writer, OTHER_EDITS, 120, lambda count: order.append("second"), seed=2, **options)
 
-    found, second = at_once(lambda: write(writer, EDITS, 60, first, seed=1, **options), other)
-    assert isinstance(found, ZeroDivisionError) if breaks else found == first_alone
+    result, second = at_once(lambda: write(writer, EDITS, 60, first, seed=1, **options), other)
+    assert isinstance(result, ZeroDivisionError) if breaks else result == first_alone
     assert second == second_alone
     assert order.index("second") < 10
     assert order[-1] == "second"

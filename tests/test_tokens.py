@@ -74,8 +74,8 @@ def test_the_tokenizer_puts_a_space_first(mistral):
 
 
 def test_a_target_is_what_follows_the_prompt(mistral, folder):
-    found = attribute(mistral, PROMPT, " desert", contrast=" Arctic")
-    assert (found.target.text, found.contrast.text) == (" desert", " Arctic")
+    result = attribute(mistral, PROMPT, " desert", contrast=" Arctic")
+    assert (result.target.text, result.contrast.text) == (" desert", " Arctic")
     assert [mistral.text(i) for i in mistral.continuation(" lives in", "The ice bear")] == [" lives", " in"]
     ids = mistral.token_ids("The ice bear")
     assert mistral.continuation(" lives in", ids) == mistral.continuation(" lives in", "The ice bear")
@@ -95,15 +95,15 @@ def test_a_suffix_can_be_named(mistral):
 
 
 def test_each_prompt_of_a_batch_has_its_own_answer(mistral):
-    found = attribute(mistral, [PROMPT, "The camel lives in the"], [" desert", " Arctic"], sites=())
-    assert [row.target.text for row in found] == [" desert", " Arctic"]
+    result = attribute(mistral, [PROMPT, "The camel lives in the"], [" desert", " Arctic"], sites=())
+    assert [row.target.text for row in result] == [" desert", " Arctic"]
 
 
 @pytest.mark.parametrize("task", list(groundtruth.TASKS.values()))
 def test_every_ground_truth_sample_is_kept(mistral, task):
     for item in task(20):
-        found = groundtruth.counted(groundtruth.samples(mistral, [item], {}))[0]
-        assert found["correct"] is not None, found.get("why")
+        result = groundtruth.counted(groundtruth.samples(mistral, [item], {}))[0]
+        assert result["correct"] is not None, result.get("why")
 
 
 def test_flips_count(mistral):

@@ -35,9 +35,9 @@ def same(a, b):
 def test_top_k_is_a_sort(row_list, k):
     values, sentences, tokens = table(row_list, k)
     expected = sorted(row_list, key=lambda row: (-row[0], row[1]))[:k]
-    found = list(zip(values[0].tolist(), sentences[0].tolist(), tokens[0].tolist(), strict=True))
-    assert found[: len(expected)] == expected
-    assert all(row[:2] == (-torch.inf, EMPTY) for row in found[len(expected) :])
+    result = list(zip(values[0].tolist(), sentences[0].tolist(), tokens[0].tolist(), strict=True))
+    assert result[: len(expected)] == expected
+    assert all(row[:2] == (-torch.inf, EMPTY) for row in result[len(expected) :])
 
 
 @given(rows, st.integers(0, 30), st.integers(0, 30), st.integers(1, 8))

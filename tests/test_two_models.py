@@ -26,7 +26,7 @@ def edited(model, change):
     return Model(net, model.tokenizer, f"{model.name}, edited")
 
 
-def turned(net):
+def turned_of(net):
     net.model.layers[2].mlp.down_proj.weight[:, 7] *= -3
 
 
@@ -42,13 +42,13 @@ def test_the_difference_of_both_answers_is_accounted_for(name, method):
     model = random_model(CONFIGS[name])
     other = edited(model, trained)
     with Double():
-        found = attribute(model, IDS, contrast=5, base_model=other, method=method)
-        target = found.target.id
+        result = attribute(model, IDS, contrast=5, base_model=other, method=method)
+        target = result.target.id
         here, there = (attribute(one, IDS, target, 5, method=method) for one in (model, other))
-    assert found.conservation().target == pytest.approx(here.conservation().target - there.conservation().target)
-    assert abs(found.conservation().rest) < 1e-8
-    torch.testing.assert_close(found.tokens, here.tokens - there.tokens)
-    for row in found.top(5, "ffn", position="all"):
+    assert result.conservation().target == pytest.approx(here.conservation().target - there.conservation().target)
+    assert abs(result.conservation().rest) < 1e-8
+    torch.testing.assert_close(result.tokens, here.tokens - there.tokens)
+    for row in result.top(5, "ffn", position="all"):
         place = row.neuron.layer, row.position, row.neuron.index
         assert row.activation == here.activation("ffn")[place]
         assert row.counterfactual == there.activation("ffn")[place]
@@ -56,24 +56,24 @@ def test_the_difference_of_both_answers_is_accounted_for(name, method):
 
 
 def test_a_model_differs_from_itself_in_nothing(llama):
-    found = attribute(llama, IDS, base_model=llama)
-    assert not found.tokens.any()
-    assert not found.ffn.any()
-    assert found.conservation().target == 0
-    assert "Compared with the model" in found.comparison_text()
+    result = attribute(llama, IDS, base_model=llama)
+    assert not result.tokens.any()
+    assert not result.ffn.any()
+    assert result.conservation().target == 0
+    assert "Compared with the model" in result.comparison_text()
 
 
 def test_a_planted_edit_is_what_differs_most(llama):
     """Of all neurons at all tokens the one whose W2 was turned; elsewhere its layer hands on what it did."""
-    other = edited(llama, turned)
-    found = attribute(llama, IDS, base_model=other)
+    other = edited(llama, turned_of)
+    result = attribute(llama, IDS, base_model=other)
     largest = max(
-        (r for sign in "+-" for r in found.top(1, "ffn", position="last", sign=sign)), key=lambda r: abs(r.relevance)
+        (r for sign in "+-" for r in result.top(1, "ffn", position="last", sign=sign)), key=lambda r: abs(r.relevance)
     )
     assert largest.neuron == PLANTED
     top = attribute(llama, IDS, base_model=other, keep="top", k=5)
     assert [r.neuron for r in top.top(5, "ffn", position="all")] == [
-        r.neuron for r in found.top(5, "ffn", position="all")
+        r.neuron for r in result.top(5, "ffn", position="all")
     ]
     rows = attribute(llama, IDS, base_model=other, keep="top", k=5, record=[1, -1])
     assert rows.neurons.recorded == (1, len(IDS) - 1)
@@ -86,9 +86,9 @@ def test_a_list_and_an_exchange(llama):
     """Each prompt for itself; and what exchanging activations with the other model's does is measured."""
     other = edited(llama, trained)
     many = attribute(llama, [IDS, IDS[:5]], [3, 4], base_model=other)
-    for found, ids, target in zip(many, (IDS, IDS[:5]), (3, 4), strict=True):
+    for result, ids, target in zip(many, (IDS, IDS[:5]), (3, 4), strict=True):
         alone = attribute(llama, ids, target, base_model=other)
-        torch.testing.assert_close(found.tokens, alone.tokens, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(result.tokens, alone.tokens, rtol=1e-3, atol=1e-6)
     assert ablation(llama, many[0], 10**6).necessity == pytest.approx(1)
 
 
@@ -110,8 +110,8 @@ class Backwards(Letters):
 @pytest.mark.usefixtures("smol")
 def test_the_command():
     """Against itself, where nothing differs."""
-    asked = ["The ice bear lives in the", "--base-model", "smollm2-135m", "--site", "ffn", "--top", "3"]
-    result = CliRunner().invoke(main, ["rank", *asked])
+    request = ["The ice bear lives in the", "--base-model", "smollm2-135m", "--site", "ffn", "--top", "3"]
+    result = CliRunner().invoke(main, ["rank", *request])
     assert result.exit_code == 0, result.output
     assert "Compared with the model smollm2-135m" in result.output
     result = CliRunner().invoke(main, ["neuron", "L29.ffn.860", "--base-model", "smollm2-135m", "--top", "3"])

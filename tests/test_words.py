@@ -73,8 +73,8 @@ def helps(command, path=("icebear",)):
 
 
 def test_no_old_phrase_is_in_a_help_text():
-    found = [(verb, match[0]) for verb, text in helps(main) for match in PHRASES.finditer(" ".join(text.split()))]
-    assert not found
+    result = [(verb, match[0]) for verb, text in helps(main) for match in PHRASES.finditer(" ".join(text.split()))]
+    assert not result
 
 
 def test_old_words_are_seen():
