@@ -320,7 +320,6 @@ def silencing_control(
 
 
 def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:
-    """Return whether the nodes of a site can be ablated."""
     compared = relevance.counterfactual
     if compared is None or not compared.pairs or relevance.contrast_phrase or not model.task.is_causal:
         return False

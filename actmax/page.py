@@ -46,19 +46,13 @@ def card_fragment(card: Card) -> Markup:
         "icebear.actmax/card.html",
         card=card,
         statistics=statistics_line(card),
+        heading=heading,
+        meaning=meaning_html,
+        examples=examples_html,
+        nearest_title=nearest_title,
         histogram=histogram_html(card.statistics.histogram),
         vocabulary=vocabulary_html(card.projection) if card.projection else "",
         relmax=RELMAX if card.by == "relevance" else "",
-        sides=[
-            {
-                "heading": heading(card, polarity),
-                "meaning": meaning_html(card, polarity),
-                "class": card.kind[polarity],
-                "examples": examples_html(rows),
-            }
-            for polarity, rows in card.examples.items()
-        ],
-        nearest=[(nearest_title(by, card.nearest_by_chance[by]), hits) for by, hits in card.nearest.items()],
     )
 
 
@@ -96,15 +90,7 @@ def examples_html(rows: Sequence[Example]) -> Markup:
 
 def vocabulary_html(projection: Projection) -> Markup:
     """Return promoted and suppressed tokens as bars."""
-    return render(
-        "icebear.actmax/vocabulary.html",
-        projection=projection,
-        sides=[
-            ("Promotes at + (suppresses at -)", projection.promoted, POSITIVE),
-            ("Suppresses at +", projection.suppressed, NEGATIVE),
-        ],
-        largest=max(abs(token.z) for token in (*projection.promoted, *projection.suppressed)) or 1.0,
-    )
+    return render("icebear.actmax/vocabulary.html", projection=projection, positive=POSITIVE, negative=NEGATIVE)
 
 
 def histogram_html(counts: Sequence[int]) -> Markup:

@@ -22,13 +22,12 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
-from icebear.actmax.labels import auto, clusters, kinds, null, sample, scores
+from icebear.actmax.labels import auto, kinds, null, sample, scores
 from icebear.actmax.labels.activations import read_activations
 from icebear.actmax.labels.auto import control_name, label_neurons, score_label
-from icebear.actmax.labels.clusters import prepare_samples
 from icebear.actmax.labels.kinds import Evidence, Label
 from icebear.actmax.labels.null import nulls, other_labels, significant
-from icebear.actmax.labels.sample import Codes, Sample, part_of
+from icebear.actmax.labels.sample import Codes, Sample, part_of, prepare_samples
 from icebear.actmax.labels.scores import choose_label, most_significant, score_parts
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
@@ -83,7 +82,7 @@ SENTENCES = {"train": 150, "validation": 150, "test": 300}
 def _small(monkeypatch):
     monkeypatch.setattr(sample, "SENTENCES", SENTENCES)
     monkeypatch.setattr(null, "CONTROLS", 50)
-    monkeypatch.setattr(clusters, "COUNT", 6)
+    monkeypatch.setattr(sample, "TOPICS", 6)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +220,7 @@ def _copy(path, to):
 
 
 def _label_alone(path, neurons, started):
-    sample.SENTENCES, null.CONTROLS, auto.GROUP, clusters.COUNT = SENTENCES, 50, 4, 6
+    sample.SENTENCES, null.CONTROLS, auto.GROUP, sample.TOPICS = SENTENCES, 50, 4, 6
     started.set()
     with open_store(path) as store:
         label_neurons(planted(), store, neurons)

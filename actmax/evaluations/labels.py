@@ -12,10 +12,9 @@ import pandas
 
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.auto import measure_activations
-from icebear.actmax.labels.clusters import prepare_samples
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
-from icebear.actmax.labels.sample import Sample
+from icebear.actmax.labels.sample import Sample, prepare_samples
 from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table

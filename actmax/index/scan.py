@@ -125,12 +125,9 @@ class _Reader:
                 if self.summing or statistic.all_shards:
                     statistic.add(self.statistics[name][..., columns], seen)
             if self.settings.by == "activation":
-                self._enter(columns, values, best, batch, span)
+                self._enter(columns, values, batch, span, best)
             else:
-                x.register_hook(lambda g: enter_relevance(columns, values * g.float()))
-
-        def enter_relevance(columns: slice, relevance: Tensor) -> None:
-            self._enter(columns, relevance, _largest(relevance, batch), batch, span)
+                x.register_hook(lambda g: self._enter(columns, values * g.float(), batch, span))
 
         with self.model.lock, hooks(self.model, self.places, visit):
             stream = self._pass(read).detach().float()  # (B, T, D)
@@ -146,8 +143,9 @@ class _Reader:
         forward_backward(self.model, target, [Inputs()], ATTNLRP)
         return target.stream
 
-    def _enter(self, columns: slice, x: Tensor, best: Tensor, batch: Batch, span: slice) -> None:
-        """Record the sentences that reach the threshold. best (2, B, N): the extremes of x (B, T, N)."""
+    def _enter(self, columns: slice, x: Tensor, batch: Batch, span: slice, best: Tensor | None = None) -> None:
+        """Record the sentences that reach the threshold. best (2, B, N): the extremes of x (B, T, N), if known."""
+        best = _largest(x, batch) if best is None else best
         for polarity, sign in enumerate((1, -1)):
             entering = (best[polarity] >= self.threshold[polarity, columns]) & (best[polarity] > 0)
             row, neuron = entering.nonzero(as_tuple=True)

@@ -10,16 +10,14 @@ import math
 import re
 import tomllib
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels.sample import Sample, words
+from icebear.actmax.labels.sample import Sample, distinctive, words
 
 TOKENS = 0.01
 """The share of tokens that are positives."""
@@ -60,22 +58,6 @@ def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
     masked = np.where(counted & (values > 0), values, -np.inf)
     order = np.argsort(-masked, kind="stable")[:wanted]
     return order[np.isfinite(masked[order])]
-
-
-def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
-    """Return the k items that are most typical against the background, by the z-score of their log-odds (Monroe et
-    al. 2008). Each occurs at least twice."""
-    counts = Counter(items)
-    n = sum(counts.values())
-
-    def z(item: Any) -> float:
-        here, there = counts[item], background[item]
-        odds = (here + 0.5) / (n - here + 0.5)
-        other = (there + 0.5) / (total - there + 0.5)
-        return math.log(odds / other) / math.sqrt(1 / (here + 0.5) + 1 / (there + 0.5))
-
-    able = [item for item, count in counts.items() if count > 1 and z(item) > 1.96]
-    return sorted(able, key=lambda item: (-z(item), str(item)))[:k]
 
 
 def keys_at(places: Iterable[TokenPlace], step: int, count: int = 1) -> list[tuple[str, ...]]:

@@ -1,7 +1,9 @@
-"""Seeded samples of train, validation and test sentences from the documents of an index."""
+"""Seeded samples of train, validation and test sentences from the documents of an index, and their topics: groups of
+sentences with similar vectors, named by their words."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,6 +25,12 @@ SENTENCES = {"train": 300, "validation": 300, "test": 600}
 """The number of sentences of each part. One forward pass over them serves all neurons."""
 SHORTEST = 4
 """A sentence of a sample has more counted tokens than this."""
+TOPICS = 48
+LEARNT = 20_000
+"""The largest number of sentences to cluster."""
+TOPIC_WORDS = 4
+FREQUENT = 0.05
+"""The share of sentences above which a word cannot name a topic."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 
@@ -106,7 +114,6 @@ class Sample:
 
     @cached_property
     def sentence_words(self) -> list[set[str]]:
-        """The words of each sentence."""
         names = list(self.codes.words)
         rows = np.split(self.word, self.starts[1:])
         return [{names[code] for code in row[row >= 0].tolist()} for row in rows]
@@ -136,8 +143,27 @@ def words(pieces: tuple[str, ...]) -> list[tuple[str, int]]:
     return [(m[0].lower(), int(np.searchsorted(ends, m.end()))) for m in _WORD.finditer(text)]
 
 
-def draw_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
-    """Return a sample for each part. Sentences are drawn by their ids, which are hashes, so all neurons share them.
+def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
+    """Return the k items that are most typical against the background, by the z-score of their log-odds (Monroe et
+    al. 2008). Each occurs at least twice."""
+    counts = Counter(items)
+    n = sum(counts.values())
+
+    def z(item: Any) -> float:
+        here, there = counts[item], background[item]
+        odds = (here + 0.5) / (n - here + 0.5)
+        other = (there + 0.5) / (total - there + 0.5)
+        return math.log(odds / other) / math.sqrt(1 / (here + 0.5) + 1 / (there + 0.5))
+
+    able = [item for item, count in counts.items() if count > 1 and z(item) > 1.96]
+    return sorted(able, key=lambda item: (-z(item), str(item)))[:k]
+
+
+def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
+    """Return a sample for each part, with the similarity of its sentences to each topic, and to each other.
+
+    Sentences are drawn by their ids, which are hashes, so all neurons share them. The topics of a store are made once:
+    k-means clusters of the vectors of train sentences.
 
     Raises `StoreError` if the index has less than a quarter of the sentences of a part.
     """
@@ -159,4 +185,44 @@ def draw_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]
                 f"{SENTENCES[part]}; index more documents (--limit)."
             )
     codes = Codes()
-    return {part: Sample(rows[part], codes) for part in rows}
+    samples = {part: Sample(rows[part], codes) for part in rows}
+    if store.controls.get("topics") is None:
+        store.controls.set({"topics": _topics(store)})
+    topics = store.controls.get("topics")
+    for sample in samples.values():
+        vectors = _unit(store, [sentence.id for sentence in sample.sentences])
+        centers = np.array(topics["centers"], dtype=np.float32).reshape(-1, vectors.shape[1])  # of no topic, too
+        sample.topics = dict(zip(map(tuple, topics["words"]), (vectors @ centers.T).T, strict=True))
+        sample.alike = vectors @ vectors.T
+    return samples
+
+
+def _topics(store: Store) -> dict[str, Any]:
+    """Return the words and the unit vector (K, D) of each topic."""
+    import faiss
+
+    sentences = [s for s in store.sentences.starting_at(0) if part_of(s.title) == "train"][:LEARNT]
+    rows = _unit(store, [sentence.id for sentence in sentences])
+    count = max(1, min(TOPICS, len(rows) // 40))
+    learner = faiss.Kmeans(rows.shape[1], count, niter=25, seed=1, spherical=True, max_points_per_centroid=LEARNT)
+    learner.train(rows)
+    centers = np.array(learner.centroids)
+    nearest = (rows @ centers.T).argmax(1)
+    vocabularies = [{word for word, _ in words(sentence.tokens)} for sentence in sentences]
+    background = Counter(word for row in vocabularies for word in row)
+    vocabularies = [{word for word in row if background[word] <= FREQUENT * len(vocabularies)} for row in vocabularies]
+    total = sum(background.values())
+    names = []
+    for topic in range(count):
+        own = [word for row in np.flatnonzero(nearest == topic) for word in vocabularies[row]]
+        names.append(tuple(distinctive(own, background, total, TOPIC_WORDS)))
+    able = [number for number, name in enumerate(names) if name]
+    return {"words": [names[number] for number in able], "centers": centers[able].astype(float).round(5).tolist()}
+
+
+def _unit(store: Store, sentences: list[int]) -> np.ndarray:
+    """Return the vectors (S, D) of sentences less the corpus mean, at length 1; zeros for a sentence without vector."""
+    known = dict(zip(*store.sentences.vectors(sentences), strict=True))
+    center = store.vectors.center()
+    rows = np.array([known[i].astype(np.float32) - center if i in known else 0 * center for i in sentences])
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)

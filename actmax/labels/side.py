@@ -36,7 +36,6 @@ class Side:
         return all(one.active for one in self.fired.values())
 
     def candidates(self) -> list[Label]:
-        """Return the candidate labels of all kinds."""
         return [label for kind in kinds.KINDS.values() for label in kind.candidates(self.evidence)]
 
     def shifted(self, seed: str) -> Side:

@@ -140,8 +140,8 @@ def _between_models(request: AttributionRequest, base: Model) -> list[Relevance]
 def of_prompts(request: AttributionRequest) -> list[Relevance]:
     """Explain each prompt of the request without its base model."""
     results: list[Relevance] = []
-    for key, group in groupby(request.prompts, lambda row: (row.batched, row.objective)):
-        rows, size = list(group), BATCH_SIZE if key[0] else 1
+    for key, group in groupby(request.prompts, lambda r: (bool(r.counterfactuals or r.contrast_phrase), r.objective)):
+        rows, size = list(group), 1 if key[0] else BATCH_SIZE
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
     for place, (relevance, row) in enumerate(zip(results, request.prompts, strict=True)):

@@ -28,7 +28,6 @@ from icebear.values import seed_of, shown, whole
 ROWS = 24
 """The number of node sets that go through the model at once."""
 DRAWS = 5
-"""Random draws of a control."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -209,13 +209,9 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         target, inputs, stream = Logits(pair), Inputs(), Stream(model, batch)
         values = Values(model, batch, sites, columns)
         neurons = AllNeurons(model, batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
-        recorders: list[Recorder] = [inputs, stream, values, neurons]
-        largest: LargestNeurons | None = None
-        if request.k is not None:
-            largest = LargestNeurons(
-                model, batch, sites, request.k, partial(excluded_positions, model, batch, stream), partner
-            )
-            recorders.append(largest)
+        excluded = partial(excluded_positions, model, batch, stream)
+        largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded, partner)
+        recorders: list[Recorder] = [inputs, stream, values, neurons, *([largest] if largest else [])]
         numbers, _ = forward_backward(
             model, target, recorders, method, strict=request.strict, checkpoint=request.checkpoint
         )

@@ -74,11 +74,6 @@ class PromptRequest:
     answer_start: int | None = None
     """The position of the first token of the model's own answer."""
 
-    @property
-    def batched(self) -> bool:
-        """Whether one pass can explain this prompt together with others."""
-        return not self.counterfactuals and self.contrast_phrase is None
-
 
 def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
     """Return the objective of prompts that explain the same kind of number."""
@@ -213,7 +208,6 @@ def rows_of(
 
 
 def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[Sequence[Prompt]]:
-    """Return the counterfactuals of each prompt."""
     if counterfactual is None:
         return [()] * count
     if isinstance(counterfactual, Answer):

@@ -42,15 +42,13 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     target, inputs, stream, sinks = Logits(objective), Inputs(), Stream(model, batch), Sinks(model, batch)
     neurons = AllNeurons(model, batch, sites, columns)
     accounting = new_accounting(model, len(batch.ids))
-    recorders: list[Recorder] = [inputs, stream, neurons, *([sinks] if method.positions else [])]
-    largest: LargestNeurons | None = None
-    if request.k is not None:
-        largest = LargestNeurons(model, batch, sites, request.k, partial(excluded_positions, model, batch, stream))
-        recorders.append(largest)
+    excluded = partial(excluded_positions, model, batch, stream)
+    largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded)
+    optional: list[Recorder] = [*([sinks] if method.positions else []), *([largest] if largest else [])]
     numbers, missing = forward_backward(
         model,
         target,
-        recorders,
+        [inputs, stream, neurons, *optional],
         method.rules,
         accounting=accounting,
         strict=request.strict,
