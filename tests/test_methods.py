@@ -441,10 +441,7 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     line = faithfulness.sample(model, Question(IDS), methods)["methods"]
     assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
     pair = pairs.Pair(IDS, OTHER, "", "")
-    compared = ablation.Compared(
-        model, pair, (11, 12), "ffn", attribute(model, IDS, 11, 12, counterfactual=OTHER, sites=("ffn",))
-    )
-    monkeypatch.setattr(ablation.Compared, "of", lambda *_: compared)
+    monkeypatch.setattr(ablation, "answers", lambda *_: (11, 12))
     curves = ablation.ablate(model, pair, methods)["methods"]
     assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size
     assert curves["length"]["curve_sufficiency"][-1] == pytest.approx(1, abs=1e-4)
