@@ -41,10 +41,13 @@ def environment() -> Path:
 def icebear(folder: str) -> tuple[Work, Work]:
     """AttnLRP, and gradient x input."""
     from icebear import attribute, load_model
-    from icebear.concepts.selftest import gradient_times_input
+    from icebear.concepts.models.objective import objective_of
+    from icebear.concepts.passes.inputs import Inputs
+    from icebear.concepts.passes.run import Logits, forward_backward
 
     model = load_model(folder)
-    return lambda ids: attribute(model, ids, sites=()), lambda ids: gradient_times_input(model, ids)
+    plain = lambda ids: forward_backward(model, Logits(objective_of(model, [ids])), [Inputs()])  # noqa: E731
+    return lambda ids: attribute(model, ids, sites=()), plain
 
 
 def lxt(folder: str) -> tuple[Work, Work]:

@@ -34,7 +34,6 @@ TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").
 LONGEST = 64
 """Longer texts are cut to this many tokens."""
 BATCH = 4
-QUANTILES = (0.1, 0.5, 0.9)
 KEPT_FROM = 10_000_000
 """Models with fewer parameters are not cached, because measuring them is as fast as reading a file."""
 
@@ -110,7 +109,7 @@ def _measured(model: Model) -> Calibration:
                 high[layer] = torch.maximum(high[layer], values.amax(0))
         for path, (layer, values) in seen.items():
             divided.setdefault(path, []).append(values[counted[:, batch.span_of(model, layer)]].cpu())
-    quantiles = {path: torch.cat(parts).quantile(torch.tensor(QUANTILES)) for path, parts in divided.items()}
+    quantiles = {path: torch.cat(parts).quantile(torch.tensor((0.1, 0.5, 0.9))) for path, parts in divided.items()}
     return Calibration(low, high, {path: tuple(three.tolist()) for path, three in quantiles.items()})  # type: ignore[misc]
 
 

@@ -49,7 +49,7 @@ def test_rows_and_columns_are_those_of_the_whole_weight(make, kind, chosen):
     module = make().to(kind)
     nn.init.normal_(module.weight)
     linear, reference = Linear(module), whole(module)
-    assert (linear.out_features, linear.in_features, linear.dtype) == (*reference.shape, kind)
+    assert (*linear.shape, linear.dtype) == (*reference.shape, kind)
     assert torch.equal(linear.rows(chosen), reference[chosen])
     assert torch.equal(linear.columns(chosen), reference[:, chosen])
     assert torch.equal(linear.rows(chosen, torch.float64), reference[chosen].double())
@@ -57,7 +57,7 @@ def test_rows_and_columns_are_those_of_the_whole_weight(make, kind, chosen):
     assert (selected.dtype, torch.equal(selected, module.weight)) == (kind, True)
     assert (linear.bias is None) == (module.bias is None)
     with torch.no_grad():
-        outside = module(torch.eye(linear.in_features, dtype=kind)).T  # (out, in)
+        outside = module(torch.eye(linear.shape[1], dtype=kind)).T  # (out, in)
     bias = 0 if linear.bias is None else linear.bias[:, None]
     assert torch.allclose(outside, linear.rows(dtype=kind) + bias, rtol=1e-2, atol=1e-2)
 

@@ -31,7 +31,6 @@ from icebear.values import seed_of, several, shown, whole
 if TYPE_CHECKING:
     from icebear.db.store import Store
 
-FORMAT = 1
 EDGE_THRESHOLD = 0.98
 
 
@@ -107,8 +106,6 @@ class Graph(SavedResult, Tabled):
         """The edges from tokens and nodes, the most influential first."""
         return [edge for edge in self.edges if not isinstance(edge.source, parts.Remainder)]
 
-    # --- edges ----------------------------------------------------------------------------------------
-
     @cached_property
     def influence(self) -> Tensor:
         """The influence (K + 1, S) of each edge on the answer along all paths; sums to 1.
@@ -169,8 +166,6 @@ class Graph(SavedResult, Tabled):
                 raise InputError(f"{shown(node)} is not a node; take some of the graph's nodes.")
             chosen[node.neuron.layer, node.position, column(self.model, node.neuron)] = True
         return chosen
-
-    # --- checks ---------------------------------------------------------------------------------------
 
     def ablation(self, seed: int = 0) -> Ablation:
         """Measure sufficiency and necessity of the nodes, with random controls; for several pairs their mean."""
@@ -236,8 +231,6 @@ class Graph(SavedResult, Tabled):
             )
         return checks.shared(one, two)
 
-    # --- groups ---------------------------------------------------------------------------------------
-
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Similar nodes (`icebear.concepts.circuits.groups`), the groups with the largest score first."""
@@ -278,13 +271,11 @@ class Graph(SavedResult, Tabled):
         prompt = "".join(self.relevances[0].prompt.strings)
         return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
 
-    # --- files ----------------------------------------------------------------------------------------
-
     def to_dict(self) -> dict[str, Any]:
         """Return the graph as a dictionary for JSON."""
         groups = {node.id: group.name for group in self.groups for node in group.nodes}
         return {
-            "icebear_circuit": FORMAT,
+            "icebear_circuit": 1,  # the version of the format
             "prompt": [token.text for token in self.tokens],
             "counterfactual": [token.counterfactual for token in self.tokens],
             "pairs": len(self.relevances),

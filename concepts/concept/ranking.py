@@ -24,11 +24,8 @@ from icebear.errors import InputError
 if TYPE_CHECKING:
     from icebear.db.store import Store
 
-CNA = 0.001
-"""The share of neurons that CNA takes."""
 EXPLAINED, TOGETHER = 32, 4
 """A ranking by relevance explains this many examples, and this many in one pass."""
-HITS = 200
 
 Ranking = tuple[np.ndarray, np.ndarray]
 """Columns, the best first; and the weights (N,) of all standardized activations."""
@@ -80,7 +77,7 @@ def cna(data: Material) -> Ranking:
     2605.12290; CNA uses FFN neurons only, this function the sites of the data)."""
     last = data.seen.last[data.rank]
     scores = np.abs(separation(last, data.positive[data.rank]))
-    return data.ordered(scores)[: max(1, round(CNA * len(scores)))], data.mean_differences
+    return data.ordered(scores)[: max(1, round(0.001 * len(scores)))], data.mean_differences
 
 
 def relevance(data: Material) -> Ranking:
@@ -139,7 +136,7 @@ def search(data: Material) -> Ranking:
     if data.store is None or not data.words:
         raise InputError("To find a concept by search, give a store and the concept's words.")
     column = {neuron: place for place, neuron in enumerate(data.seen.neurons) if not data.excluded[place]}
-    hits = dict.fromkeys(hit.neuron for hit in data.store.search(" ".join(data.words), HITS))
+    hits = dict.fromkeys(hit.neuron for hit in data.store.search(" ".join(data.words), 200))
     columns = [column[neuron] for neuron in hits if neuron in column]
     if not columns:
         raise InputError(f"{data.store.path} finds no neuron for {' '.join(data.words)!r}; give other words.")

@@ -254,5 +254,4 @@ def tokens_between(model: Model, text: str, start: int, end: int) -> list[int]:
 
 
 def _first(model: Model, prompt: str, text: str) -> int | None:
-    """Return the first token of a text after a prompt."""
     return model.continuation(text, prompt)[0] if text else None

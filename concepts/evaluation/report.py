@@ -52,7 +52,6 @@ class Results(Tabled):
 
     @cached_property
     def cells(self) -> Cells:
-        """The numbers of the table."""
         return table(self.samples, self.columns, list(self.settings["methods"]))
 
     def rows(self) -> list[dict[str, Any]]:

@@ -116,7 +116,6 @@ class Architecture:
         return int(layer >= len(self.stacks[0][1]))
 
     def family_at(self, layer: int) -> Family:
-        """Return the family of a layer's stack."""
         return self.stacks[self.stack_of(layer)][0]
 
     @cached_property

@@ -13,17 +13,12 @@ from torch import Tensor, nn
 
 from icebear.errors import ModelError
 
-PACKED = ("Params4bit", "Int8Params")
-"""The classes of bitsandbytes' quantized weights."""
-SAMPLED = 16
-"""Sampled rows, and columns, of each parameter."""
 VALUES = 4096
 """Sampled signs of each parameter, and exponents of each row or column."""
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def packed(module: nn.Module) -> bool:
-    return type(getattr(module, "weight", None)).__name__ in PACKED
+    return type(getattr(module, "weight", None)).__name__ in ("Params4bit", "Int8Params")  # of bitsandbytes
 
 
 def offloaded(net: nn.Module) -> bool:
@@ -53,7 +48,7 @@ def weight_of(module: Any) -> Tensor:
             from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
             return dequantize_bnb_weight(weight, getattr(module, "state", None)).detach()
-        if weight.dtype not in FLOATS:
+        if weight.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
             raise ModelError(
                 f"icebear cannot read the weights of {type(module).__name__} ({weight.dtype}); load the model "
                 "without quantization, or with --bits."
@@ -87,7 +82,7 @@ def fingerprint(net: nn.Module, architecture: str) -> str:
         signs.update(_bytes(torch.signbit(_some(values.flatten()))))
         matrix = values.flatten(1) if values.dim() > 1 else values[None]
         for rows in (matrix, matrix.T):
-            chosen = sorted(random.Random(name).sample(range(len(rows)), min(SAMPLED, len(rows))))
+            chosen = sorted(random.Random(name).sample(range(len(rows)), min(16, len(rows))))
             sizes.update(_bytes(torch.frexp(_some(rows[chosen]).bfloat16().float().cpu()).exponent))
             sizes.update(f" {int((~rows.bool().any(1)).sum())}".encode())
     return f"{signs.hexdigest()[:16]}-{sizes.hexdigest()[:16]}"

@@ -13,8 +13,6 @@ from icebear.concepts.models.dispatch import present, weight_of
 Chosen = int | slice | Tensor
 """One index, a slice, or several indices."""
 WHOLE = slice(None)
-OWN_LAYER_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm", "OlmoLayerNorm")
-"""Classes that center as torch's LayerNorm, from which they do not inherit."""
 
 
 class Linear:
@@ -54,7 +52,6 @@ class Linear:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weight."""
         return self._weight.dtype
 
     def rows(self, chosen: Chosen = WHOLE, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -91,4 +88,5 @@ def through_norm(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | floa
 
 
 def _centers(norm: nn.Module) -> bool:
-    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in OWN_LAYER_NORMS
+    own = ("CohereLayerNorm", "Cohere2LayerNorm", "OlmoLayerNorm")  # which do not inherit from torch's
+    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in own

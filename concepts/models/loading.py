@@ -163,7 +163,6 @@ def _weight_options(
 
 
 def _loading_error(name: str, error: Exception) -> IcebearError:
-    """Return an error that says what was wrong and what to do."""
     from huggingface_hub import errors
 
     def says(*kinds: type) -> bool:

@@ -58,8 +58,6 @@ class Model(Architecture):
         facts = {"name": self.name, "fingerprint": self.fingerprint, "dtype": self.dtype_name, "weights": self.weights}
         return {"model": facts, "versions": versions()}
 
-    # --- tokens ---------------------------------------------------------------------------------------
-
     def encode(self, prompts: Sequence[PromptLike], padding_side: str = "right") -> Batch:
         """Return the prompts as a batch. Raises `InputError` for empty or too long ones."""
         return self.task.encode(self, [Prompt.of(prompt) for prompt in prompts], padding_side)
@@ -208,8 +206,6 @@ class Model(Architecture):
         if self.tokenizer is None:
             raise InputError(f"{self.name} was given without a tokenizer; pass token ids instead of text.")
         return self.tokenizer
-
-    # --- forward --------------------------------------------------------------------------------------
 
     def predict(self, prompt: PromptLike, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
         """Return the k most probable next tokens (or labels), then the tokens of `also` that are not among them."""

@@ -38,7 +38,6 @@ class Objective:
 
     @property
     def all_positions(self) -> list[int]:
-        """The positions of all prompts."""
         return sorted({place for row in self.positions for place in row})
 
     def target_positions(self, row: int) -> tuple[int, ...]:
