@@ -23,11 +23,10 @@ from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import auto, kinds, null, sample, scores
-from icebear.actmax.labels.activations import read_activations
 from icebear.actmax.labels.auto import control_name, label_neurons, score_label
 from icebear.actmax.labels.kinds import Evidence, Label
 from icebear.actmax.labels.null import nulls, other_labels, significant
-from icebear.actmax.labels.sample import Codes, Sample, part_of, prepare_samples
+from icebear.actmax.labels.sample import Codes, Sample, part_of, prepare_samples, read_activations
 from icebear.actmax.labels.scores import choose_label, most_significant, score_parts
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main

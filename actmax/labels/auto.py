@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.activations import read_activations
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, random_neurons, significant
-from icebear.actmax.labels.sample import Sample, prepare_samples
+from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
 from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
 from icebear.actmax.labels.side import Side, sides
 from icebear.concepts.models.model import Model

@@ -35,7 +35,6 @@ class Matrix:
     method: AttnLRP
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         rows, columns = ([vars(unit) for unit in part] for part in (self.rows, self.columns))
         return {"rows": rows, "columns": columns, "values": self.values.tolist(), "method": repr(self.method)}
 

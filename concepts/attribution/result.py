@@ -62,7 +62,6 @@ class Counterfactual:
     """The name of the base model; the prompt is then the same."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict."""
         return {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
 
     def __str__(self) -> str:
@@ -89,7 +88,6 @@ class ContrastPhrase:
     """(T',) relevance of these tokens, included in `Conservation.tokens`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict."""
         tokens = zip(self.strings, self.tokens.tolist(), strict=True)
         return {"text": self.text, "tokens": [{"text": text, "relevance": value} for text, value in tokens]}
 
