@@ -117,8 +117,8 @@ def _batches(model: Model) -> Iterator[Batch]:
     """Yield the texts; random tokens for a model without a tokenizer, noise for an image classifier."""
     generator = torch.Generator().manual_seed(0)
     if not model.task.reads_text:
-        shape = BATCH, model.net.config.num_channels, *images.pair(model.net.config.image_size)
-        yield model.encode(list(torch.randn(shape, generator=generator)))
+        pixels = BATCH, model.net.config.num_channels, *images.pair(model.net.config.image_size)
+        yield model.encode(list(torch.randn(pixels, generator=generator)))
         return
     if model.tokenizer is None:
         shape = (4 * BATCH, min(LONGEST, model.context_length))
