@@ -145,7 +145,7 @@ def test_neurons():
 @pytest.mark.usefixtures("smol")
 def test_ranking_options():
     fails("rank", PROMPT, "--position", "9", message="Position 9")
-    fails("rank", PROMPT, "--position", "x", message="not last, all or a number")
+    fails("rank", PROMPT, "--position", "x", message="'x'", code=2)
     fails("rank", PROMPT, "--site", "mlp", message="'mlp'")
     fails("rank", PROMPT, "--method", "attlrp", message="'attnlrp'")
     fails("rank", PROMPT, "--top", "0", message="--top", code=2)

@@ -164,7 +164,7 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
         build_index(model, corpus, store, k=K, by="relevance")
         result = describe(store, neuron, model)
         for shown in (printed(card_report(result)), result.to_html()):
-            assert "An index by relevance" in shown
+            assert "This index is by relevance" in shown
         heads = [
             line.split() for line in printed(card_report(result)).splitlines() if line.strip().endswith("sentence")
         ]

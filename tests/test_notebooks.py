@@ -77,8 +77,8 @@ def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     node.click()
     assert node.get_attribute("aria-pressed") == "true"
     assert node.get_attribute("data-id").split("@")[0] in card.inner_text()
-    assert "writes" in card.inner_text()
-    assert page.locator(".circuit .edge.lit").count() > 0
+    assert "promotes" in card.inner_text()
+    assert page.locator(".circuit .edge.highlight").count() > 0
     page.locator(".circuit .group").first.click()
     assert "score" in card.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -95,9 +95,9 @@ def test_a_contrast_that_explains_nothing_is_refused(model):
     first = model.predict("ice bear", 1)[0].text
     for target, method in product(("b", None), ("attnlrp", "gxi", "occlusion")):
         contrast = target or first
-        with pytest.raises(InputError, match="answer"):
+        with pytest.raises(InputError, match="target itself"):
             attribute(model, "ice bear", target, contrast, method=method)
-        with pytest.raises(InputError, match="answer"):
+        with pytest.raises(InputError, match="target itself"):
             attribute(model, ["bear", "ice bear"], target, [chr(ord(contrast) + 1), contrast], method=method)
     with pytest.raises(InputError, match="phrase"):
         attribute(model, "ice", target_text="bear", contrast="bear")
@@ -110,8 +110,8 @@ def test_heads_have_no_polarity(llama):
 
 def test_the_verbs_refuse_the_same(tiny_folder):
     for words, message in (
-        (["explain", "A bear", "--target", " is", "--contrast", " is"], "answer"),
-        (["rank", "A bear", "--target", " is", "--contrast", " is"], "answer"),
+        (["explain", "A bear", "--target", " is", "--contrast", " is"], "target itself"),
+        (["rank", "A bear", "--target", " is", "--contrast", " is"], "target itself"),
         (["explain", "A bear", "--target-text", " is", "--contrast", " is"], "phrase"),
         (["rank", "A bear", "--site", "head", "--polarity", "-"], "polarity"),
     ):

@@ -102,7 +102,7 @@ def test_each_prompt_of_a_batch_has_its_own_answer(mistral):
 @pytest.mark.parametrize("task", list(groundtruth.TASKS.values()))
 def test_every_ground_truth_sample_is_kept(mistral, task):
     for item in task(20):
-        result = groundtruth.counted(groundtruth.samples(mistral, [item], {}))[0]
+        result = groundtruth.counted(groundtruth.score_items(mistral, [item], {}))[0]
         assert result["correct"] is not None, result.get("why")
 
 

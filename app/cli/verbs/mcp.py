@@ -22,8 +22,8 @@ class Options:
 def mcp(options: Options) -> None:
     """Serve tools to an agent over stdio (MCP): predict, attribute, rank, circuit, steer, flip, ..., with controls.
 
-    It uses no network, so download the model first with any other command. In the agent's settings, the command is
-    icebear mcp.
+    It uses no network, so download the model first with any other command. Set `icebear mcp` as the command in the
+    agent's settings.
 
     Example:
       icebear mcp --model smollm2-135m --folder results
