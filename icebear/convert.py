@@ -92,7 +92,7 @@ def _structured(
     version = data.get(_name(kind)) if isinstance(data, dict) else None
     if version != FORMAT:
         if isinstance(version, int):
-            raise error(f"{source} has the format {version} of another icebear, not {FORMAT}; make it again.")
+            raise error(f"{source} has format version {version}, but this icebear reads {FORMAT}; make the file again.")
         name = kind.__name__.lower()
         raise error(f"{source} is not an icebear {name}: it lacks {_name(kind)!r}: {FORMAT}.")
     try:

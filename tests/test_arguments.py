@@ -197,7 +197,7 @@ DOORS = {
     # a circuit
     "circuit.nodes": (lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=x), NO_COUNT),
     "circuit.faithfulness": (
-        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, faithfulness=x),
+        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, sufficiency=x),
         (0, -1, 1.1, NAN, "1", True),
     ),
     "circuit.edge_threshold": (

@@ -318,8 +318,8 @@ def test_heads_are_nodes(graph):
         assert 0 <= result.faithfulness().edges <= len(result.edges)
 
 
-def test_enough_nodes_for_a_wanted_faithfulness(graph):
-    result = made(faithfulness=0.9)
+def test_enough_nodes_for_a_wanted_sufficiency(graph):
+    result = made(sufficiency=0.9)
     with Double():
         count = len(result.nodes)
         assert result.ablation().sufficiency >= 0.9

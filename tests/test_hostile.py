@@ -132,9 +132,9 @@ flip --model tiny "a" --to "b" --source a
 flip --model tiny "a" --to "b" --store empty
 circuit --model tiny "a" --counterfactual b --nodes 0
 circuit --model tiny "a b" --counterfactual "a"
-circuit --model tiny "a" --counterfactual b --contrast c --faithfulness 0
-circuit --model tiny "a" --counterfactual b --contrast c --faithfulness nan
-circuit --model tiny "a" --counterfactual b --contrast c --faithfulness 2
+circuit --model tiny "a" --counterfactual b --contrast c --sufficiency 0
+circuit --model tiny "a" --counterfactual b --contrast c --sufficiency nan
+circuit --model tiny "a" --counterfactual b --contrast c --sufficiency 2
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png folder
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png /dev/full
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --neuronpedia no/where.json

@@ -205,7 +205,9 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
     Faithfulness and completeness: Marks et al. 2024, arXiv 2403.19647.
     """
     if not isinstance(relevance, Relevance):
-        raise InputError(f"{shown(relevance)} is not a Relevance; give one of attribute(counterfactual=...).")
+        raise InputError(
+            f"{shown(relevance)} is not a Relevance; pass the result of attribute(..., counterfactual=...)."
+        )
     k, seed = whole(k, "The number of nodes"), seed_of(seed)
     scores = relevance.heads() if site == "head" else relevance.of(site)
     nodes = Nodes.of(model, relevance, site)

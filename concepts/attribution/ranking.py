@@ -39,7 +39,9 @@ class Ranking:
         if self.polarity is not None:
             one_of(self.polarity, "polarity", POLARITIES)
             if self.site == "head":
-                raise InputError("A head has no polarity, as it has no activation; leave it out, or rank attn.")
+                raise InputError(
+                    "A head has no polarity, because its output is a vector; leave out polarity, or rank site attn."
+                )
 
     @property
     def factor(self) -> int:

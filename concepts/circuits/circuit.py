@@ -38,7 +38,7 @@ def circuit(
     counterfactual: PromptLike | Prompts,
     span: Span | None = None,
     nodes: int = 60,
-    faithfulness: float | None = None,
+    sufficiency: float | None = None,
     heads: bool = False,
     edge_threshold: float = EDGE_THRESHOLD,
     on_progress: Callable[[int, int], None] | None = None,
@@ -57,7 +57,7 @@ def circuit(
         counterfactual prompts, all of one length, gives one circuit: scores and edges are averaged token by token.
     nodes
         The number of nodes: (neuron, token) pairs with the largest absolute relevance by difference rules.
-    faithfulness
+    sufficiency
         A sufficiency from 0 to 1 (see `Graph.ablation`). The circuit then has the smallest number of nodes that reaches
         it, and `nodes` is ignored.
     heads
@@ -84,12 +84,12 @@ def circuit(
     """
     whole(nodes, "The number of nodes", 1, choosing.MOST)
     real(edge_threshold, "The edge threshold", POSITIVE, 1)
-    if faithfulness is not None:
-        real(faithfulness, "The faithfulness", POSITIVE, 1)
+    if sufficiency is not None:
+        real(sufficiency, "The sufficiency", POSITIVE, 1)
     relevances = _relevances(model, prompt, target, contrast, counterfactual, span, heads)
     scores = torch.stack([choosing.scored(relevance, heads) for relevance in relevances]).mean(0)
-    if faithfulness is not None:
-        nodes = choosing.fewest(model, relevances, scores, faithfulness, heads)
+    if sufficiency is not None:
+        nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
     places = choosing.places(model, largest(scores, nodes))
     values = torch.stack([choosing.node_values(relevance, places) for relevance in relevances]).mean(0)
     done, total = 0, 3 * len(relevances) * (len(places) + 1)
@@ -102,7 +102,7 @@ def circuit(
 
     parts = [_edges(model, relevance, places, on_targets) for relevance in relevances]
     effect, query_key_effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
-    options = {"nodes": len(places), "faithfulness": faithfulness, "heads": heads, "edge_threshold": edge_threshold}
+    options = {"nodes": len(places), "sufficiency": sufficiency, "heads": heads, "edge_threshold": edge_threshold}
     return Graph(
         model,
         tuple(relevances),

@@ -47,7 +47,7 @@ def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted
     enough = [count for count, share in zip(powers, reached, strict=True) if share >= wanted]
     if not enough:
         raise InputError(
-            f"Even {powers[-1]} nodes have a sufficiency of only {reached[-1]:.0%}; ask for a lower faithfulness."
+            f"Even {powers[-1]} nodes have a sufficiency of only {reached[-1]:.0%}; ask for a lower sufficiency."
         )
     return bisect_left(range(enough[0]), wanted, enough[0] // 2 + 1, key=lambda count: sufficiency([count])[0])
 

@@ -83,7 +83,9 @@ class _Maps(Target):
 def _attention(model: Model, objective: Objective) -> tuple[list[Tensor], list[Tensor]]:
     """Return the attention maps (B, H, T, T) of each layer in float32, and their gradients."""
     if model.task.stacks == 2:
-        raise InputError(f"The attention maps of {model.name}, an encoder-decoder, are not one chain of layers.")
+        raise InputError(
+            f"{model.name} is an encoder-decoder, which this method does not support; choose another method."
+        )
     maps = _Maps(objective)
     with eager(model):
         forward_backward(model, maps, [Inputs(), maps])

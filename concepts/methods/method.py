@@ -40,7 +40,9 @@ class Method:
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         """Return the scores (T,) of the tokens of each prompt, for an objective with targets. Raises `InputError`."""
-        raise InputError(f"{self!r} does not score tokens of a prompt alone; choose another method.")
+        raise InputError(
+            f"{self!r} has no token scores for a prompt alone; pass counterfactual=..., or choose another method."
+        )
 
     def neuron_scores(self, model: Model, objective: Objective, site: str) -> Tensor:
         """Return the scores (L, T, N) of the neurons of a site, for an objective of one prompt. Raises `InputError`."""

@@ -44,7 +44,9 @@ class Answer:
     def chat(self) -> Chat:
         """The chat with this answer; continue it with `Chat.then`. Raises `InputError` for a plain prompt."""
         if self.question is None:
-            raise InputError("This answers a plain prompt, not a chat; ask with a Chat to continue.")
+            raise InputError(
+                "This answer belongs to a plain prompt, so no chat can continue; pass a Chat to model.answer."
+            )
         *before, last = self.question.messages
         if last["role"] != "assistant":
             return self.question.then("assistant", self.text, self.ids)
@@ -63,7 +65,9 @@ class Answer:
             span = named
         places = [0, count] if span is None else several(span)
         if len(places) != 2 or not all(isinstance(place, Integral) for place in places):
-            raise InputError(f"{shown(span)} is not a span; give a phrase of the answer or two places of its tokens.")
+            raise InputError(
+                f"{shown(span)} is not a span; give a phrase of the answer, or its start and stop among its tokens."
+            )
         start, stop = map(int, places)
         if not 0 <= start < stop <= count:
             raise InputError(f"The answer has tokens 0:{count}, so there is no span {start}:{stop}.")

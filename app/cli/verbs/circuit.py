@@ -34,7 +34,9 @@ class Options:
     json: bool
     file: str | None
     max_new_tokens: int = option(advanced=True)
-    faithfulness: float | None = option("Instead of --nodes: the fewest nodes with this sufficiency.", advanced=True)
+    sufficiency: float | None = option(
+        "Instead of --nodes: the smallest number of nodes with this sufficiency.", advanced=True
+    )
     neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=FILE, advanced=True)
     model: ModelOptions
 
@@ -61,7 +63,7 @@ def circuit(options: Options) -> None:
     need("circuits")
     model = options.model.load()
     pairs = _pairs(options) if options.file else _pair(model, prompt, options)
-    how: dict[str, Any] = {"nodes": options.nodes, "faithfulness": options.faithfulness, "heads": options.heads}
+    how: dict[str, Any] = {"nodes": options.nodes, "sufficiency": options.sufficiency, "heads": options.heads}
     with bar("edges", 1) as move:
         graph = icebear.circuit(model, **pairs, **how, on_progress=move)
     measured = (graph.ablation(), graph.faithfulness(), graph.correlations()) if options.ablate else None

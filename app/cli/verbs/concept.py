@@ -166,7 +166,7 @@ def measure(options: Measure) -> None:
 class Steer:
     name: str = argument()
     prompt: str = argument()
-    strength: float | None = option("Steer by this multiple of its neurons' max activations.")
+    strength: float | None = option("Strength; 1 adds each neuron's max activation, scaled by its weight.")
     kl: float | None = option("Instead of --strength: off-target KL in nats.", show_default="0.25")
     suppress: bool
     max_new_tokens: int

@@ -22,7 +22,9 @@ class Options:
     site: str | None = option(show_default="ffn")
     position: Any
     top: int = option(default=10)
-    sources: bool = option("Let the model answer, and measure the share of context, question and its own words.")
+    sources: bool = option(
+        "Generate an answer, and show how much came from context, question and the answer's own words."
+    )
     suggest: bool = option("Suggest three counterfactual prompts, as commands; takes seconds.")
     store: str
     html: str | None

@@ -28,7 +28,7 @@ class Options:
     limit: int | None = option("Documents to read; run again with more to extend the index.", type=AT_LEAST_1)
 
     site: tuple[str, ...] = option(multiple=True, default=("ffn",), type=click.Choice(("ffn", "attn", "q", "k", "v")))
-    k: int = option("Number of examples for each neuron and sign.", 32, type=AT_LEAST_1)
+    k: int = option("Number of examples for each neuron and polarity.", 32, type=AT_LEAST_1)
     annotate: bool
     prompt: str | None
     top: int

@@ -16,7 +16,9 @@ from icebear.records import Neuron
 @record
 class Options:
     neuron: str | None = argument(required=False)
-    significant: bool = option("Instead of NEURON: list the neurons with significant labels, best first.")
+    significant: bool = option(
+        "Instead of NEURON: list significant labels at a false discovery rate of 5 %, best first."
+    )
     base_model: str | None
     top: int
     annotate: bool
