@@ -369,7 +369,7 @@ class Tools:
         """Measure how much of a concept is in a text, token by token. A concept is a handle, the name of one in the
         index, or a .json file in the server's folder."""
         measured = self._concept(concept).measure(self.session.model, text)
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"position": place, "token": token, "value": value, "counted": place not in measured.excluded}
             for place, (token, value) in enumerate(zip(measured.tokens, measured.values, strict=True))
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ class NeuronScores:
         }
         heads = self.heads() if "attn" in self.relevance else None
         largest = Largest(k, ranked, {site: x.sum(-1) for site, x in self.relevance.items()}, heads)
-        parts = {
+        parts: dict[str, Any] = {
             name: {site: x[:, at] for site, x in getattr(self, name).items()}
             for name in ("relevance", "activation", "counterfactual")
         }
