@@ -318,7 +318,7 @@ def test_by_hand_a_neuron_stands_once(model):
             Concept.of(model, "twice", weights)
 
 
-def test_a_circuits_group_is_a_concept(smol):
+def test_a_circuits_group_is_a_concept(smol, few_contexts):
     graph = circuit(
         smol, "The ice bear lives in the", contrast=" desert", counterfactual="The wild camel lives in the", nodes=8
     )
@@ -332,7 +332,7 @@ def test_a_circuits_group_is_a_concept(smol):
     assert values[0] > values[1]
 
 
-def test_relevance_through_a_set(smol):
+def test_relevance_through_a_set(smol, few_contexts):
     """Of no neurons nothing; of all FFN neurons what blocking the whole site takes."""
     prompt = "The ice bear lives in the"
     empty = Concept.of(smol, "nothing", {}).through(smol, prompt)
