@@ -34,6 +34,8 @@ def random_edit_control(
 
     Parameters
     ----------
+    model, prompt, edits
+        The edits are those that `steer` would make in this model after this prompt.
     target, contrast
         The logit of `target`, less that of `contrast`, where the next token is predicted; default the most probable
         token without edits.
@@ -41,6 +43,8 @@ def random_edit_control(
         As of `steer`.
     draws
         The number of random draws, each of as many neurons of the same layers and sites.
+    seed
+        The seed of the draws.
     on_progress
         Called with (done, total) draws.
 

@@ -238,6 +238,20 @@ def test_every_page_is_on_the_site_and_takes_nothing_from_the_web(site):
         assert "--8<--" not in built, page
 
 
+def test_public_functions_document_each_parameter_and_the_result():
+    for name in icebear.__all__:
+        function = getattr(icebear, name)
+        text = inspect.getdoc(function) or ""
+        assert text, name
+        if inspect.isfunction(function):
+            signature = inspect.signature(function)
+            sections = [title for title in ("Parameters", "Returns", "Yields") if f"\n{title}\n---" in text]
+            assert "Parameters" in sections, name
+            assert signature.return_annotation == "None" or {"Returns", "Yields"} & {*sections}, name
+            for parameter in signature.parameters:
+                assert re.search(rf"\b{parameter}\b", text), f"{name}: {parameter}"
+
+
 def test_every_public_name_is_on_the_api_page(site):
     headings = re.findall(r'<h3 id="\w+">(\w+)', (site / "api" / "index.html").read_text())
     assert set(icebear.__all__) == set(headings)

@@ -43,6 +43,8 @@ def find_concept(
 
     Parameters
     ----------
+    model
+        The model whose neurons are used.
     examples, others
         Texts with and without the concept, at least 16 of each.
     method
@@ -55,6 +57,8 @@ def find_concept(
         The sites whose neurons are ranked.
     words
         The words of the concept, for the last three methods.
+    seed
+        The seed of the split into training, validation and test texts.
     on_progress
         Called with (done, total) texts.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+import icebear
 from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import show
 from icebear.errors import RecipeError
-from icebear.recipe import Recipe
 
 
 @click.group()
@@ -35,7 +35,7 @@ def show_(options: Show) -> None:
     """
     from icebear.app.cli.terminal import recipe_report
 
-    saved = Recipe.load(options.file)
+    saved = icebear.Recipe.load(options.file)
     show(options.json, saved.to_dict(), recipe_report(saved))
 
 
@@ -55,7 +55,7 @@ def check(options: Check) -> None:
     """
     from icebear.steering.evaluations.flips import first_tokens
 
-    recipes = {file: Recipe.load(file) for file in options.files}
+    recipes = {file: icebear.Recipe.load(file) for file in options.files}
     model = options.model.load()
     rows = [{"file": file, **first_tokens(model, saved)} for file, saved in recipes.items()]
     lines = []
@@ -82,7 +82,7 @@ def combine(options: Combine) -> None:
     Example:
       icebear recipe combine examples/ice-bear-to-desert.json --share 0.5 --save half.json
     """
-    first, *others = (Recipe.load(file) for file in options.files)
+    first, *others = (icebear.Recipe.load(file) for file in options.files)
     total = sum(others, start=first)
     combined = total * options.share if options.share != 1 else total
     combined.save(options.save)
@@ -110,7 +110,7 @@ def patch(options: Patch) -> None:
     """
     from icebear.steering.weight_patch import difference, new_biases, patch, save_patch
 
-    saved, model = Recipe.load(options.file), options.model.load()
+    saved, model = icebear.Recipe.load(options.file), options.model.load()
     weights = patch(model, saved)
     off = difference(model, saved, weights, options.check_on)
     if not off < 1e-3:

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+import icebear
 from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_if_any
 from icebear.edits import parse_edits
-from icebear.recipe import Recipe
 
 
 @record
@@ -38,7 +38,7 @@ def steer(options: Options) -> None:
 
     if bool(options.edit) == bool(options.recipe):
         raise click.UsageError("Give either --edit (repeatable) or --recipe.")
-    edits: Any = Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit)
+    edits: Any = icebear.Recipe.load(options.recipe) if options.recipe else parse_edits(options.edit)
     prompt = options.prompt.read()
     model = options.model.load()
     with store_if_any(options.store, model) as store:  # it knows max and std, for edits in those units
