@@ -76,8 +76,8 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
         troubles.append(f"The logits change by {parity:.1e} under the rules; please report this model.")
     if missing:
         troubles.append(f"No rule for {', '.join(missing)}: add it to concepts/lrp/operations.py.")
-    elif abs(conserved.rest) > tolerance * max(abs(conserved.target), abs(conserved.tokens)):
-        troubles.append(f"Relevance is not conserved (rest {conserved.rest:.1e}); try --dtype float32.")
+    elif abs(conserved.remainder) > tolerance * max(abs(conserved.target), abs(conserved.tokens)):
+        troubles.append(f"Relevance is not conserved (remainder {conserved.remainder:.1e}); try --dtype float32.")
     if not model.has_family:
         troubles.append("Only tokens have relevance: docs/new-family.md shows how to add the places of the neurons.")
     return tuple(troubles)

@@ -105,7 +105,7 @@ def tokens(model: Model) -> tuple[str, str]:
     neurons = ", ".join(found.sites)
     if found.missing:
         return f"refused: {'; '.join(dict.fromkeys(_without_layer(entry) for entry in found.missing))}", neurons
-    share = abs(found.conservation().rest / found.conservation().target)
+    share = abs(found.conservation().remainder / found.conservation().target)
     good = found.parity <= TOLERANCE[torch.float32] and share <= TOLERANCE[torch.float32]
     return f"{'yes' if good else 'unconserved'}, {share:.0e}", neurons
 

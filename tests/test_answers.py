@@ -245,7 +245,7 @@ def test_origins_add_up(smol):
     result = source_breakdown(smol, answer)
     names = [part.name for part in result.parts]
     assert names == ["template", "context", "question", "the answer's own start"]
-    assert abs(result.rest) < 1e-3 * abs(result.target)
+    assert abs(result.remainder) < 1e-3 * abs(result.target)
     plain = attribute(smol, answer, method=CP_LRP, sites=(), number="logit")
     assert result.target == pytest.approx(plain.conservation().target, rel=1e-5)
     user = next(turn for turn in plain.prompt.turns if turn.role == "user")
@@ -268,7 +268,7 @@ def test_origins_with_biases_and_another_prompt():
             past = attribute(made, answer, span=span, method=CP_LRP, sites=(), number="logit").tokens.sum()
             for hook in hooks:
                 hook.remove()
-        assert abs(result.rest) < 1e-6
+        assert abs(result.remainder) < 1e-6
         assert abs(result.biases) > 1e-3
         assert result.through_ffn == pytest.approx(((plain - past) / result.target).item(), abs=1e-9)
         assert result.drop == pytest.approx(1 - without_ffn(made, answer, span) / result.target, abs=1e-4)

@@ -57,7 +57,7 @@ def test_in_eight_bits_what_rounding_takes_is_the_rest(folder):
     """Activations are rounded as well there, so the map is linear but for that."""
     model, reference = pair(folder, 8)
     one, other = (attribute(each, PROMPT) for each in (model, reference))
-    assert 0 < abs(one.conservation().rest) < 0.1 * abs(one.conservation().target)
+    assert 0 < abs(one.conservation().remainder) < 0.1 * abs(one.conservation().target)
     both = torch.stack((one.of("ffn").flatten(), other.of("ffn").flatten()))
     assert torch.corrcoef(both)[0, 1] > 0.99
 
@@ -77,7 +77,9 @@ def test_it_is_steered_projected_and_undone(folder, bits):
     rows = [[token.text for token in project(each, edit.neuron, 3).promoted] for each in (model, reference)]
     assert rows[0] == rows[1]
     result = attribute(model, PROMPT, counterfactual="Rome Paris A")
-    assert abs(result.conservation().rest) < (1e-3 if bits == 4 else 0.2) * max(1, abs(result.conservation().target))
+    assert abs(result.conservation().remainder) < (1e-3 if bits == 4 else 0.2) * max(
+        1, abs(result.conservation().target)
+    )
 
 
 def test_a_patch_needs_plain_weights(folder):

@@ -259,10 +259,10 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
     page = tmp_path / "page.html"
     command = ["explain", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--html", str(page)]
     text = run(*command)
-    assert "rest 0.000" in text
+    assert "remainder 0.000" in text
     assert "top token ' Arabian'" in text
     assert "Compared with" in page.read_text()
-    assert "rest 0.000" in run(
+    assert "remainder 0.000" in run(
         "explain", ICE_BEAR, "--target-text", " Arctic and", "--counterfactual", "The wild camel lives in the"
     )
     ranked = run(

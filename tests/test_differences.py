@@ -65,7 +65,7 @@ def test_tokens_add_up_to_the_difference(name, kind):
         result = attribute(model, IDS, 11, 12, counterfactual=OTHER, method=DIFFERENCE, sites=model.sites)
         here, there = (attribute(model, ids, 11, 12).conservation().target for ids in (IDS, OTHER))
     assert result.conservation().target == pytest.approx(here - there, abs=1e-9)
-    assert abs(result.conservation().rest) < 1e-6
+    assert abs(result.conservation().remainder) < 1e-6
     assert result.linear_share == pytest.approx(1, abs=1e-4)
 
 
@@ -76,7 +76,7 @@ def test_so_do_those_of_encoders_encoder_decoders_and_images(name, kind):
     with Double():
         result = attribute(model, one, 1, 2, counterfactual=other, method=DIFFERENCE, sites=model.sites)
     assert abs(result.conservation().target) > 1e-3
-    assert abs(result.conservation().rest) < 1e-6
+    assert abs(result.conservation().remainder) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bloom", "mixtral", "t5", "bert"])
@@ -122,7 +122,7 @@ def errors(model, count=8):
         other = [*one[:3], 1 + one[3], *one[4:]]
         output = attribute(model, one, 11, 12, counterfactual=other)
         rounding = 8 * torch.finfo(model.dtype).eps * max(1, abs(output.counterfactual.numbers[0]))
-        result.append(max(0, abs(output.conservation().rest) - rounding) / abs(output.conservation().target))
+        result.append(max(0, abs(output.conservation().remainder) - rounding) / abs(output.conservation().target))
     return sorted(result)
 
 

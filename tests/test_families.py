@@ -59,7 +59,7 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     assert result.target.logit == pytest.approx(logits.max().item(), rel=1e-6)
     conserved = result.conservation()
     tolerance = 1e-6 if name in EXPERTS else 1e-9
-    assert abs(conserved.rest) < tolerance * max(1, abs(conserved.target))
+    assert abs(conserved.remainder) < tolerance * max(1, abs(conserved.target))
     if name != "gpt_oss":  # which has sinks, and adds 1
         assert conserved.biases == pytest.approx(0, abs=tolerance)
     assert conserved.softmax == 0
@@ -94,7 +94,7 @@ def test_batch_equals_single_and_everything_is_undone(name):
             assert torch.allclose(alone.positions, result.positions, **close)
             biases = [one.conservation().biases for one in (alone, result)]
             assert biases[0] == pytest.approx(biases[1], rel=1e-3, abs=1e-5)
-            assert abs(result.conservation().rest) < (1e-5 if name in EXPERTS else 1e-9)
+            assert abs(result.conservation().remainder) < (1e-5 if name in EXPERTS else 1e-9)
             for site in model.sites:
                 assert torch.allclose(alone.of(site), result.of(site), **close), site
     assert before == [

@@ -470,7 +470,7 @@ def test_annotations_conserve_and_batch_as_one_by_one(model, corpus, tmp_path, m
         assert len(rows) == count
         for (text,) in rows:
             conserved = json.loads(text)["conservation"]
-            assert abs(conserved["rest"]) < 1e-5 * max(1, abs(conserved["target"]))
+            assert abs(conserved["remainder"]) < 1e-5 * max(1, abs(conserved["target"]))
             assert sum(json.loads(text)["tokens"]) == pytest.approx(conserved["tokens"], abs=1e-4)
             assert method is ATTNLRP or conserved["softmax"] == 0
         for neuron in neurons:

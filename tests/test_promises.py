@@ -118,7 +118,7 @@ def test_same_numbers_alone_in_a_batch_eager_and_checkpointed(tiny):
 
 def test_conservation_of_each_row_of_a_batch(tiny):
     for result in attribute(tiny, [*OTHERS, IDS], method=CP_LRP):
-        assert abs(result.conservation().rest) < 1e-4 * max(1, abs(result.conservation().target))
+        assert abs(result.conservation().remainder) < 1e-4 * max(1, abs(result.conservation().target))
 
 
 def test_target_contrast_and_continuation_add_up(tiny):

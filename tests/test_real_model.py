@@ -19,7 +19,7 @@ def test_the_ice_bear(smol):
     assert result.prompt.sinks == (0,)
     assert result.ffn.shape == (30, 6, 1536)
     assert result.heads().shape == (30, 6, 9)
-    assert abs(result.conservation().rest) < 1e-4
+    assert abs(result.conservation().remainder) < 1e-4
     by_default = attribute(smol, ICE_BEAR).tokens.tolist()
     assert by_default == pytest.approx([-0.273, 0.264, 0.407, 0.067, 0.380, 0.504], abs=1e-3)
 
@@ -74,7 +74,7 @@ def test_gemma3_on_real_weights():
     result = attribute(model, ICE_BEAR, method=CP_LRP)
     assert result.target.text == " Arctic"
     assert 0 in result.prompt.sinks
-    assert abs(result.conservation().rest) < 1e-3
+    assert abs(result.conservation().remainder) < 1e-3
     assert result.tokens.sum().item() == pytest.approx(result.target.logit, rel=1e-4)
     assert project(model, result.top(1, "ffn")[0].neuron).promoted
 
@@ -93,7 +93,7 @@ def test_positions_of_rotary_embeddings(smol):
     assert result.positions.shape == (30, 6)
     conserved = result.conservation()
     assert conserved.positions == pytest.approx(result.positions.sum().item(), rel=1e-4)
-    assert abs(conserved.rest) < 1e-4
+    assert abs(conserved.remainder) < 1e-4
     assert result.combined("signed").sum().item() == pytest.approx(conserved.tokens + conserved.positions, rel=1e-4)
     plain = attribute(smol, ICE_BEAR)
     assert not torch.allclose(plain.tokens, result.tokens, atol=1e-3)  # the positions' halves are not the tokens'
@@ -117,7 +117,7 @@ def test_a_t5_on_real_weights():
     assert result.target.text == " Haus"
     best = result.tokens[: result.prompt.encoder_length].topk(2).indices.tolist()
     assert {result.prompt.strings[place] for place in best} == {" German", " house"}
-    assert abs(result.conservation().rest) < 1e-4
+    assert abs(result.conservation().remainder) < 1e-4
     assert all(row.neuron.layer >= 8 for row in result.top(5, "cross"))
     cp = attribute(model, prompt, method=CP_LRP, sites=())
     assert cp.tokens.sum().item() == pytest.approx(cp.conservation().target, abs=1e-4)
@@ -132,5 +132,5 @@ def test_a_distilbert_on_real_weights():
     assert result.prompt.strings[result.predicted_at] == " there"
     assert int(result.tokens.argmax()) == result.predicted_at
     assert result.positions.shape == (1, len(result.tokens))
-    assert abs(result.conservation().rest) < 1e-4
+    assert abs(result.conservation().remainder) < 1e-4
     assert attribute(model, "She have two book.", position=2, sites=()).target.text.startswith("$REPLACE_has")

@@ -118,7 +118,7 @@ def test_tokens_sites_positions_and_shares_equal_the_reference(name, kind, metho
         # Fused attention does not tell what a constant position bias in it keeps: that is part of `softmax` there.
         assert conserved.softmax == about(tape.retained["softmax"], abs=1e-8)
     if not isinstance(method.linear, Epsilon) or method.linear.eps == 0:
-        assert abs(conserved.rest) < (1e-6 if name in IN_FLOAT32 else 1e-8) * max(1, abs(conserved.target))
+        assert abs(conserved.remainder) < (1e-6 if name in IN_FLOAT32 else 1e-8) * max(1, abs(conserved.target))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

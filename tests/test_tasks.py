@@ -121,7 +121,7 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     )
     assert result.target.logit == pytest.approx(here[result.target.id].item(), rel=1e-6)
     conserved = result.conservation()
-    assert abs(conserved.rest) < 1e-9
+    assert abs(conserved.remainder) < 1e-9
     assert conserved.biases == pytest.approx(0, abs=1e-9)
     assert conserved.softmax == 0
     # A bias on scores, and a rotation of them, gets nothing in CP-LRP.
@@ -167,7 +167,7 @@ def test_batch_equals_single_and_everything_is_undone(name):
             assert alone.prompt.sinks == result.prompt.sinks
             for site in model.sites:
                 assert torch.allclose(alone.of(site), result.of(site), rtol=1e-6, atol=1e-9), site
-            assert result.conservation().rest == pytest.approx(0, abs=1e-9)
+            assert result.conservation().remainder == pytest.approx(0, abs=1e-9)
     assert before == state()
 
 
@@ -387,7 +387,7 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     assert "1.00" not in shown.splitlines()[0]
     assert f"{number:+.2f}" in result.to_html()
     assert next_tokens(steered)[1] == "logit"
-    assert abs(result.conservation().rest) < 1e-4 * abs(number)
+    assert abs(result.conservation().remainder) < 1e-4 * abs(number)
     assert result.top(1)
     with pytest.raises(InputError):
         attribute(model, IDS, method="atman")

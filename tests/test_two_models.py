@@ -46,7 +46,7 @@ def test_the_difference_of_both_answers_is_accounted_for(name, method):
         target = result.target.id
         here, there = (attribute(one, IDS, target, 5, method=method) for one in (model, other))
     assert result.conservation().target == pytest.approx(here.conservation().target - there.conservation().target)
-    assert abs(result.conservation().rest) < 1e-8
+    assert abs(result.conservation().remainder) < 1e-8
     torch.testing.assert_close(result.tokens, here.tokens - there.tokens)
     for row in result.top(5, "ffn", position="all"):
         place = row.neuron.layer, row.position, row.neuron.index

@@ -6,6 +6,7 @@ import re
 import click
 import nbformat
 import pytest
+from click.testing import CliRunner
 from pages import NOTEBOOKS, PAGES, ROOT
 
 from icebear.app.cli.main import main
@@ -65,8 +66,8 @@ def test_no_old_phrase_is_on_a_page(path):
     assert not [match[0] for match in PHRASES.finditer(" ".join(text.split()))]
 
 
-def helps(command, path=("icebear",)):
-    yield " ".join(path), command.get_help(click.Context(command, info_name=path[-1]))
+def helps(command, path=()):
+    yield " ".join(path), CliRunner().invoke(main, [*path, "-h"]).stdout
     if isinstance(command, click.Group):
         for name in command.list_commands(None):
             yield from helps(command.get_command(None, name), (*path, name))

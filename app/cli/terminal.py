@@ -214,7 +214,9 @@ def origins_report(origins: SourceBreakdown) -> Group:
     ]
     drop = "" if origins.drop is None else f"; {origins.drop:.0%} is lost at their counterfactual values"
     return Group(
-        Text(f"Sources of the answer's {origins.target:.2f} logits (CP-LRP; remainder {origins.rest:.1e})", "bold"),
+        Text(
+            f"Sources of the answer's {origins.target:.2f} logits (CP-LRP; remainder {origins.remainder:.1e})", "bold"
+        ),
         grid("from", ">positive", ">negative", ">share", rows=rows),
         Text(f"{origins.through_ffn:.0%} of it passes through FFN neurons{drop}.", "dim"),
     )

@@ -76,7 +76,9 @@ def _parts(relevance: Relevance, sources: SourceBreakdown) -> None:
         st.bar_chart(table, color=[RED, BLUE], horizontal=True, sort=False, x_label="", y_label="logits")
         st.caption(f"{sources.through_ffn:.0%} passes through MLP neurons (overlaps with the bars).")
     with st.expander("Method check"):
-        bars_line = f"The logits of {sources.text!r} by CP-LRP: {sources.target:.2f} = the bars {sources.rest:+.1e}."
+        bars_line = (
+            f"The logits of {sources.text!r} by CP-LRP: {sources.target:.2f} = the bars {sources.remainder:+.1e}."
+        )
         st.caption(ui.plain(f"{relevance.conservation_text()}. {bars_line}"))
 
 

@@ -177,7 +177,7 @@ def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | No
     compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
     if number == "log-odds" and compares:
         raise InputError(
-            "number='log-odds' takes no contrast and no counterfactual; leave out number, or both of them."
+            "number='log-odds' takes no contrast and no counterfactual; leave out number, or leave out these two."
         )
     if row.contrast_phrase is None:
         return replace(row, objective=number or ("logit" if compares else "log-odds"))

@@ -297,7 +297,7 @@ class Relevance(SavedResult, Tabled):
         total, tokens, there = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
         return (
             f"Difference {total:z.3f}: {total + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
-            f"tokens {tokens:z.3f}, rest {total - tokens:z.3f}"
+            f"tokens {tokens:z.3f}, remainder {total - tokens:z.3f}"
         )
 
     def comparison_text(self) -> str:

@@ -39,7 +39,7 @@ class SourceBreakdown:
 
     text: str
     target: float
-    """The sum of the logits of the explained tokens: the sum of all parts, `biases` and `rest`."""
+    """The sum of the logits of the explained tokens: the sum of all parts, `biases` and `remainder`."""
     parts: tuple[SourcePart, ...]
     biases: float
     through_ffn: float
@@ -48,11 +48,11 @@ class SourceBreakdown:
     """The share that is lost when all FFN neurons take their counterfactual values; None without a counterfactual."""
 
     @property
-    def rest(self) -> float:
+    def remainder(self) -> float:
         return self.target - self.biases - sum(part.positive + part.negative for part in self.parts)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "rest": self.rest}
+        return {**asdict(self), "remainder": self.remainder}
 
 
 def source_breakdown(

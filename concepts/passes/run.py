@@ -110,8 +110,8 @@ class Recorder(Protocol):
 class Conservation:
     """Where the relevance of the target went; the parts sum to `target`.
 
-    `softmax` is the share of the bias term of the Taylor rule (AttnLRP Eq. 13; 0 in CP-LRP). `rest` is relevance that
-    no rule accounts for: rounding, and functions with f(0) != 0.
+    `softmax` is the share of the bias term of the Taylor rule (AttnLRP Eq. 13; 0 in CP-LRP). `remainder` is relevance
+    that no rule accounts for: rounding, and functions with f(0) != 0.
     """
 
     target: float
@@ -121,20 +121,21 @@ class Conservation:
     softmax: float = 0.0
 
     @property
-    def rest(self) -> float:
+    def remainder(self) -> float:
         return self.target - self.tokens - self.positions - self.biases - self.softmax
 
     def minus(self, other: Conservation) -> Conservation:
         return Conservation(*(getattr(self, part.name) - getattr(other, part.name) for part in fields(self)))
 
     def to_dict(self) -> dict[str, float]:
-        return {**vars(self), "rest": self.rest}
+        return {**vars(self), "remainder": self.remainder}
 
     def __str__(self) -> str:
         names = ("positions", "biases", "softmax bias (not attributable to a token)")
         others = zip(names, (self.positions, self.biases, self.softmax), strict=True)
         parts = [f"{name} {value:z.3f}" for name, value in others if abs(value) >= 5e-4]
-        return f"{self.target:z.3f}: {', '.join([f'tokens {self.tokens:z.3f}', *parts, f'rest {self.rest:.1e}'])}"
+        parts = [f"tokens {self.tokens:z.3f}", *parts, f"remainder {self.remainder:.1e}"]
+        return f"{self.target:z.3f}: {', '.join(parts)}"
 
 
 LONG = 2048

@@ -42,7 +42,7 @@ def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
     With --counterfactual, explain the difference to another prompt. With --span, explain words of the model's answer.
-    --html writes a page to share; --png writes an image with its relevance.
+    --html writes a page to share. For an image classifier, --png writes the image with its relevance.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"

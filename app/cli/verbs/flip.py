@@ -38,7 +38,7 @@ class Options:
 def flip(options: Options) -> None:
     """Find a small set of neuron edits that changes the answer to PROMPT, and report their side effects.
 
-    With a store, neurons that its search finds for the token are tried too, and examples are shown.
+    With a store, also try the neurons that icebear search finds for the wanted token, and show examples.
 
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"

@@ -29,7 +29,9 @@ class Options:
     html: str | None
     json: bool
     file: str | None = option(advanced=True)
-    polarity: Literal["+", "-"] | None = option("Only neurons whose activation has this sign.", advanced=True)
+    polarity: Literal["+", "-"] | None = option(
+        "Only neurons of this polarity (with --counterfactual: of the difference).", advanced=True
+    )
     include_sinks: bool = option("With --position all: include sink tokens.", advanced=True)
     include_template: bool = option("With --position all: include the chat template's tokens.", advanced=True)
     model: ModelOptions
