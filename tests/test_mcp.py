@@ -369,9 +369,9 @@ def test_a_crash_tells_the_agent_nothing_of_the_machine(session, monkeypatch):
 def over_stdio(run, *words, **environment):
     """An async function of a client that has started `icebear mcp`."""
     root = Path(__file__).parent.parent
-    json_of = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
     command = [sys.executable, "-m", "icebear", "mcp", *words]
-    parameters = StdioServerParameters(command=command[0], args=command[1:], env=json_of)
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=variables)
 
     async def connected():
         async with Client(parameters, read_timeout_seconds=300) as client:
@@ -382,7 +382,7 @@ def over_stdio(run, *words, **environment):
 
 @pytest.mark.real
 @pytest.mark.long
-def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(folder, tmp_path):
+def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(smol, few_contexts, folder, tmp_path):
     """Why, which neurons, are they causal, what else breaks; one claim is of a neuron drawn at random."""
 
     async def investigate(client):
@@ -404,8 +404,12 @@ def test_an_investigation_finds_the_cause_and_is_told_that_a_claim_is_false(fold
         page = await call("save", handle=which["handle"], file="why.html")
         return text, why, which, means, claim, false, steered, page
 
-    words = ["--folder", str(tmp_path), "--store", str(folder / "wiki.db")]
-    text, why, which, means, claim, false, steered, page = over_stdio(investigate, *words)
+    async def connected():
+        session = Session(smol.name, store_path=str(folder / "wiki.db"), folder=tmp_path)
+        async with Client(server(session)) as client:
+            return await investigate(client)
+
+    text, why, which, means, claim, false, steered, page = anyio.run(connected)
     assert text["next"][0]["text"] == " Arctic"
     assert {row["token"] for row in why["tokens"][:2]} == {" ice", " bear"}
     assert why["control"]["beyond_chance"] is None  # three other pairs of words, which are too few to say
