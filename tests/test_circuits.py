@@ -375,7 +375,7 @@ def test_impossible_wishes_get_a_sentence(graph):
     model = graph.model
     for wish, says in (
         ({"nodes": 0}, "not 0"),
-        ({"faithfulness": 1.5}, "not 1.5"),
+        ({"sufficiency": 1.5}, "not 1.5"),
         ({"counterfactual": [7, 3, 14]}, "8"),
         ({"counterfactual": [OTHER, OTHER[::-1]]}, "prompt"),
         ({"counterfactual": IDS}, "prompt"),

@@ -351,7 +351,7 @@ def test_an_evaluation_as_a_table(tmp_path):
     with pytest.raises(InputError):
         report.load(tmp_path)
     (tmp_path / "results.json").write_text('{"icebear_results": 1}')
-    with pytest.raises(InputError, match="make it again"):
+    with pytest.raises(InputError, match="format version"):
         report.load(tmp_path)
 
 

@@ -303,7 +303,7 @@ def test_a_batch_is_one_by_one(name):
     ("name", "method", "message"),
     [
         ("bert", AltiLogit(), "ALTI"),
-        ("t5", AttentionRollout(), "not one chain of layers"),
+        ("t5", AttentionRollout(), "encoder-decoder"),
         ("t5", AtMan(), "AtMan"),
         ("t5", Alti(), "ALTI"),
     ],
