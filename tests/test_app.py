@@ -306,7 +306,7 @@ def test_a_circuit_its_groups_and_its_checks(environment):
 def test_another_prompt_to_compare_with(environment):
     page = fine(visit("explain", prompt="The ice bear lives in the", counterfactual="The wild camel lives in the"))
     output_of = " ".join(caption.value for caption in page.caption)
-    assert re.search(r"rest [+-]?0\\?\.000", output_of)
+    assert re.search(r"remainder [+-]?0\\?\.000", output_of)
     assert "top token" in output_of
     table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
     assert "counterfactual" in table
