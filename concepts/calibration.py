@@ -25,6 +25,7 @@ from icebear.concepts.models.linear import norm_divisor
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 from icebear.paths import write_file
@@ -66,7 +67,7 @@ def calibrate(model: Model) -> Calibration:
     with model.lock:  # one thread measures; the others wait, so that all hooks are this thread's
         if model in _MEASURED:
             return _MEASURED[model]
-        if _edited(model):
+        if is_hooked(model):
             return _measured(model)
         large = sum(parameter.numel() for parameter in model.net.parameters()) >= KEPT_FROM
         calibration = _read(_file(model)) if large else None
@@ -76,14 +77,6 @@ def calibrate(model: Model) -> Calibration:
                 _write(_file(model), calibration)
         _MEASURED[model] = calibration
         return calibration
-
-
-def _edited(model: Model) -> bool:
-    """Return whether hooks may change values. The hooks that transformers leaves after it returned attention weights do
-    not."""
-    kinds = ((part._forward_hooks, part._forward_pre_hooks) for part in model.net.modules())
-    hooks = (hook for both in kinds for kind in both for hook in kind.values())
-    return not all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
 
 
 def _measured(model: Model) -> Calibration:

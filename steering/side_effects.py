@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.prefix import Prefix
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
@@ -31,6 +33,8 @@ KEY = "side_effects"
 CONTEXTS = 48
 CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
+TEXTS = 12
+"""Texts that go through the model at once."""
 STRONGEST = 256.0
 TRIES = 40
 
@@ -174,9 +178,10 @@ def repeated_trigrams(ids: Sequence[int]) -> float:
 
 def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
     losses = []
-    for ids in rows:
-        logs = _log_probabilities(model, edits, [ids], list(range(len(ids) - 1)), None)[0]
-        losses.append(-logs[range(len(ids) - 1), ids[1:]])
+    for start in range(0, len(rows), TEXTS):
+        some = rows[start : start + TEXTS]
+        logs = _log_probabilities(model, edits, some, list(range(max(map(len, some)) - 1)), None)
+        losses += [-own[range(len(ids) - 1), ids[1:]] for own, ids in zip(logs, some, strict=True)]
     return float(torch.cat(losses).mean().exp())
 
 
@@ -184,10 +189,14 @@ def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) 
 def _log_probabilities(
     model: Model, edits: Iterable[Edit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
 ) -> Tensor:
-    """(B, P, V) for the next tokens of texts of one length, whose first `prompt_tokens` are the prompt."""
+    """(B, P, V) for the next tokens of texts, whose first `prompt_tokens` are the prompt."""
     with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
         logits = model.logits(model.encode(rows), positions)
     return logits.float().log_softmax(-1).cpu()
+
+
+Reader = Callable[[Sequence[Edit]], Tensor]
+"""Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
 
 
 class HeldOutContexts:
@@ -197,31 +206,78 @@ class HeldOutContexts:
         """The contexts are `CONTEXTS` beginnings of texts (fewer if the texts are few and short), cut at seeded random
         tokens before the last, the shortest first."""
         generator, by_text = random.Random(0), []
-        for row in token_rows(model, texts):
-            by_text.append([row[:end] for end in range(min(2, len(row) - 1), len(row))])
+        self.model, self._texts = model, token_rows(model, texts)
+        for number, row in enumerate(self._texts):
+            by_text.append([(number, end) for end in range(min(2, len(row) - 1), len(row))])
             generator.shuffle(by_text[-1])
         taken = [place for places in zip_longest(*by_text) for place in places if place]
-        self.model, self.contexts = model, sorted(taken[:CONTEXTS], key=len)
-        self._plain: dict[tuple[int, bool], Tensor] = {}
+        self._places = sorted(taken[:CONTEXTS], key=itemgetter(1))
+        self._plain: dict[Reader, Tensor] = {}
+
+    @cached_property
+    def contexts(self) -> list[list[int]]:
+        return [self._texts[number][:end] for number, end in self._places]
 
     def off_target_kl(self, edits: Sequence[Edit]) -> float:
         """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
         tokens, at `CONTINUED` tokens that the plain model writes after it. Edits that name a position of their own
         prompt, or wait for a token, act at the last one."""
         anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
+        read = self._reader(anywhere)
+        if read not in self._plain:
+            self._plain[read] = read([])
+        plain, edited = self._plain[read], read(anywhere)
+        return float((plain.exp() * (plain - edited)).sum(-1).mean().clamp(min=0))
+
+    def _reader(self, edits: Sequence[Edit]) -> Reader:
+        """Return the quickest way to read the contexts for edits that act there. All give the same."""
         writes, ends = _acting(edits)
-        divergences = []
-        pairs = zip(map(len, self.contexts), self._continued if writes else self.contexts, strict=True)
-        for length, group in groupby(pairs, key=lambda pair: pair[0]):
+        places = {edit.where for edit in edits}
+        if writes:
+            return self._ends_and_continuations if ends else self._continuations
+        if places <= {"last"} and self._prefix:
+            return self._last_tokens
+        if places <= {"all", "prompt"} and self.model.task.is_causal:
+            return self._whole_texts
+        return self._ends
+
+    @cached_property
+    def _prefix(self) -> Prefix | None:
+        return Prefix.of(self.model, self._texts)
+
+    def _last_tokens(self, edits: Sequence[Edit]) -> Tensor:
+        """Read the last token of each context after all tokens before it, on which the edits do not act."""
+        assert self._prefix
+        rows, ends = zip(*self._places, strict=True)
+        last = torch.tensor([[context[-1]] for context in self.contexts], device=self.model.device)
+        inputs = self._prefix.inputs(last, rows, [end - 1 for end in ends])
+        with steer(self.model, edits), torch.no_grad():
+            logits = self.model.net(**inputs).logits[:, -1]
+        return logits.float().log_softmax(-1).cpu()
+
+    def _whole_texts(self, edits: Sequence[Edit]) -> Tensor:
+        """Read each text once: edits act on each token in the same way in all contexts."""
+        numbers, ends = zip(*self._places, strict=True)
+        logs = _log_probabilities(self.model, edits, self._texts, list(range(max(ends))), None)
+        return logs[list(numbers), [end - 1 for end in ends]]
+
+    def _ends(self, edits: Sequence[Edit]) -> Tensor:
+        return self._by_length(edits, self.contexts, 0)
+
+    def _continuations(self, edits: Sequence[Edit]) -> Tensor:
+        return self._by_length(edits, self._continued, 1)
+
+    def _ends_and_continuations(self, edits: Sequence[Edit]) -> Tensor:
+        return self._by_length(edits, self._continued, 0)
+
+    def _by_length(self, edits: Sequence[Edit], texts: Sequence[list[int]], first: int) -> Tensor:
+        """Read texts that begin with the contexts, from the `first` token after the last one on."""
+        logs = []
+        for length, group in groupby(zip(map(len, self.contexts), texts, strict=True), key=itemgetter(0)):
             rows = [row for _, row in group]
-            positions = list(range(length - 1, len(rows[0])))
-            if (length, writes) not in self._plain:
-                self._plain[length, writes] = _log_probabilities(self.model, [], rows, positions, None)
-            first = 0 if ends else 1
-            plain = self._plain[length, writes][:, first:]
-            edited = _log_probabilities(self.model, anywhere, rows, positions[first:], length)
-            divergences.append((plain.exp() * (plain - edited)).sum(-1).flatten())
-        return float(torch.cat(divergences).mean().clamp(min=0))
+            positions = list(range(length - 1 + first, len(rows[0])))
+            logs.append(_log_probabilities(self.model, edits, rows, positions, length).flatten(0, 1))
+        return torch.cat(logs)
 
     @cached_property
     def _continued(self) -> list[list[int]]:

@@ -37,6 +37,14 @@ def hooks(model: Model, places: Iterable[tuple[str, int]], hook: Hook) -> Iterat
         yield
 
 
+def is_hooked(model: Model) -> bool:
+    """Return whether hooks may change values. The hooks that transformers leaves after it returned attention weights do
+    not."""
+    kinds = ((part._forward_hooks, part._forward_pre_hooks) for part in model.net.modules())
+    installed = (hook for both in kinds for kind in both for hook in kind.values())
+    return not all(getattr(hook, "__module__", "").startswith("transformers.") for hook in installed)
+
+
 def _input(model: Model, site: str, layer: int, hook: Hook, undo: ExitStack) -> None:
     """The site is the input of a linear map."""
     shape = _shape(model, layer, undo)

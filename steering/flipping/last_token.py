@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
 
@@ -36,23 +36,18 @@ class LastToken:
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
         self.rows = max(1, min(ROWS, TOKENS // (len(self.ids) + self.steps)))
-        self.cache: Any = None
-        if len(self.ids) > 1:
-            before = torch.tensor([self.ids[:-1]], device=model.device)
-            with model.lock, torch.no_grad():
-                self.cache = model.net.base_model(input_ids=before, use_cache=True).past_key_values
+        self.prefix = Prefix(model, [self.ids[:-1]]) if len(self.ids) > 1 else None
 
     def before(self, step: int) -> list[int]:
         """Return the token ids before the prediction of a step."""
         return [*self.ids, *self.read[1 : step + 1]]
 
     def _inputs(self, count: int) -> dict[str, Any]:
-        """Return the inputs of a pass with `count` rows, with a copy of the cache, because a pass writes to it."""
-        cache = copy.deepcopy(self.cache)
-        if cache is not None:
-            cache.batch_repeat_interleave(count)
-        ids = torch.tensor([[*self.ids[:-1], *self.read]], device=self.model.device).expand(count, -1)
-        return {"input_ids": ids[:, -self.steps :], "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+        """Return the inputs of a pass with `count` rows."""
+        ids = torch.tensor([self.read] * count, device=self.model.device)
+        if self.prefix is None:
+            return {"input_ids": ids}
+        return self.prefix.inputs(ids, [0] * count, [self.prefix.length] * count)
 
     def activations(self) -> Tensor:
         """(L, F, S) of the FFN neurons."""

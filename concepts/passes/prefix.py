@@ -1,0 +1,59 @@
+"""Prompts that are read once: many passes over what follows them, with cached keys and values."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import is_hooked
+
+
+class Prefix:
+    """The keys and values of prompts. They are exact, because no token attends to a later one."""
+
+    def __init__(self, model: Model, rows: Sequence[Sequence[int]]) -> None:
+        self.model = model
+        batch = model.padded([list(row) for row in rows])
+        self.length = batch.ids.shape[1]
+        with model.lock, torch.no_grad():
+            self.cache = model.net.base_model(**model.inputs(batch), use_cache=True).past_key_values
+        self._positions = "position_ids" in inspect.signature(type(model.net).forward).parameters
+
+    @classmethod
+    def of(cls, model: Model, rows: Sequence[Sequence[int]]) -> Prefix | None:
+        """Return a prefix of which passes may follow any beginning; None if the model has hooks, which would act on the
+        prefix, or if its tokens depend on earlier ones by more than keys and values."""
+        if not model.task.is_causal or is_hooked(model) or not max(map(len, rows)):
+            return None
+        prefix = cls(model, rows)
+        layers = getattr(prefix.cache, "layers", ())
+        whole = [
+            type(layer) is DynamicLayer
+            or (type(layer) is DynamicSlidingWindowLayer and prefix.length < layer.sliding_window)
+            for layer in layers
+        ]
+        return prefix if whole and all(whole) else None
+
+    def inputs(self, ids: Tensor, rows: Sequence[int], starts: Sequence[int]) -> dict[str, Any]:
+        """Return the inputs of a pass over token ids (N, S), each after the first tokens of a row of the prefix.
+
+        rows, starts: for each of the N, the row of the prefix and the number of its tokens.
+        """
+        cache = copy.deepcopy(self.cache)  # a pass writes to it
+        cache.batch_select_indices(torch.tensor(rows, device=ids.device))
+        if max(starts) < self.length:
+            cache.crop(max(starts) - self.length)
+        first = torch.tensor(starts, device=ids.device)[:, None]  # (N, 1)
+        read = torch.arange(max(starts), device=ids.device) < first
+        mask = torch.cat((read.long(), torch.ones_like(ids)), 1)
+        inputs = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
+        if self._positions:
+            inputs["position_ids"] = first + torch.arange(ids.shape[1], device=ids.device)
+        return inputs
