@@ -175,7 +175,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
         ">nodes by size of relevance",
         *(f">{name}{kind}" for name in ("", "random: ", "most changed: ") for kind in ("sufficiency", "necessity")),
         rows=rows,
-        title="Sufficiency and necessity of these nodes, with controls",
+        title="Sufficiency and necessity, with controls",
         caption="random: nodes of the same layers and tokens; most changed: nodes whose activations change most",
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icebear.concepts.attribution.controls import Nodes, largest, neuron_site, random_nodes, recovered_shares
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.evaluation import pairs
+from icebear.concepts.evaluation import pairs, protocol
 from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
 from icebear.concepts.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Part, Setting, Tasks
 from icebear.concepts.evaluation.pruning import activations
@@ -190,8 +190,9 @@ def _patched_nodes(scores: Sequence[Tensor], generator: torch.Generator) -> Tens
 class AblationCurves(MethodEvaluation):
     """Measure the sufficiency and necessity of the nodes (neurons at a token) that a method ranks first.
 
-    Sizes are 1 to 10,000 nodes; all other nodes take their values in the counterfactual prompt. Methods are difference,
-    cp-lrp@midpoint, gxi, matched and others (docs/evaluate.md). Instead of the tasks, --data takes JSON lines with
+    Sizes are 1 to 10,000 nodes. For sufficiency, all other nodes take their counterfactual values; for necessity, the
+    nodes themselves do. Methods are difference, cp-lrp@midpoint, gxi and others (docs/evaluate.md). The control matched
+    takes as many random nodes at the same layers and tokens. Instead of the tasks, --data takes JSON lines with
     clean_prefix, patch_prefix, clean_answer and patch_answer. Each task has a folder in --out.
 
     Example:
@@ -205,10 +206,11 @@ class AblationCurves(MethodEvaluation):
     tasks: Tasks = "all"
     data: DataFile = None
     site: FfnOrHead = "ffn"
-    mean: Annotated[
-        bool, Setting("All other nodes take the mean over the task's prompts, not their counterfactual values.")
+    samples: protocol.Pairs = 20
+    mean: Annotated[bool, Setting("Use the mean over the task's prompts instead of counterfactual values.")] = False
+    patching: Annotated[
+        bool, Setting("Instead of ablation, correlate scores with activation patching of single nodes.")
     ] = False
-    patching: Annotated[bool, Setting("Correlate scores with activation patching of single nodes instead.")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

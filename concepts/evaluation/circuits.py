@@ -25,7 +25,7 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Node
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
-from icebear.concepts.evaluation.protocol import Evaluation, Lines, Part, Samples, Seed, Setting, Table, Tasks
+from icebear.concepts.evaluation.protocol import Evaluation, Lines, Pairs, Part, Seed, Setting, Table, Tasks
 from icebear.concepts.models.model import Model
 from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
@@ -78,7 +78,7 @@ class Circuits(Evaluation):
 
     name: ClassVar = "circuits"
     needs: ClassVar = ("evaluate", "circuits")
-    samples: Samples = 20
+    samples: Pairs = 20
     seed: Seed = 0
     tasks: Tasks = "all"
     nodes: Annotated[int, Setting()] = 60

@@ -37,12 +37,13 @@ class Setting:
 
 Seed = Annotated[int, Setting()]
 Samples = Annotated[int, Setting("Number of prompts.", least=1)]
+Pairs = Annotated[int, Setting("Number of pairs of prompts for each task.", least=1)]
 Methods = Annotated[str, Setting("Names separated by commas (docs/evaluate.md), or LRP written out.", decides=False)]
 """`Part.methods` has the settings of the methods."""
 Tasks = Annotated[str, Setting("Separated by commas: simple, phrase, across-clause, capitals, ...", decides=False)]
 DataFile = Annotated[str | None, Setting("Your own file to evaluate on.", is_file=True)]
 CorpusName = Annotated[str | None, Setting(decides=False)]
-FfnOrHead = Annotated[Literal["ffn", "head"], Setting()]
+FfnOrHead = Annotated[Literal["ffn", "head"], Setting("FFN neurons, or whole attention heads.")]
 
 
 @dataclass(frozen=True)

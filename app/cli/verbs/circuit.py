@@ -43,10 +43,12 @@ class Options:
 
 @verb(Options)
 def circuit(options: Options) -> None:
-    """Show the neurons, and the edges between them, that make the difference between PROMPT and another prompt.
+    """Show the neurons that contribute most to the difference between the predictions after PROMPT and another prompt.
 
-    With --file, find one circuit of many pairs of prompts, all of the same length. A JSON object has a prompt, a
-    counterfactual and, optionally, a target and a contrast.
+    The edges between these neurons show how they affect each other.
+
+    With --file, find one circuit for many pairs of prompts, all of the same length. Each line of the file is a JSON
+    object with a prompt, a counterfactual and, optionally, a target and a contrast.
 
     Example:
       icebear circuit "The ice bear lives in the" --contrast " desert" --counterfactual "The wild camel lives in the"

@@ -33,7 +33,7 @@ class Find:
     rank_by: str = option("means, cna, relevance, w_out or search (docs/concepts.md).", "means")
     words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w_out and search.")
     max_neurons: int = option(default=20)
-    site: str = option(default="ffn,attn")
+    site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
     save: str | None
     store: str
     json: bool
@@ -45,7 +45,8 @@ class Find:
 def find(options: Find) -> None:
     """Find a small set of neurons that separates texts with a concept from texts without it, and save it as NAME.
 
-    Half of the texts rank the neurons, a quarter (validation) chooses their number and weights, a quarter tests them.
+    Half of the texts rank the neurons and fit weights, a quarter (validation) is used to choose one set of neurons, and
+    a quarter to test it.
 
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt

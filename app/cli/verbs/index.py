@@ -13,7 +13,7 @@ from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.stores import neurons_named
 from icebear.extras import need
 
-WIKI = "wiki-summaries"
+WIKI, SITES = "wiki-summaries", ("ffn", "attn", "q", "k", "v")
 
 
 @record
@@ -27,7 +27,7 @@ class Options:
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
     limit: int | None = option("Documents to read; run again with more to extend the index.", type=AT_LEAST_1)
 
-    site: tuple[str, ...] = option(multiple=True, default=("ffn",), type=click.Choice(("ffn", "attn", "q", "k", "v")))
+    site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=click.Choice(SITES))
     k: int = option("Number of examples for each neuron and polarity.", 32, type=AT_LEAST_1)
     annotate: bool
     prompt: str | None
@@ -50,7 +50,8 @@ def index(options: Options) -> None:
 
     You can interrupt it at any time; run it again to resume.
 
-    With --annotate, scan nothing; attribute the examples of NEURONS (or of those for --prompt) to their tokens.
+    With --annotate, no text is scanned. The activations in the examples of NEURONS (or, with --prompt, of the most
+    relevant neurons) are attributed to the tokens of their sentences.
 
     Example:
       icebear index --limit 20 --store wiki.db

@@ -30,7 +30,7 @@ class Options:
     json: bool
     file: str | None = option(advanced=True)
     polarity: Literal["+", "-"] | None = option(
-        "Only neurons of this polarity (with --counterfactual: of the difference).", advanced=True
+        "Only neurons of this polarity (with --counterfactual: the sign of the difference).", advanced=True
     )
     include_sinks: bool = option("With --position all: include sink tokens.", advanced=True)
     include_template: bool = option("With --position all: include the chat template's tokens.", advanced=True)
@@ -42,7 +42,8 @@ def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
     With --counterfactual, rank by the difference to another prompt; with --base-model, to another model. --ablate
-    measures the sufficiency and necessity of these nodes. If the store has significant labels, they are shown.
+    measures the sufficiency and necessity of the nodes (neurons at a token) with the largest absolute relevance: as
+    many as --top, 100 and 1,000. If the store has significant labels, they are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
