@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {
-    "writes": "Similar output (as at +)",
+    "writes": "Similar output at polarity +",
     "reads": "Similar input",
-    "examples": "Similar sentences (as at +)",
+    "examples": "Similar sentences at polarity +",
 }
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
@@ -37,7 +37,8 @@ def heading(card: Card, polarity: str) -> str:
 
 def nearest_title(by: str, chance: tuple[float, float]) -> str:
     """Return the heading of a list of similar neurons, with the random baseline."""
-    return f"{NEAREST[by]} (nearest to random neurons: median {chance[0]:.2f}, maximum {chance[1]:.2f})"
+    baseline = "cosine of a random neuron with its nearest neighbor"
+    return f"{NEAREST[by]} (baseline: {baseline}, median {chance[0]:.2f}, maximum {chance[1]:.2f})"
 
 
 def card_fragment(card: Card) -> Markup:

@@ -154,7 +154,7 @@ def read_corpus(
     if limit is not None:
         whole(limit, "The number of documents")
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language):
-        raise InputError(f"{shown(language)} is not a language code; give one such as en.")
+        raise InputError(f"{shown(language)} is not a language code; give a code such as en.")
     path, streamed = local(name), False
     documents: Callable[[], Iterator[Document]]
     if name == WIKI:
@@ -170,7 +170,7 @@ def read_corpus(
         documents = lambda: _documents(_data_set(name, config, split, revision), column, name)  # noqa: E731
         content, streamed = name, True
     if (config or split or revision) and not streamed:
-        raise InputError(f"{name} is not a Hugging Face data set, so it has no config, split or revision; omit them.")
+        raise InputError(f"Leave out config, split and revision: {name} is not a Hugging Face data set.")
     facts: dict[str, Any] = {"corpus": name, "language": language, "column": column}
     facts |= {"config": config, "split": split, "revision": revision, "content": content}
     return Corpus(facts, limit, lambda: itertools.islice(documents(), limit), streamed)
@@ -208,7 +208,7 @@ def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
     try:
         existing(path)
         if kind(path) not in READERS:
-            raise InputError(f"{path} is not a {', '.join(READERS)} file; rename it if it is one.")
+            raise InputError(f"{path} does not end in {', '.join(READERS)}; rename it if it has such a format.")
         if kind(path) != ".parquet":
             check_text(path)
     except FileNotFoundError:
@@ -230,7 +230,7 @@ def _jsonl(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError):
-                raise InputError(f"{path}, line {number} is not JSON; correct it or remove it.") from None
+                raise InputError(f"Line {number} of {path} is not JSON; correct or remove this line.") from None
         else:
             yield None
 
@@ -242,7 +242,7 @@ def _json(path: Path) -> list[Any]:
         except (ValueError, RecursionError):
             rows = None
     if not isinstance(rows, list):
-        raise InputError(f"{path} is not a JSON list of texts or objects; call it .jsonl if each line is an object.")
+        raise InputError(f"{path} is not a JSON list; if each line is an object, rename it to end in .jsonl.")
     return rows
 
 
@@ -275,12 +275,12 @@ def _check_reachable(name: str) -> None:
     if not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name):
         why = "it is not the id of a data set"
     elif not hub_reachable():
-        why = "no Hugging Face hub answers that could have such a data set"
+        why = "the Hugging Face hub cannot be reached"
     else:
         return
     raise InputError(
-        f"The corpus {shown(name)} is not {WIKI} or {REVIEWS}, there is no such file, and {why}; check the name, or "
-        f"give a {', '.join(READERS)} file."
+        f"The corpus {shown(name)} is not {WIKI} or {REVIEWS}, there is no file of this name, and {why}. Check the "
+        f"name, or give a {', '.join(READERS)} file."
     )
 
 
@@ -300,7 +300,7 @@ def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document
             row = {column: row} if isinstance(row, str) else row
             if not isinstance(row, dict) or column not in row:
                 columns = ", ".join(row) if isinstance(row, dict) else "none"
-                raise InputError(f"{name} has no text column {column!r} (it has: {columns}); name it with --column.")
+                raise InputError(f"{name} has no column {column!r} (it has: {columns}); choose one with --column.")
             title, text = row.get("title"), row[column]
             yield title if isinstance(title, str) else f"{name}:{number}", text if isinstance(text, str) else ""
     except InputError:
@@ -308,6 +308,5 @@ def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document
     except Exception as error:  # the libraries raise a dozen kinds
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise InputError(
-            f"The corpus {name} cannot be read ({reason}); check its name, --config and --split, the file and the "
-            "network."
+            f"The corpus {name} cannot be read ({reason}). Check its name, --config, --split and the network."
         ) from None

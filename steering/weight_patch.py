@@ -32,15 +32,15 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
     for edit in recipe:
         site = "attn" if edit.neuron.site == "head" else edit.neuron.site
         if edit.where != "all" or edit.decay != 1:
-            raise RecipeError(f"{edit} acts at some tokens only, as no weight does; a patch needs edits at all tokens.")
+            raise RecipeError(f"A weight acts equally at all tokens, but {edit} does not; use @all without decay.")
         if edit.unit:
-            raise RecipeError(f"{edit} is in units of an index; give its value as a plain number.")
+            raise RecipeError(f"The value of {edit} is in units of an index (std or max); give a plain number.")
         if site not in WRITERS or (site == "ffn" and model.family.experts):
-            raise RecipeError(f"{edit} is not read by one linear map, so no weight can express it.")
+            raise RecipeError(f"No weight can express {edit}, because no single linear map reads its neuron.")
         module = model.site_module(site, edit.neuron.layer)
         if not replaceable(module):
             raise RecipeError(
-                f"{edit} needs weights that are packed or offloaded; load the model without --bits or --device-map."
+                f"{edit} changes quantized or offloaded weights; load the model without --bits and --device-map."
             )
         linear = Linear(module)
         ones = torch.ones_like(linear.rows(0, linear.dtype))
@@ -113,9 +113,7 @@ def apply_patch(net: Any, file: str | Path) -> None:
         fits = name in getattr(module, "_parameters", {}) and replaceable(module)  # type: ignore[arg-type]
         old = getattr(module, name) if fits else None
         if not fits or value.shape != ((Linear(module).shape[0],) if old is None else old.shape):  # type: ignore[arg-type]
-            raise RecipeError(
-                f"{file} is of another model: {path} does not fit this one; apply it to the one it is of."
-            )
+            raise RecipeError(f"{file} was made for another model; {path} does not fit this one. Check the file.")
     for path, value in weights.items():
         _put(net, path, value)
 

@@ -77,7 +77,7 @@ def matrix(
     if not isinstance(answer, Answer):
         raise InputError(f"{shown(answer)} is not an answer; let the model give one (Model.answer).")
     if not isinstance(method, AttnLRP):
-        raise InputError(f"{shown(method)} has no backward pass to share; use AttnLRP(...) or CP_LRP.")
+        raise InputError(f"{shown(method)} cannot compute an attribution matrix; use AttnLRP(...) or CP_LRP.")
     if not answer.ids:
         raise InputError("The answer is empty, so there is nothing to explain.")
     ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)

@@ -52,7 +52,7 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     except MissingRule as error:
         if request.method is not None:
             raise
-        raise MissingRule(f"{error} Plain gradients need no rules and do not add up: method gxi.") from None
+        raise MissingRule(f"{error} Method gxi works, but its relevance does not add up to the difference.") from None
     own = row.phrase is None and row.contrast is None
     relevance = sums.relevance(method, own, note)
     return relevance if exact_largest else request.reduced(relevance)

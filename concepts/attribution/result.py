@@ -161,9 +161,9 @@ class Relevance(SavedResult, Tabled):
         """Subtract the relevance for another answer to the same prompt. Raises `InputError`."""
         common, counterfactual = self.predicted_at + 1, self.counterfactual
         if not isinstance(other, Relevance) or other.prompt.ids[:common] != self.prompt.ids[:common]:
-            raise InputError("The other relevance must be one of the same prompt; use attribute.")
+            raise InputError("Both results must explain the same prompt; compute the other one for this prompt.")
         if self.positions is not None:
-            raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
+            raise InputError("Relevance with positions (pa-lrp) cannot be subtracted; use attnlrp or cp-lrp.")
         tokens = self.tokens.clone()
         tokens[:common] -= other.tokens[:common]
         if counterfactual and other.counterfactual:

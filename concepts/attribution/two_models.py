@@ -45,7 +45,7 @@ def model_difference(model: Model, base: Model, row: PromptRequest, here: Releva
     if here.prompt.ids != there.prompt.ids:
         raise InputError(f"{base.name} splits the prompt into other tokens than {model.name}; give token ids.")
     if here.positions is not None:
-        raise InputError("Relevance of positions is not compared; take attnlrp or cp-lrp.")
+        raise InputError("Relevance with positions (pa-lrp) cannot be subtracted; use attnlrp or cp-lrp.")
     scores = replace(here.neurons.minus(there.neurons, len(here.tokens)), counterfactual=there.neurons.activation)
     return replace(
         here,

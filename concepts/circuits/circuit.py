@@ -129,7 +129,7 @@ def _relevances(
         if other is None or len(other.prompts) != 1:
             raise InputError("A circuit explains the difference to one other prompt; give one counterfactual prompt.")
         if relevance.contrast_phrase:
-            raise InputError("A circuit explains a phrase against one token at most; leave the contrast out.")
+            raise InputError("A circuit cannot use a phrase as the contrast; give one token, or no contrast.")
         counts = len(relevance.tokens), len(other.prompts[0])
         if other.at != "both":
             raise InputError(

@@ -135,4 +135,4 @@ def finished(path: Path) -> list[Line]:
     try:
         return [json.loads(line) for line in text[:whole].splitlines()]
     except ValueError:
-        raise InputError(f"{path} is damaged; choose another --out, or remove all from its broken line on.") from None
+        raise InputError(f"{path} is damaged; delete the broken line and all after it, or change --out.") from None

@@ -250,7 +250,7 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if not is_activation(x):
         return result
     if x.dim() != 2 or bound.arguments.get("dim", -1) not in (1, -1) or not bound.arguments.get("largest", True):
-        raise MissingRule("topk that is no choice of experts has no difference rule.")
+        raise MissingRule("topk has a difference rule only where a router chooses experts.")
     absent: Tensor | float = 0.0
     family = family_of(mode.net.config) if hasattr(mode.net, "config") else None
     if family and family.expert_logits:

@@ -398,8 +398,8 @@ class Model(Architecture):
         room = self.context_length - length
         if whole(max_new_tokens, "The number of new tokens") > room:
             raise InputError(
-                f"The prompt has {length} tokens, which leaves room for {room} of the {self.context_length} that "
-                f"{self.name} reads; generate at most that many tokens instead of {max_new_tokens}, or shorten it."
+                f"The prompt has {length} tokens, and {self.name} reads at most {self.context_length}. Generate at "
+                f"most {room} tokens instead of {max_new_tokens}, or shorten the prompt."
             )
         if temperature != 0:
             real(temperature, "A temperature other than 0", 1e-6, 1e6)  # beyond, a float32 softmax degenerates
