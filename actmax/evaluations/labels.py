@@ -51,7 +51,7 @@ class Labels(Evaluation):
 
     name: ClassVar = "labels"
     needs: ClassVar = ("evaluate", "index")
-    neurons: Annotated[int, Setting("How many neurons of each third of the layers.", least=1)] = 200
+    neurons: Annotated[int, Setting("Number of neurons from each third of the layers.", least=1)] = 200
     seed: Seed = 0
     store: Annotated[str, Setting(decides=False)] = "icebear.db"
 

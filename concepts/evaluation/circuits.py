@@ -67,10 +67,10 @@ NODES = (100, 1000)
 
 @dataclass(frozen=True)
 class Circuits(Evaluation):
-    """Check circuits by interventions: edges, graphs run by their own edges, groups, tasks.
+    """Check circuits by interventions: edges, whole graphs, groups, and circuits of tasks.
 
-    Each pair of a task gets a circuit, which forward passes check; one circuit of the whole task is checked on other
-    pairs.
+    A circuit is computed for each pair of prompts of a task, and checked by forward passes. One circuit of the whole
+    task is checked on other pairs.
 
     Example:
       icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits

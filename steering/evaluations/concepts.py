@@ -72,8 +72,8 @@ Direction = Callable[[float], Steering]
 class ConceptSteering(Evaluation):
     """Compare concepts of few neurons with a residual-stream vector, a prompt and controls, at equal off-target KL.
 
-    Measures how well each method detects a concept in texts of other words, and the texts that the model writes with it
-    at an off-target KL of 0.02, 0.1, 0.25 and 0.5 nats. Twelve concepts take about an hour.
+    It measures how well each method detects a concept in texts of other words. It also measures the texts that the
+    model generates with each method at an off-target KL of 0.02, 0.1, 0.25 and 0.5 nats. Twelve concepts take an hour.
 
     Example:
       icebear evaluate steering --concepts music --out steering

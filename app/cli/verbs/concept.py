@@ -29,7 +29,9 @@ def concept() -> None:
 class Find:
     name: str = argument()
     with_: str = option("File of texts with the concept, one per line.", type=FILE, required=True)
-    without: str = option("File of texts without it, otherwise as similar as possible.", type=FILE, required=True)
+    without: str = option(
+        "File of texts without the concept that are otherwise similar, one per line.", type=FILE, required=True
+    )
     rank_by: str = option("means, cna, relevance, w_out or search (docs/concepts.md).", "means")
     words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w_out and search.")
     max_neurons: int = option(default=20)
@@ -142,7 +144,7 @@ class Measure:
 
 @verb(Measure, concept)
 def measure(options: Measure) -> None:
-    """Measure a concept in TEXT, token by token, in standard deviations over the texts without it.
+    """Measure a concept in TEXT, token by token, in standard deviations of the texts without the concept.
 
     Example:
       icebear concept measure examples/music.json "The band played on."
@@ -169,7 +171,7 @@ class Steer:
     prompt: str = argument()
     strength: float | None = option("Strength; 1 adds each neuron's max activation, scaled by its weight.")
     kl: float | None = option("Instead of --strength: off-target KL in nats.", show_default="0.25")
-    suppress: bool
+    suppress: bool = option("Weaken the concept instead of strengthening it.")
     max_new_tokens: int
     temperature: float
     save: str | None
@@ -182,7 +184,7 @@ class Steer:
 
 @verb(Steer, concept)
 def steer(options: Steer) -> None:
-    """Generate after PROMPT, without and with a concept, at a given off-target KL.
+    """Generate after PROMPT without and with a concept, at a given off-target KL (side effect).
 
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
@@ -235,7 +237,7 @@ class Compare:
 
 @verb(Compare, concept)
 def compare(options: Compare) -> None:
-    """Measure how similar two concepts are, also of two models: by neurons, W_out rows and values on texts.
+    """Compare two concepts, of one model or of two: by their neurons, W_out rows and values on texts.
 
     Example:
       icebear concept compare music.json other.json --on examples/music.txt

@@ -22,7 +22,7 @@ from icebear.errors import IcebearError
 class Options:
     store: str
     json: bool
-    checksum: str | None = option("Only print the checksum of the results in this store.", type=FILE, advanced=True)
+    checksum: str | None = option("Print only the checksum of the results in this store.", type=FILE, advanced=True)
     model: ModelOptions
 
 

@@ -22,10 +22,8 @@ class Options:
     site: str | None = option(show_default="ffn")
     position: Any
     top: int = option(default=10)
-    sources: bool = option(
-        "Generate an answer, and show how much came from context, question and the answer's own words."
-    )
-    suggest: bool = option("Suggest three counterfactual prompts, as commands; takes seconds.")
+    sources: bool = option("Generate an answer, and show how much of it came from context, question and its own words.")
+    suggest: bool = option("Suggest three counterfactual prompts, and print them as commands.")
     store: str
     html: str | None
     json: bool
@@ -41,8 +39,9 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
-    With --counterfactual, explain the difference to another prompt. With --span, explain words of the model's answer.
-    --html writes a page to share. For an image classifier, --png writes the image with its relevance.
+    With --counterfactual, explain the difference between the predictions after two prompts. With --span, explain words
+    of the model's answer. --html writes a page to share. For an image classifier, --png writes the image with its
+    relevance.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"

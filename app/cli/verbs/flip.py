@@ -17,15 +17,18 @@ from icebear.errors import DownloadError, InputError
 class Options:
     prompt: PromptOptions
     to: str | None = option("Token or phrase that should come next.")
-    suppress: bool
-    suppress_phrase: str | None = option("Suppress this phrase, which the model generates now.")
+    suppress: bool = option("Instead of --to: move the current answer out of the most probable tokens.")
+    suppress_phrase: str | None = option("Instead of --to: suppress this phrase, which the model generates now.")
     source: str | None = option("Source prompt, after which the model predicts the wanted token.")
     max_neurons: int
     save: str | None
     store: str
     json: bool
     top_k: int | None = option(
-        "With --suppress: move the answer out of the top k.", type=AT_LEAST_1, show_default="5", advanced=True
+        "With --suppress: move the answer out of this many most probable tokens.",
+        type=AT_LEAST_1,
+        show_default="5",
+        advanced=True,
     )
     held_out: str | None = option("File of held-out contexts, one per line.", type=FILE, advanced=True)
     budget: float | None = option("Warn if the off-target KL exceeds this many nats.", advanced=True)
@@ -38,7 +41,7 @@ class Options:
 def flip(options: Options) -> None:
     """Find a small set of neuron edits that changes the answer to PROMPT, and report their side effects.
 
-    With a store, also try the neurons that icebear search finds for the wanted token, and show examples.
+    With a store, flip also tries the neurons that icebear search finds for the wanted token, and shows their examples.
 
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"

@@ -28,10 +28,11 @@ class Options:
 
 @verb(Options)
 def label(options: Options) -> None:
-    """Label NEURON with your own TEXT (an empty TEXT removes it), or find labels with held-out scores and save them.
+    """Label NEURON with your own TEXT, or find labels (--auto) and score them on held-out sentences.
 
-    For example, --auto --prompt "The ice bear lives in the" labels the 20 most relevant neurons in about two minutes.
-    It needs an index of at least 300 summaries. You can interrupt it at any time; run it again to resume.
+    An empty TEXT removes your label. --auto --prompt "The ice bear lives in the" labels the 20 most relevant neurons in
+    about two minutes. --auto needs an index of at least 300 summaries. You can interrupt it at any time; run it again
+    to resume.
 
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db

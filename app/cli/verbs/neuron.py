@@ -30,10 +30,10 @@ class Options:
 
 @verb(Options)
 def neuron(options: Options) -> None:
-    """Show what NEURON means: the vocabulary that it promotes, and with a store (see icebear index) its card.
+    """Show what NEURON means: the tokens that it promotes or, with a store (see icebear index), its card.
 
-    The card has the maximally activating sentences of both signs, and the label with its score. With --base-model,
-    show the vocabulary in both models and the cosines of their W_in and W_out rows.
+    The card has the maximally activating sentences of both signs, and the label with its score. With --base-model, the
+    command shows the promoted tokens in both models, and the cosines between the W_in and W_out rows of both.
 
     Example:
       icebear neuron L29.ffn.860 --top 5

@@ -41,9 +41,9 @@ class Options:
 def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
-    With --counterfactual, rank by the difference to another prompt; with --base-model, to another model. --ablate
-    measures the sufficiency and necessity of the nodes (neurons at a token) with the largest absolute relevance: as
-    many as --top, 100 and 1,000. If the store has significant labels, they are shown.
+    With --counterfactual, rank by the contribution to the difference between two prompts; with --base-model, between
+    two models. --ablate measures the sufficiency and necessity of the nodes (neurons at a token) with the largest
+    absolute relevance: as many as --top, 100 and 1,000. If the store has significant labels, they are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5

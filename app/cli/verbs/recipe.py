@@ -101,9 +101,9 @@ class Patch:
 
 @verb(Patch, recipe)
 def patch(options: Patch) -> None:
-    """Write a recipe into weights and biases, where they can express it, and check the result against steering.
+    """Turn the edits of a recipe into weights and biases (a .safetensors file), and compare the result with steering.
 
-    The file is a .safetensors file.
+    Weights can express only edits that act at all tokens.
 
     Example:
       icebear recipe patch everywhere.json --save patch.safetensors

@@ -16,7 +16,9 @@ from icebear.edits import parse_edits
 @record
 class Options:
     prompt: PromptOptions
-    edit: tuple[str, ...] = option("For example L29.ffn.860*0 or L24.ffn.559+5@last; repeatable.", multiple=True)
+    edit: tuple[str, ...] = option(
+        "Edit of a neuron, such as L29.ffn.860*0 or L24.ffn.559+5@last; repeatable.", multiple=True
+    )
     recipe: str | None = option("Saved recipe to apply.", type=FILE)
     max_new_tokens: int
     temperature: float
