@@ -203,7 +203,9 @@ class Store(SqliteFile):
             own = facts["dtype"]
             raise StoreError(f"{self.path} is an index in {own}, not in {dtype}; use --dtype {own}.")
         if facts and facts["fingerprint"] != fingerprint:
-            raise StoreError(f"{self.path} is an index of {facts['model']}, not of {name}; load that with --model.")
+            raise StoreError(
+                f"{self.path} is an index of {facts['model']}, not of {name}; load {facts['model']} with --model."
+            )
 
     def check_activations(self, fingerprint: str, name: str, dtype: str) -> None:
         """Raise `StoreError` if the index is not by activation, or not of this model and dtype."""

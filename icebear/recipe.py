@@ -68,7 +68,9 @@ class Recipe(Saved):
     def __add__(self, other: Recipe) -> Recipe:
         """Return the edits of both recipes. Raises `RecipeError` if they share a neuron or are for different models."""
         if other.model_fingerprint != self.model_fingerprint:
-            raise RecipeError(f"{self.name!r} and {other.name!r} are for different models; combine those of one.")
+            raise RecipeError(
+                f"{self.name!r} and {other.name!r} are for different models; combine recipes of one model."
+            )
         shared = {edit.neuron for edit in self.edits} & {edit.neuron for edit in other.edits}
         if shared:
             names = ", ".join(map(str, sorted(shared)))

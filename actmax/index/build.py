@@ -174,7 +174,7 @@ def _scan(
             waiting, last = {}, time.monotonic()
     whole = merge(table, short)
     if not whole.counted:
-        raise InputError(f"The corpus's first {SHARD} sentences have no two tokens each; give another one.")
+        raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
     store.scan.commit(waiting, _pack(table), facts)
     return whole, counts
 

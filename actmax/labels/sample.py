@@ -188,8 +188,8 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
     for part, drawn in rows.items():
         if 4 * len(drawn) < SENTENCES[part]:
             raise StoreError(
-                f"{store.path} is too small to score labels: it has {len(drawn)} sentences for {part}, of "
-                f"{SENTENCES[part]}; index more documents (--limit)."
+                f"{store.path} is too small to score labels: the {part} part has {len(drawn)} of {SENTENCES[part]} "
+                "sentences. Index more documents (--limit)."
             )
     codes = Codes()
     samples = {part: Sample(rows[part], codes) for part in rows}

@@ -92,7 +92,7 @@ class Session:
 
     def result(self, handle: str) -> Result:
         if handle not in self.results:
-            raise InputError(f"{handle!r} is no handle (there are: {', '.join(self.results) or 'none'}); ask again.")
+            raise InputError(f"{handle!r} is not a handle (handles: {', '.join(self.results) or 'none'}); ask again.")
         return self.results[handle]
 
     def place(self, name: str) -> Path:
@@ -103,7 +103,7 @@ class Session:
         try:
             path = (folder / name).resolve()
         except (OSError, ValueError):
-            raise InputError(f"{name!r} is no name of a file; give one like story.json.") from None
+            raise InputError(f"{name!r} is not a file name; give a name like story.json.") from None
         if not path.is_relative_to(folder) or path.suffix not in SUFFIXES:
             raise InputError(f"{name!r} is not a file in the server's folder; give a name that ends in .json or .html.")
         return path

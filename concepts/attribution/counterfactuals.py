@@ -67,7 +67,7 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     """
     count = whole(count, "The number of counterfactuals")
     if not model.task.is_causal:
-        raise InputError(f"Counterfactuals are suggested for causal language models; {model.name} is none.")
+        raise InputError(f"Counterfactuals are suggested only for causal language models; {model.name} is not one.")
     ids = list(model.encode([prompt]).row_ids(0))
     texts = [model.answer_text(token) for token in ids]
     (answer, sure, _), *_ = _answers(model, [ids])

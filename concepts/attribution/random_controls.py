@@ -108,7 +108,7 @@ def token_removal_control(
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())
     first, others = order[:k], sorted(order[k:])
     if relevance.target is None or relevance.image:
-        raise InputError("Tokens are removed only from a text, for one target token; explain one.")
+        raise InputError("Tokens can be removed only from a text with one target token; explain such a text.")
     contrast = relevance.contrast and relevance.contrast.id
     objective = objective_of(model, [prompt], relevance.target.id, contrast, kind=relevance.prediction.objective)
     choices: list[Sequence[int]] = [(), first, *_drawn(others, len(first), seed)]

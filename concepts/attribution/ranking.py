@@ -81,7 +81,7 @@ class NeuronScores:
         """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
         if not isinstance(site, str) or site not in self.relevance:
             have = ", ".join(self.relevance) or "none"
-            raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); name it in sites=.")
+            raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); add it to sites=.")
         return self.relevance[site]
 
     def heads(self) -> Tensor:

@@ -134,7 +134,7 @@ def _relevances(
         if other.at != "both":
             raise InputError(
                 f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the counterfactual "
-                f"{counts[1]}; give a counterfactual prompt of {counts[0]}."
+                f"{counts[1]}; give one of {counts[0]} tokens."
             )
         if not relevance.conservation().target:
             raise InputError("The explained number is the same in both prompts, so there is nothing to explain.")

@@ -151,7 +151,7 @@ class Graph(SavedResult, Tabled):
         k = whole(k, "The number of edges")
         row = next((row for row, one in enumerate(self.targets) if target in (one, one.id)), None)
         if row is None:
-            raise InputError(f"{shown(target)} is no target of this graph; give a node of it, or 'answer'.")
+            raise InputError(f"{shown(target)} is not a target of this graph; give one of its nodes, or 'answer'.")
         edges = [edge for edge in self.shown_edges if edge.target is self.targets[row]]
         difference = self.difference[row].item()
         hidden = self.contribution[row, len(self.shown) :].sum().item() / difference if difference else 0.0
@@ -221,13 +221,13 @@ class Graph(SavedResult, Tabled):
             raise InputError(f"{shown(other)} is not a circuit; give another Graph.")
         if self.model.fingerprint != other.model.fingerprint:
             raise InputError(
-                f"One graph is of {self.model.name}, the other of {other.model.name}; compare those of one."
+                f"One graph is of {self.model.name}, the other of {other.model.name}; compare graphs of one model."
             )
         one, two = self.mask(), other.mask()
         if one.shape != two.shape:
             raise InputError(
-                f"The graphs are of {len(self.tokens)} and {len(other.tokens)} tokens; compare circuits of one length, "
-                "both with heads or without."
+                f"The graphs have {len(self.tokens)} and {len(other.tokens)} tokens; compare graphs of one length, "
+                "both with heads or both without."
             )
         return checks.shared(one, two)
 
@@ -247,7 +247,7 @@ class Graph(SavedResult, Tabled):
                 return one
         if not isinstance(group, Group):
             names = ", ".join(repr(one.name) for one in self.groups[:5])
-            raise InputError(f"{shown(group)} is no group of this graph; take one of its groups, such as {names}.")
+            raise InputError(f"{shown(group)} is not a group of this graph; take one of its groups, such as {names}.")
         return group
 
     def without(self, group: Group | str) -> GroupAblation:
@@ -264,7 +264,7 @@ class Graph(SavedResult, Tabled):
         edits, group = [], self.group(group)
         for node in group.nodes:
             if node.neuron.site == "head" and not off:
-                raise InputError(f"{node.neuron} has many activations and no one value to take; switch it off instead.")
+                raise InputError(f"{node.neuron} is a head, which cannot be set to a single value; use off=True.")
             stack = pair_of(self.relevances[0]).batch.span_of(self.model, node.neuron.layer)
             where = f"position:{node.position - stack.start}"
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))

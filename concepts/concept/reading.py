@@ -112,7 +112,7 @@ def counts(model: Model, ids: Sequence[int]) -> list[int]:
     places = [place for place, token in enumerate(ids) if place and token not in special]
     if not places:
         text = "".join(model.pieces(ids))
-        raise InputError(f"{text[:40]!r} has no token after its first one to be measured at; give whole sentences.")
+        raise InputError(f"{text[:40]!r} has no token after the first one, which does not count; give whole sentences.")
     return places
 
 

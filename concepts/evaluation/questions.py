@@ -70,7 +70,7 @@ def reviews(
     """
     tail = model.continuation("\nThe review above is either positive or negative. It is")
     if not documents or longest <= len(tail):
-        raise InputError(f"There are no reviews, or no room for them: give more than {len(tail)} --max-tokens.")
+        raise InputError(f"No review fits into --max-tokens; set --max-tokens to more than {len(tail)}.")
     questions = []
     for title, text in random.Random(seed).sample(list(documents), min(samples, len(documents))):
         kind = title.partition(":")[0]

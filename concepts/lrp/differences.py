@@ -230,7 +230,7 @@ def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if not is_activation(x):
         return result
     if not isinstance(dim, int):
-        raise MissingRule("max that is not over one dimension has no difference rule.")
+        raise MissingRule("max has a difference rule only over one dimension.")
     own = result.indices if bound.get("keepdim") else result.indices.unsqueeze(dim)
     here, there = x.gather(dim, own), x.gather(dim, partner(own))
     above = (here - there).detach()
@@ -257,7 +257,7 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         smallest = result.values.detach().amin(-1, keepdim=True)
         absent = torch.minimum(smallest, partner(smallest)) - 100  # a logit lower by this has a weight of zero
     elif bool((x.detach() < 0).any()):  # zero means not chosen for scores, but not for logits before a softmax
-        raise MissingRule("topk of logits, not of scores, has no difference rule.")
+        raise MissingRule("topk has a difference rule only for scores, not for logits.")
     own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(-1, result.indices, True)
     count = own.to(x.dtype) + partner(own).to(x.dtype)
     indices = (count > 0).to(x.dtype).topk(min(2 * k, x.shape[-1]), -1).indices

@@ -74,7 +74,7 @@ class AttnLRP(OnePass):
 
     def compared(self) -> Multiplying:
         if self.positions:
-            raise InputError("Positions cannot be compared with a counterfactual; take attnlrp or cp-lrp.")
+            raise InputError("pa-lrp cannot compare with a counterfactual; use attnlrp or cp-lrp.")
         return super().compared()
 
 

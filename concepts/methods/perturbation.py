@@ -47,7 +47,7 @@ class AtMan(Method):
             raise InputError(f"AtMan is for one stack of layers, not for {model.name}, an encoder-decoder.")
         modules = (name.rpartition(".")[2] for name, _ in model.layer_modules[0].named_modules())
         if {"k_norm", "k_layernorm"} & set(modules):
-            raise InputError(f"{model.name} normalizes its keys, so attention cannot be scaled by them.")
+            raise InputError(f"{model.name} normalizes its keys, so AtMan does not work; choose another method.")
         keys = [("k", layer) for layer in range(model.layers)]
         scale = lambda part: hooks(model, keys, lambda site, layer, x: x * (1 - self.p * part[..., None]).to(x))  # noqa: E731
         rows = []

@@ -44,14 +44,12 @@ class Answer:
     def chat(self) -> Chat:
         """The chat with this answer; continue it with `Chat.then`. Raises `InputError` for a plain prompt."""
         if self.question is None:
-            raise InputError(
-                "This answer belongs to a plain prompt, so no chat can continue; pass a Chat to model.answer."
-            )
+            raise InputError("This answer to a plain prompt has no chat to continue; pass a Chat to model.answer.")
         *before, last = self.question.messages
         if last["role"] != "assistant":
             return self.question.then("assistant", self.text, self.ids)
         if not isinstance(last["content"], str):
-            raise InputError("An answer that begins with several parts cannot continue; begin it with one text.")
+            raise InputError("This answer begins with a content of several parts; begin it with one text.")
         ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
         return Chat([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
 
@@ -104,14 +102,16 @@ def message_ids(model: Model, chat: Chat, turn: int) -> list[int]:
     if not ids:
         return model.tokens_of(content)
     if "".join(model.pieces(model.ids(ids))) != content:
-        raise InputError(f"The tokens of message {turn} are another text; were they written by {model.name}?")
+        raise InputError(f"The token ids of message {turn} do not match its text; give ids of {model.name}.")
     return ids
 
 
 def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
     """Return a message of a saved chat as an answer, with the probability of each token. Raises `InputError`."""
     if not 0 < turn < len(chat.messages) or chat.messages[turn]["role"] != "assistant":
-        raise InputError(f"Message {turn} of the chat is no answer; choose one that the model wrote after a message.")
+        raise InputError(
+            f"Message {turn} of the chat is not an answer; choose one that the model wrote after a message."
+        )
     question = Chat(chat.messages[:turn])
     read, ids = model.ids(question), message_ids(model, chat, turn)
     model.ids([*read, *ids])  # refused where it is too long

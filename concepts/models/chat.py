@@ -58,7 +58,7 @@ class Chat:
         """Return the chat with the user's last message replaced. Raises `InputError` if there is none."""
         last = max((place for place, one in enumerate(self.messages) if one["role"] == "user"), default=None)
         if last is None:
-            raise InputError("The chat has no message of the user that another one could replace.")
+            raise InputError("The chat has no user message that a counterfactual could replace.")
         return Chat([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
 
     @classmethod
@@ -89,7 +89,7 @@ def _message(message: Any) -> dict[str, Any]:
     ids = message.get("ids") if named else None
     valid = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
     if not named or not isinstance(message.get("content"), str | list) or not valid:
-        raise InputError("A message has a role and a content, and, if a model wrote it, ids, a list of its tokens.")
+        raise InputError("A message has a role, a content and, if a model wrote it, ids (the list of its tokens).")
     readable(json.dumps(message, ensure_ascii=False, default=str))
     return dict(message)
 

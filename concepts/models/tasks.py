@@ -181,7 +181,7 @@ class Masked(Task):
             raise InputError(f"The prompt has no {model.text(mask)}; put one where a word is to be predicted.")
         if answer is not None and len(answer) != len(places):
             raise InputError(
-                f"The prompt has {len(places)} masks but the target {len(answer)} tokens; give one for each."
+                f"The prompt has {len(places)} masks but the target has {len(answer)} tokens; give one mask for each."
             )
         return places
 

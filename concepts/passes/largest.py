@@ -32,7 +32,7 @@ class Largest:
     def top(self, k: int, site: str, sign: str) -> list[Ranked]:
         if k > self.k:
             raise InputError(
-                f"Only the {self.k} largest of each site were recorded; pass attribute(k={k}), or keep='all'."
+                f"Only the {self.k} largest neurons of each site were recorded; pass attribute(k={k}), or keep='all'."
             )
         return sorted(self.ranked[site], key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron))[:k]
 

@@ -162,7 +162,7 @@ class Concept(Saved, Tabled):
             raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
         neurons = [model.check(neuron) for neuron, _ in weights]
         if len(set(neurons)) < len(neurons):
-            raise InputError("A concept has each neuron once.")
+            raise InputError("A concept cannot have the same neuron twice.")
         seen = read(model, [text for text in TEXTS if len(model.token_ids(text)) > 2], neurons)
         parts = []
         for column, ((_, polarity), weight) in enumerate(weights.items()):

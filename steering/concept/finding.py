@@ -79,7 +79,7 @@ def find_concept(
     one_of(method, "method to find a concept", RANKINGS)
     max_neurons, seed, sites = whole(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
     if not sites:
-        raise InputError(f"A concept is made of neurons of some sites; name some of {', '.join(model.sites)}.")
+        raise InputError(f"A concept needs at least one site; choose from {', '.join(model.sites)}.")
     words = tuple(map(text_of, several(words)))
     texts, positive, part = prepared(examples, others, seed)
     seen = read(model, texts, neurons_of(model, sites), on_progress)

@@ -16,9 +16,7 @@ from icebear.edits import parse_edits
 @record
 class Options:
     prompt: PromptOptions
-    edit: tuple[str, ...] = option(
-        "Edit of a neuron, such as L29.ffn.860*0 or L24.ffn.559+5@last; repeatable.", multiple=True
-    )
+    edit: tuple[str, ...] = option("An edit, such as L29.ffn.860*0 or L24.ffn.559+5@last; repeatable.", multiple=True)
     recipe: str | None = option("Saved recipe to apply.", type=FILE)
     max_new_tokens: int
     temperature: float
