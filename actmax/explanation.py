@@ -14,7 +14,7 @@ import pandas
 from icebear.actmax.card import Card, describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import Ablation, ablation, neuron_site
+from icebear.concepts.attribution.controls import Ablation, ablation
 from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
@@ -27,6 +27,7 @@ from icebear.concepts.models.answer import Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
+from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import projections
 from icebear.convert import Tabled

@@ -24,11 +24,12 @@ from icebear.concepts.models import images
 from icebear.concepts.models.linear import norm_divisor
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Batch
-from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 from icebear.paths import write_file
+from icebear.records import WRITERS
 
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
 """162 lines: prose, facts, dialogue, code, numbers, eight languages; our own, and public domain."""
@@ -47,6 +48,8 @@ class Calibration:
     """(L, F) the smallest activation of each FFN neuron, or 0 if all are positive."""
     high: Tensor
     """(L, F) the largest activation of each FFN neuron, or 0 if all are negative."""
+    means: dict[str, Tensor]
+    """(L, N) the mean activation of each neuron of the sites that write to the residual stream."""
     divisors: dict[str, tuple[float, float, float]]
     """From the path of a norm to the 10th, 50th and 90th percentile of its divisor."""
 
@@ -70,7 +73,7 @@ def calibrate(model: Model) -> Calibration:
         if is_hooked(model):
             return _measured(model)
         large = sum(parameter.numel() for parameter in model.net.parameters()) >= KEPT_FROM
-        calibration = _read(_file(model)) if large else None
+        calibration = _read(_file(model), model) if large else None
         if calibration is None:
             calibration = _measured(model)
             if large:
@@ -83,10 +86,13 @@ def _measured(model: Model) -> Calibration:
     logging.getLogger("icebear").info(
         "Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS)
     )
+    sites = written_sites(model)
     low, high = torch.zeros(2, model.layers, model.width("ffn"))
+    sums = {site: torch.zeros(model.layers, model.width(site), dtype=torch.float64) for site in sites}
+    counts = torch.zeros(model.layers, 1)
     divided: dict[str, list[Tensor]] = {}
     for batch in _batches(model):
-        neurons, stream = AllNeurons(model, batch, ("ffn",)), Stream(model, batch)
+        neurons, stream = Values(model, batch, sites), Stream(model, batch)
         seen: dict[str, tuple[int, Tensor]] = {}
         with model.lock, torch.no_grad(), neurons.reading(model), stream.reading(model), _dividing(model, seen):
             model.final_stream(batch)
@@ -95,15 +101,27 @@ def _measured(model: Model) -> Calibration:
             counted[row, batch.columns(row)] = True
             counted[row, [batch.columns(row)[place] for place in stream.sinks(row)]] = False
         for layer in range(model.layers):
-            here = counted[:, neurons.span(layer)]
-            values = neurons.activation["ffn"][:, layer, neurons.span(layer)][here.cpu()].float()  # (tokens, F)
-            if len(values):
-                low[layer] = torch.minimum(low[layer], values.amin(0))
-                high[layer] = torch.maximum(high[layer], values.amax(0))
+            here = counted[:, neurons.span(layer)].cpu()
+            counts[layer] += here.sum()
+            for site in sites:
+                values = neurons.activation[site][:, layer, neurons.span(layer)][here].float()  # (tokens, N)
+                sums[site][layer] += values.double().sum(0)
+                if len(values) and site == "ffn":
+                    low[layer] = torch.minimum(low[layer], values.amin(0))
+                    high[layer] = torch.maximum(high[layer], values.amax(0))
         for path, (layer, values) in seen.items():
             divided.setdefault(path, []).append(values[counted[:, batch.span_of(model, layer)]].cpu())
     quantiles = {path: torch.cat(parts).quantile(torch.tensor((0.1, 0.5, 0.9))) for path, parts in divided.items()}
-    return Calibration(low, high, {path: tuple(three.tolist()) for path, three in quantiles.items()})  # type: ignore[misc]
+    return Calibration(
+        low,
+        high,
+        {site: (x / counts.clamp(min=1)).float() for site, x in sums.items()},
+        {path: tuple(three.tolist()) for path, three in quantiles.items()},  # type: ignore[misc]
+    )
+
+
+def written_sites(model: Model) -> list[str]:
+    return [site for site in WRITERS if site in model.sites]
 
 
 def _batches(model: Model) -> Iterator[Batch]:
@@ -145,16 +163,17 @@ def _file(model: Model) -> Path:
     return cache_folder() / "calibration" / f"{model.fingerprint}-{model.dtype_name}-{texts}.safetensors"
 
 
-def _read(file: Path) -> Calibration | None:
+def _read(file: Path, model: Model) -> Calibration | None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         tensors = load_file(file)
         low, high = tensors.pop("low"), tensors.pop("high")
+        means = {site: tensors.pop(f"mean.{site}") for site in written_sites(model)}
     except (OSError, SafetensorError, KeyError):
         return None
-    return Calibration(low, high, {path: tuple(values.tolist()) for path, values in tensors.items()})  # type: ignore[misc]
+    return Calibration(low, high, means, {path: tuple(values.tolist()) for path, values in tensors.items()})  # type: ignore[misc]
 
 
 def _write(file: Path, calibration: Calibration) -> None:
@@ -162,6 +181,7 @@ def _write(file: Path, calibration: Calibration) -> None:
     from safetensors.torch import save
 
     values = {path: torch.tensor(quantiles) for path, quantiles in calibration.divisors.items()}
+    means = {f"mean.{site}": x for site, x in calibration.means.items()}
     with suppress(OSError, InputError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, save({"low": calibration.low, "high": calibration.high, **values}))
+        write_file(file, save({"low": calibration.low, "high": calibration.high, **means, **values}))

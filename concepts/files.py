@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from torch import Tensor
 
 from icebear import convert
@@ -105,3 +106,12 @@ CONVERTER.register_unstructure_hook(Method, str)
 CONVERTER.register_structure_hook(Tensor, _unpacked)
 CONVERTER.register_unstructure_hook(Tensor, _packed)
 CONVERTER.register_unstructure_hook(Model, lambda model: {"name": model.name, "fingerprint": model.fingerprint})
+
+
+def never_saved(kind: type, name: str) -> None:
+    """Leave a field of a record out of files and comparisons."""
+    omitted: Any = {name: override(omit=True)}
+    CONVERTER.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, CONVERTER, **omitted))
+    CONVERTER.register_structure_hook(
+        kind, make_dict_structure_fn(kind, CONVERTER, _cattrs_forbid_extra_keys=True, **omitted)
+    )

@@ -9,6 +9,8 @@ from icebear.actmax.index.build import build_index as build_index
 from icebear.concepts.attribution.attribute import attribute as attribute
 from icebear.concepts.attribution.controls import ablation as ablation
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals as suggest_counterfactuals
+from icebear.concepts.attribution.effects import Effects as Effects
+from icebear.concepts.attribution.effects import effects as effects
 from icebear.concepts.attribution.matrix import matrix as matrix
 from icebear.concepts.attribution.result import Relevance as Relevance
 from icebear.concepts.attribution.sources import source_breakdown as source_breakdown

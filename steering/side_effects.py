@@ -250,9 +250,8 @@ class HeldOutContexts:
         assert self._prefix
         rows, ends = zip(*self._places, strict=True)
         last = torch.tensor([[context[-1]] for context in self.contexts], device=self.model.device)
-        inputs = self._prefix.inputs(last, rows, [end - 1 for end in ends])
         with steer(self.model, edits), torch.no_grad():
-            logits = self.model.net(**inputs).logits[:, -1]
+            logits = self._prefix.logits(last, rows, [end - 1 for end in ends], [0])[:, 0]
         return logits.float().log_softmax(-1).cpu()
 
     def _whole_texts(self, edits: Sequence[Edit]) -> Tensor:

@@ -20,7 +20,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.records import TokenScore
 from icebear.values import seed_of, shown, whole
@@ -135,11 +135,6 @@ class Nodes:
         places = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
         with self.model.lock, hooks(self.model, places, patched):
             yield
-
-
-def neuron_site(site: str) -> str:
-    """Return the site whose activations a site is made of: ``attn`` for ``head``."""
-    return "attn" if site == "head" else site
 
 
 def largest(scores: Tensor, k: int) -> Tensor:

@@ -20,7 +20,7 @@ from icebear.concepts.attribution.prompt import (
 )
 from icebear.concepts.attribution.ranking import NeuronScores
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
-from icebear.concepts.attribution.result import Counterfactual, Relevance
+from icebear.concepts.attribution.result import Counterfactual, Relevance, Run
 from icebear.concepts.lrp.differences import partner
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.lrp import DIFFERENCE, Difference
@@ -174,6 +174,7 @@ class _Sums:
             sums=Conservation(difference, tokens.sum().item()),
             made_with=model.made_with,
             image=image,
+            run=Run(model, first),
             counterfactual=Counterfactual(
                 prompts=tuple(model.pieces(pair.batch.row_ids(1)) for pair in self.pairs),
                 pairs=tuple(self.pairs),

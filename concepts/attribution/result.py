@@ -12,10 +12,11 @@ from torch import Tensor
 
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
 from icebear.concepts.attribution.ranking import NeuronScores, Position, Ranking
-from icebear.concepts.files import SavedResult
+from icebear.concepts.files import SavedResult, never_saved
 from icebear.concepts.lrp.positions import Reading, over_layers
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.images import ImageMap
+from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective, ObjectiveKind
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.render import page, relevance_fragment
@@ -26,6 +27,8 @@ from icebear.values import whole
 
 if TYPE_CHECKING:
     import pandas
+
+    from icebear.concepts.attribution.effects import Effects
 
 OBJECTIVES: dict[ObjectiveKind, str] = {
     "logit": "Logit",
@@ -92,6 +95,15 @@ class ContrastPhrase:
         return {"text": self.text, "tokens": [{"text": text, "relevance": value} for text, value in tokens]}
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The model and the prompt of a relevance, for further measurements."""
+
+    model: Model
+    objective: Objective
+    """One row, with the explained tokens as targets."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Relevance(SavedResult, Tabled):
     """Signed relevance of the tokens and neurons of one prompt for one target, in logits.
@@ -116,6 +128,8 @@ class Relevance(SavedResult, Tabled):
     """If set, relevance is that of differences, and `conservation().target` is the difference explained."""
     missing_rules: tuple[str, ...] = ()
     """With ``strict=False``: the operations that used their plain gradient."""
+    run: Run | None = None
+    """Not saved."""
 
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
@@ -279,6 +293,39 @@ class Relevance(SavedResult, Tabled):
         columns = self.neurons.columns(neuron.site, Ranking(position=position).positions(self.prompt))
         return values[neuron.layer, columns, neuron.index].sum().item()
 
+    def effects(self, k: int = 10) -> Effects:
+        """Measure what the k nodes with the largest relevance do to the likely next tokens.
+
+        Parameters
+        ----------
+        k : int
+            The number of nodes, at all tokens.
+
+        Returns
+        -------
+        Effects
+            See `effects`, which takes other nodes, and relevance that was read from a file.
+
+        Raises
+        ------
+        InputError
+            If this relevance was read from a file.
+        """
+        from icebear.concepts.attribution.effects import effects
+
+        return effects(self._run().model, self, k)
+
+    def _run(self) -> Run:
+        if self.run is None:
+            raise InputError("This relevance was read from a file, without its model; call attribute again.")
+        return self.run
+
+    def explained(self) -> Objective:
+        """Return the objective of the prompt alone, one row. Raises `InputError` if it was not saved."""
+        if self.run is None and self.counterfactual and self.counterfactual.pairs:
+            return self.counterfactual.pairs[0].rows([0])
+        return self._run().objective
+
     # --- sums -----------------------------------------------------------------------------------------
 
     def conservation(self) -> Conservation:
@@ -374,3 +421,6 @@ class Relevance(SavedResult, Tabled):
 
     def _repr_html_(self) -> str:
         return relevance_fragment(self)
+
+
+never_saved(Relevance, "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ from icebear.concepts.attribution.prompt import (
 )
 from icebear.concepts.attribution.ranking import NeuronScores
 from icebear.concepts.attribution.request import AttributionRequest
-from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.attribution.result import Relevance, Run
 from icebear.concepts.lrp.positions import Sinks
 from icebear.concepts.methods.method import OnePass
 from icebear.concepts.models import images
@@ -80,6 +81,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
                 positions=positions,
                 image=image,
                 missing_rules=missing,
+                run=Run(model, replace(objective.rows([row]), targets=(target.targets[row],))),
             )
         )
     return results
@@ -110,6 +112,7 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
                 neurons=NeuronScores(relevance, activation, places, model.heads),
                 sums=Conservation(numbers[row].item(), tokens.sum().item()),
                 made_with=model.made_with,
+                run=Run(model, one),
             )
         )
     return results

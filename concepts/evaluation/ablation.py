@@ -12,7 +12,7 @@ import pandas
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import Nodes, largest, neuron_site, random_nodes, recovered_shares
+from icebear.concepts.attribution.controls import Nodes, largest, random_nodes, recovered_shares
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.evaluation import pairs, protocol
 from icebear.concepts.evaluation.pairs import Pair, answers, relevance_of
@@ -22,6 +22,7 @@ from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
+from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
 

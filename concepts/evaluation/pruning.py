@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import neuron_site
 from icebear.concepts.evaluation.protocol import CorpusName, FfnOrHead, MethodEvaluation, Part, Setting, Table
 from icebear.concepts.evaluation.questions import CORPORA, questions_of
 from icebear.concepts.methods.common import log_probability
@@ -19,7 +18,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective, objective_of
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.statistics import area
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)

@@ -24,7 +24,7 @@ class Prefix:
         self.length = batch.ids.shape[1]
         with model.lock, torch.no_grad():
             self.cache = model.net.base_model(**model.inputs(batch), use_cache=True).past_key_values
-        self._positions = "position_ids" in inspect.signature(type(model.net).forward).parameters
+        self._accepted = inspect.signature(type(model.net).forward).parameters
 
     @classmethod
     def of(cls, model: Model, rows: Sequence[Sequence[int]]) -> Prefix | None:
@@ -54,6 +54,13 @@ class Prefix:
         read = torch.arange(max(starts), device=ids.device) < first
         mask = torch.cat((read.long(), torch.ones_like(ids)), 1)
         inputs = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
-        if self._positions:
+        if "position_ids" in self._accepted:
             inputs["position_ids"] = first + torch.arange(ids.shape[1], device=ids.device)
         return inputs
+
+    def logits(self, ids: Tensor, rows: Sequence[int], starts: Sequence[int], positions: list[int]) -> Tensor:
+        """Return the logits (N, P, V) at P columns of token ids, see `inputs`."""
+        inputs = self.inputs(ids, rows, starts)
+        if "logits_to_keep" in self._accepted:
+            return self.model.net(**inputs, logits_to_keep=torch.tensor(positions, device=ids.device)).logits
+        return self.model.net(**inputs).logits[:, positions]

@@ -37,6 +37,11 @@ def hooks(model: Model, places: Iterable[tuple[str, int]], hook: Hook) -> Iterat
         yield
 
 
+def neuron_site(site: str) -> str:
+    """Return the site whose activations a site is made of: ``attn`` for ``head``."""
+    return "attn" if site == "head" else site
+
+
 def is_hooked(model: Model) -> bool:
     """Return whether hooks may change values. The hooks that transformers leaves after it returned attention weights do
     not."""

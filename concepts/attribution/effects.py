@@ -1,0 +1,248 @@
+"""Effects of nodes on the next token: logits minus logits when a node is set to its counterfactual value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.calibration import calibrate
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.objective import Objective
+from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.convert import Tabled
+from icebear.errors import InputError
+from icebear.records import Neuron, Ranked
+from icebear.values import whole
+
+if TYPE_CHECKING:
+    import pandas
+
+    from icebear.concepts.attribution.result import Relevance
+
+LIKELY = 150
+"""The number of most probable tokens of each prompt that are likely tokens."""
+TOKENS, ROWS = 8192, 64
+"""The largest numbers of tokens and of rows in one pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A neuron or head at a position, and the value that it is set to."""
+
+    neuron: Neuron
+    position: int
+    value: Tensor
+    """(1,), or (head width,) of a head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Effects(Tabled):
+    """What each of N nodes does to the W likely next tokens of a prompt."""
+
+    nodes: tuple[Ranked, ...]
+    token_ids: tuple[int, ...]
+    """(W,) the likely tokens, or the labels."""
+    tokens: tuple[str, ...]
+    matrix: Tensor
+    """(N, W) effects in logits, less their mean over the likely tokens."""
+    means: Tensor
+    """(N,) the mean that was subtracted; 0 for a model with a single output."""
+    relative_to: Literal["counterfactual", "average"]
+    """What nodes are set to: their value in the counterfactual prompt, or their mean on the calibration texts."""
+    phrase: Tensor | None
+    """(N,) effect on the log-probability of the explained phrase, in nats; None if one token is explained."""
+    made_with: dict[str, Any]
+
+    def words(self, row: int, k: int = 4) -> tuple[list[str], list[str]]:
+        """Return the k likely words that a node raises and lowers most, relative to the other likely tokens."""
+        return effect_words(self.tokens, self.matrix[row], k)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return {
+            "relative_to": self.relative_to,
+            "token_ids": list(self.token_ids),
+            "tokens": list(self.tokens),
+            "nodes": [node.to_dict() for node in self.nodes],
+            "matrix": self.matrix.tolist(),
+            "means": self.means.tolist(),
+            "phrase": None if self.phrase is None else self.phrase.tolist(),
+        }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a pandas table with a row for each node and likely token. `to_arrow` returns an Arrow table."""
+        import pandas
+
+        rows = [
+            (str(node.neuron), node.position, id, text, effect)
+            for node, effects in zip(self.nodes, self.matrix.tolist(), strict=True)
+            for id, text, effect in zip(self.token_ids, self.tokens, effects, strict=True)
+        ]
+        return pandas.DataFrame(rows, columns=["neuron", "position", "token_id", "token", "effect"])
+
+
+def effect_words(tokens: Sequence[str], effects: Tensor, k: int) -> tuple[list[str], list[str]]:
+    """Return the k words with the largest and smallest effects (W,). Tokens that differ only in case and spaces are one
+    word; single ASCII characters and tokens without a letter or digit are none."""
+
+    def first(order: Sequence[int], sign: int) -> list[str]:
+        words: dict[str, str] = {}
+        for place in order:
+            word = tokens[place].strip()
+            if sign * effects[place] <= 0 or len(words) == k:
+                break
+            if any(map(str.isalnum, word)) and not (len(word) == 1 and word.isascii()):
+                words.setdefault(word.casefold(), word)
+        return list(words.values())
+
+    order = effects.argsort(stable=True).tolist()
+    return first(order[::-1], +1), first(order, -1)
+
+
+def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:
+    """Measure what nodes do to the likely next tokens, by activation patching of one node at a time.
+
+    The effect on a token is its logit in the prompt, minus its logit when the node is set to its value in the
+    counterfactual prompt (without one, to its mean on the calibration texts), minus the mean effect on the likely
+    tokens. The likely tokens are the 150 most probable ones of the prompt and of the counterfactual.
+
+    Parameters
+    ----------
+    model : Model
+    relevance : Relevance
+        Its prompt, and its counterfactual if it has one.
+    nodes : int or sequence of Ranked
+        The nodes, or the number of nodes with the largest relevance at all tokens.
+
+    Returns
+    -------
+    Effects
+        For a classifier, effects on the labels.
+
+    Raises
+    ------
+    InputError
+        If the values of the nodes were not recorded, or for a relevance that was read from a file.
+
+    References
+    ----------
+    Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
+    """
+    rows = relevance.top(whole(nodes, "The number of nodes"), position="all") if isinstance(nodes, int) else list(nodes)
+    patched = Patched(model, relevance)
+    matrix, means, phrase = patched.effects([[node] for node in rows])
+    return Effects(
+        tuple(rows),
+        tuple(patched.token_ids),
+        tuple(map(model.answer_text, patched.token_ids)),
+        matrix,
+        means,
+        "counterfactual" if relevance.counterfactual else "average",
+        phrase,
+        model.made_with,
+    )
+
+
+class Patched:
+    """Passes over the prompt of a relevance in which nodes take their counterfactual values."""
+
+    def __init__(self, model: Model, relevance: Relevance) -> None:
+        self.model, self.relevance, self.objective = model, relevance, relevance.explained()
+        self.read = relevance.prompt.encoder_length
+        ids = self.objective.batch.row_ids(0)
+        one = model.task.is_causal and self.objective.batch.pixels is None and len(ids) > 1
+        self.prefix = Prefix.of(model, [ids[:-1]]) if one else None
+        with model.lock, torch.no_grad():
+            logits = [model.logits(one.batch, one.all_positions) for one in self._prompts()]
+        likely = [x[0, 0].topk(min(LIKELY, x.shape[-1])).indices.tolist() for x in logits]
+        self.token_ids = list(dict.fromkeys(id for row in likely for id in row))
+
+    def _prompts(self) -> list[Objective]:
+        """The prompt and its counterfactuals."""
+        there = self.relevance.counterfactual
+        pairs = there.pairs if there and there.model is None else ()
+        return [self.objective, *(pair.rows([1]) for pair in pairs)]
+
+    def effects(self, sets: Sequence[Sequence[Ranked]]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return (N, W) the centred effects of setting all nodes of each set, the means (N,), and (N,) the effects on
+        the phrase."""
+        nodes: list[list[Node]] = [[], *([self.node(row) for row in rows] for rows in sets)]
+        logits, phrases = torch.zeros(len(nodes), len(self.token_ids)), torch.zeros(len(nodes))
+        for chosen in self._chunks(nodes):
+            logits[chosen], phrases[chosen] = self._pass([nodes[place] for place in chosen])
+        effects, phrase = logits[0] - logits[1:], phrases[0] - phrases[1:]
+        means = effects.mean(1) if effects.shape[1] > 1 else torch.zeros(len(effects))
+        return effects - means[:, None], means, phrase if len(self.objective.positions[0]) > 1 else None
+
+    def node(self, row: Ranked) -> Node:
+        """Return a node with its counterfactual value. Raises `InputError` if it was not recorded."""
+        neuron, scores = row.neuron, self.relevance.neurons
+        self.model.check(neuron)
+        site, width = neuron_site(neuron.site), self.model.head_dim if neuron.site == "head" else 1
+        columns = slice(neuron.index * width, (neuron.index + 1) * width)
+        if not self.relevance.counterfactual:
+            means = calibrate(self.model).means
+            if site not in means:
+                raise InputError(f"The mean activation of {neuron} is not measured; give a counterfactual.")
+            value = means[site][neuron.layer, columns]
+        elif neuron.site != "head" and row.counterfactual is not None:
+            value = torch.tensor([row.counterfactual])
+        else:
+            scores.of(site)
+            value = scores.counterfactual[site][neuron.layer, scores.columns(site, [row.position])[0], columns]
+        return Node(neuron, row.position, value)
+
+    def _chunks(self, nodes: Sequence[Sequence[Node]]) -> Iterator[list[int]]:
+        """Return the rows of each pass: with a prefix, rows that change late share a long one."""
+        size = max(1, min(ROWS, TOKENS // len(self.relevance.prompt.ids)))
+        order = sorted(range(len(nodes)), key=lambda place: self._first(nodes[place]))
+        return (order[start : start + size] for start in range(0, len(order), size))
+
+    def _first(self, nodes: Sequence[Node]) -> int:
+        """The first position that a pass must read."""
+        positions = [node.position for node in nodes]
+        return min([*positions, *self.objective.positions[0]]) if self.prefix else 0
+
+    @torch.no_grad()
+    def _pass(self, rows: Sequence[Sequence[Node]]) -> tuple[Tensor, Tensor]:
+        """Return the logits (N, W) of the likely tokens and the log-probability (N,) of the answer, with nodes set."""
+        start, model = min(map(self._first, rows)), self.model
+        positions = self.objective.all_positions
+        with model.lock, self._set(rows, start):
+            if start and self.prefix:
+                ids = self.objective.batch.ids[:, start:].expand(len(rows), -1)
+                logits = self.prefix.logits(ids, [0] * len(rows), [start] * len(rows), [p - start for p in positions])
+            else:
+                logits = model.logits(self.objective.rows([0] * len(rows)).batch, positions)
+        logits = logits.float().cpu()  # (N, P, V)
+        phrase = torch.zeros(len(rows))
+        if len(positions) > 1:
+            own = [positions.index(place) for place in self.objective.positions[0]]
+            targets = torch.tensor(self.objective.targets[0]).expand(len(rows), -1)[..., None]
+            phrase = logits[:, own].log_softmax(-1).gather(-1, targets).sum((1, 2))
+        return logits[:, 0, self.token_ids], phrase
+
+    @contextmanager
+    def _set(self, rows: Sequence[Sequence[Node]], start: int) -> Iterator[None]:
+        """Set the nodes of each row, in passes that begin at a position of the prompt."""
+        by_place: dict[tuple[str, int], list[tuple[int, Node]]] = {}
+        for row, nodes in enumerate(rows):
+            for node in nodes:
+                by_place.setdefault((neuron_site(node.neuron.site), node.neuron.layer), []).append((row, node))
+
+        def visit(site: str, layer: int, x: Tensor) -> Tensor:
+            x = x.clone()
+            before = self.read if self.model.stack_of(layer) and self.objective.batch.decoder else start
+            for row, node in by_place[site, layer]:
+                first = node.neuron.index * len(node.value)
+                x[row, node.position - before, first : first + len(node.value)] = node.value.to(x)
+            return x
+
+        with hooks(self.model, by_place, visit):
+            yield
