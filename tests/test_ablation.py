@@ -99,7 +99,7 @@ def test_matched_nodes_are_as_many_at_the_same_layers_and_tokens():
 def test_what_cannot_be_ablated_says_why(model, result):
     with pytest.raises(InputError, match="counterfactual"):
         ablation(model, attribute(model, IDS), 5)
-    with pytest.raises(InputError, match="positions"):
+    with pytest.raises(InputError, match="record='all'"):
         ablation(model, attribute(model, IDS, 11, 12, counterfactual=OTHER, record="last"), 5)
     assert ablation(model, result, 3).nodes == 3
 
@@ -171,7 +171,7 @@ def test_a_file_of_pairs(tmp_path):
     row = {"clean_prefix": "The keys", "patch_prefix": "The key", "clean_answer": " are", "patch_answer": " is"}
     file.write_text(json.dumps(row) + "\n")
     assert pairs.read_pairs(str(file)) == [pairs.Pair("The keys", "The key", " are", " is")]
-    for text, message in (("{}", "JSON"), ("", "has no pair")):
+    for text, message in (("{}", "clean_prefix"), ("", r"pairs\.jsonl")):
         file.write_text(text)
         with pytest.raises(InputError, match=message):
             pairs.read_pairs(str(file))

@@ -252,7 +252,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_terms_must_be_accepted(tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
     fails("rank", PROMPT, "--model", "gemma3-270m", message="--accept-terms")
-    with pytest.raises(InputError, match="terms"):
+    with pytest.raises(InputError, match="gemma3-270m"):
         load_model("gemma3-270m")
 
 

@@ -128,5 +128,5 @@ def test_a_file_of_prompts(tmp_path, tiny_folder):
             read_cases(path)
     with pytest.raises(InputError):
         read_cases(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match="prompt"):
+    with pytest.raises(InputError):
         behaviour(None, [])

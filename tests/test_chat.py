@@ -187,7 +187,7 @@ def test_reading_and_keeping_messages(tmp_path):
         (tmp_path / "chat.json").write_text(bad)
         with pytest.raises(InputError):
             Chat.read(tmp_path / "chat.json")
-    with pytest.raises(InputError, match="tokens"):
+    with pytest.raises(InputError, match="ids"):
         Chat([{"role": "assistant", "content": "a", "ids": ["1"]}])
 
 

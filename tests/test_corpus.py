@@ -67,9 +67,9 @@ def test_paths_as_people_write_them(tmp_path, monkeypatch):
             assert corpus.facts["corpus"].startswith(str(tmp_path))  # the same index, however it is written
     for name, content, message in (
         ("notes.md", b"Text.", "notes.md"),
-        ("cut.txt.gz", gzip.compress(b"Text. " * 99)[:-9], "cannot be read"),
-        ("no.txt.gz", b"Text.", "cannot be read"),
-        ("object.json", b'{"a": 1}', "JSON"),
+        ("cut.txt.gz", gzip.compress(b"Text. " * 99)[:-9], "cut.txt.gz"),
+        ("no.txt.gz", b"Text.", "no.txt.gz"),
+        ("object.json", b'{"a": 1}', "object.json"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=re.escape(message)):
@@ -85,7 +85,7 @@ def test_rough_text_is_counted_never_fatal(tmp_path):
     assert len(texts) == 2
     assert counts["duplicates"] == 1
     assert counts["too long"] == 1
-    for bad, message in (("none.txt", "file"), ("x.jsonl", "JSON"), ("y.jsonl", "text")):
+    for bad, message in (("none.txt", r"none\.txt"), ("x.jsonl", r"x\.jsonl"), ("y.jsonl", "'text'")):
         if bad[0] != "n":
             (tmp_path / bad).write_text("{" if bad[0] == "x" else '{"a": 1}')
         with pytest.raises(InputError, match=message):
@@ -147,9 +147,9 @@ def test_another_encoding_is_named(tmp_path, encoding, output, packed):
     data = (PROSE if "utf" in encoding else "Der Eisbär lebt dort.\n").encode(encoding)
     path = tmp_path / ("t.txt.gz" if packed else "t.txt")
     path.write_bytes(gzip.compress(data) if packed else data)
-    with pytest.raises(InputError, match=f"not UTF-8, but reads as {output}; ") as caught:
+    with pytest.raises(InputError, match=f"iconv -f {output} ") as caught:
         read_corpus(str(path))
-    right = data.decode(re.search("reads as ([^;]+)", str(caught.value))[1])
+    right = data.decode(re.search(r"iconv -f (\S+)", str(caught.value))[1])
     (tmp_path / "right.txt").write_text(right, encoding="utf-8")
     assert "".join(text for _, text in read_corpus(str(tmp_path / "right.txt")).documents()) in right.replace("\n", "")
 

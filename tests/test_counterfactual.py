@@ -174,11 +174,11 @@ def test_prompts_of_different_lengths_say_how_they_are_compared(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"counterfactual": IDS}, "prompt"),
+        ({"counterfactual": IDS}, "counterfactual"),
         ({"counterfactual": OTHER, "method": "rollout"}, "AttentionRollout"),
-        ({"counterfactual": OTHER, "method": PA_LRP}, "Positions"),
-        ({"counterfactual": OTHER[:5], "method": "difference"}, "equal length"),
-        ({"counterfactual": torch.zeros(3, 8, 8)}, "text"),
+        ({"counterfactual": OTHER, "method": PA_LRP}, "pa-lrp"),
+        ({"counterfactual": OTHER[:5], "method": "difference"}, "5"),
+        ({"counterfactual": torch.zeros(3, 8, 8)}, "image"),
         ({"method": "difference"}, "counterfactual"),
         ({"method": "gxi@midpoint"}, "counterfactual"),
     ],
@@ -189,7 +189,7 @@ def test_impossible_wishes_get_a_sentence(model, options, message):
 
 
 def test_prompts_that_are_answered_alike_have_nothing_to_compare(smol):
-    with pytest.raises(InputError, match="prompts"):
+    with pytest.raises(InputError, match="' are'"):
         attribute(smol, "The keys near the cabinet", counterfactual="The keys near the house")
     assert attribute(
         smol, "The keys near the cabinet", contrast=" is", counterfactual="The keys near the house"

@@ -212,7 +212,7 @@ def test_a_first_scan_that_fails_claims_nothing(model, corpus, tmp_path, monkeyp
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
     (tmp_path / "empty.txt").write_text(text)
     with open_store(tmp_path / "i.db", create=True) as store, open_store(tmp_path / "one.db", create=True) as one:
-        with pytest.raises(InputError, match="tokens"):
+        with pytest.raises(InputError):
             build_index(model, read_corpus(str(tmp_path / "empty.txt")), store, k=3)
         assert store.facts.all() == {}
         for ask in (lambda: store.search("bear"), store.neurons.table, lambda: store.similar(Neuron(0, "ffn", 1))):

@@ -219,5 +219,5 @@ def test_the_home_folder_is_written_as_a_tilde(output, tmp_path, tiny_folder, mo
     )
     done = RUN.invoke(main, ["explain", "Rome is", "--html=~/page.html", "--model", "~/model"])
     assert (done.exit_code, (tmp_path / "page.html").is_file()) == (0, True)
-    with pytest.raises(ModelError, match=re.escape(f"There is no file {tmp_path}/none.GGUF")):
+    with pytest.raises(ModelError, match=re.escape(f"{tmp_path}/none.GGUF")):
         load_model("~/none.GGUF")

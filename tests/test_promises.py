@@ -213,7 +213,7 @@ def test_torchscript_is_refused_by_place_before_and_after_it_is_optimized(llama,
     layer = llama.net.model.layers[1]
     layer.set_submodule(path, make(layer.get_submodule(path)))
     for _ in range(3):
-        with pytest.raises(MissingRule, match=rf"TorchScript or C\+\+\) in model\.layers\.1\.{place}.*torch's own"):
+        with pytest.raises(MissingRule, match=rf"TorchScript.*model\.layers\.1\.{place}"):
             attribute(llama, IDS)
     with pytest.warns(UserWarning, match="TorchScript"):
         assert attribute(llama, IDS, strict=False).missing_rules

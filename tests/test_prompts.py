@@ -33,7 +33,7 @@ def test_each_kind_is_one_field(arguments, field):
 
 @pytest.mark.parametrize("arguments", [3, None, [[1, 2]], ["a", 1], b"ice", 2.5])
 def test_anything_else_is_refused(arguments):
-    with pytest.raises(InputError, match="token"):
+    with pytest.raises(InputError):
         Prompt.of(arguments)
 
 
@@ -61,9 +61,9 @@ def test_messages_are_rendered_by_the_models_own_template(smol):
 
 
 def test_messages_without_a_template_or_for_no_reader_are_refused(smol):
-    with pytest.raises(InputError, match="prompt"):
+    with pytest.raises(InputError):
         Model(random_model(LLAMA).net, Letters()).ids(ASKED)
     with pytest.raises(InputError):
         smol.ids([{"role": "user"}])
-    with pytest.raises(InputError, match="images"):
+    with pytest.raises(InputError):
         smol.ids(torch.zeros(3, 4, 4))

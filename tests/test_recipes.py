@@ -18,7 +18,7 @@ def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):
     other = Recipe.for_model(smol, "other", [Edit.parse("L3.ffn.7*0.5"), Edit.parse("L4.head.3*0")], to="x")
     assert (desert + other).edits == (other + desert).edits
     assert (desert + other).to_json() == (other + desert).to_json()
-    with pytest.raises(RecipeError, match="edit"):
+    with pytest.raises(RecipeError, match=r"L24\.ffn\.559"):
         desert + desert
     text = smol.generate(ICE_BEAR, max_new_tokens=6)
     half = desert * 0.5
@@ -96,19 +96,19 @@ def test_a_patch_of_another_model_changes_nothing(tmp_path):
     save_patch(one, patch(one, Recipe.for_model(one, "r", [Edit.parse("L1.ffn.7=3")])), tmp_path / "p.safetensors")
     for net in (other.net, random_model(type(LLAMA)(**{**LLAMA.to_dict(), "hidden_size": 32})).net):
         before = {name: value.clone() for name, value in net.state_dict().items()}
-        with pytest.raises(RecipeError, match="model"):
+        with pytest.raises(RecipeError, match=r"p\.safetensors"):
             apply_patch(net, tmp_path / "p.safetensors")
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    with pytest.raises(RecipeError, match="patch"):
+    with pytest.raises(RecipeError, match=r"none\.safetensors"):
         apply_patch(one.net, tmp_path / "none.safetensors")
 
 
 def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):
-    with pytest.raises(RecipeError, match="tokens"):
+    with pytest.raises(RecipeError, match="@all"):
         patch(smol, desert)
     with pytest.raises(RecipeError):
         patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.q.1*0")]))
-    with pytest.raises(RecipeError, match="units"):
+    with pytest.raises(RecipeError, match="max"):
         patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.ffn.1=2max")]))
     with pytest.raises(RecipeError):
         save_patch(smol, {"a": torch.ones(2)}, tmp_path / "no" / "p.safetensors")

@@ -77,9 +77,9 @@ def test_conditions_need_no_cache_and_no_order_of_beams(smol, options):
 
 
 def test_a_condition_that_cannot_be_known_is_refused(smol):
-    with pytest.raises(InputError, match="token"), steer(smol, [f'{STRONG}@seen:" polar bears"']):
+    with pytest.raises(InputError, match="polar bears"), steer(smol, [f'{STRONG}@seen:" polar bears"']):
         pass
-    with steer(smol, [f'{STRONG}@seen:" bear"']), pytest.raises(InputError, match="token"):
+    with steer(smol, [f'{STRONG}@seen:" bear"']), pytest.raises(InputError, match="bear"):
         smol.net(inputs_embeds=torch.zeros(1, 3, 576))
 
 
@@ -102,7 +102,7 @@ def test_what_an_older_cache_holds_is_not_taken_for_what_was_read_since(smol):
     with steer(smol, [f'{STRONG}@seen:" lamp"']), torch.no_grad():
         cache = smol.net(ids, use_cache=True).past_key_values
         smol.net(torch.tensor([smol.token_ids("The old lamp is")]))
-        with pytest.raises(InputError, match="token"):
+        with pytest.raises(InputError, match="lamp"):
             smol.net(ids[:, :1], past_key_values=cache)
 
 
@@ -211,7 +211,7 @@ def test_messages_are_numbered_without_the_templates_own():
     turn = next(turn for turn in model.turns(model.ids(ASKED)) if turn.role == "user")
     assert {act.position for act in acts} == set(range(turn.first, turn.last))
     for where in ("turn:system", "turn:7", "turn:last-system"):
-        with steer(model, [f"L1.ffn.3=2@{where}"]), pytest.raises(InputError, match="prompt"):
+        with steer(model, [f"L1.ffn.3=2@{where}"]), pytest.raises(InputError, match=where):
             model.next_logits(ASKED)
 
 
@@ -230,6 +230,6 @@ def test_an_edit_where_the_answer_is_made():
     result, _ = places(model, TALK, "answer")
     last = len(model.ids(TALK)) - 1
     assert result == {last, last + 1, last + 2}
-    with pytest.raises(InputError, match="edit"):
+    with pytest.raises(InputError, match="turn:nobody"):
         Edit.parse("L1.ffn.3=2@turn:nobody")
     assert str(Edit.parse("L1.ffn.3=2@turn:last-user~0.5")) == "L1.ffn.3=2@turn:last-user~0.5"

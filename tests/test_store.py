@@ -35,12 +35,12 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
         with pytest.raises(StoreError, match="not 6"):
             build_index(model, corpus, store, k=6)
         (tmp_path / "other.txt").write_text("Another text.")
-        with pytest.raises(StoreError, match="corpus"):
+        with pytest.raises(StoreError, match=r"other\.txt"):
             build_index(model, read_corpus(str(tmp_path / "other.txt")), store, k=K)
         with pytest.raises(StoreError, match="'activation'"):
             build_index(model, corpus, store, k=K, by="relevance")
         other = Model(random_model(LLAMA, dtype=torch.float32, seed=3).net, Letters(), "letters")
-        with pytest.raises(StoreError, match="model"):
+        with pytest.raises(StoreError, match="letters"):
             build_index(other, corpus, store, k=K)
         with pytest.raises(StoreError, match="L9"):
             store.examples(Neuron(9, "ffn", 0))
@@ -50,10 +50,10 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
     whole = (tmp_path / "i.db").read_bytes()
     for length in (100, len(whole) // 2, len(whole) - 5000):
         (tmp_path / "cut.db").write_bytes(whole[:length])
-        with pytest.raises(StoreError, match="damaged"), open_store(tmp_path / "cut.db") as store:
+        with pytest.raises(StoreError, match=r"cut\.db"), open_store(tmp_path / "cut.db") as store:
             store.checksum()
     (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 50)
-    with pytest.raises(StoreError, match="file"), open_store(tmp_path / "text.db"):
+    with pytest.raises(StoreError, match=r"text\.db"), open_store(tmp_path / "text.db"):
         pass
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     for create in (False, True):
@@ -76,7 +76,7 @@ def test_reading_makes_and_changes_nothing(tmp_path):
             lambda store: store.neurons.all(),
         ):
             with (
-                pytest.raises(StoreError, match=f"There is no store.*{name}; build one with: icebear index"),
+                pytest.raises(StoreError, match=name),
                 open_store(tmp_path / name) as store,
             ):
                 read(store)
@@ -92,7 +92,7 @@ def test_reading_makes_and_changes_nothing(tmp_path):
 
 def test_a_scan_makes_the_store(model, corpus, tmp_path):
     with open_store(tmp_path / "wiki.db") as store:
-        with pytest.raises(StoreError, match="store"):
+        with pytest.raises(StoreError, match=r"wiki\.db"):
             store.labels.set_own(Neuron(0, "ffn", 0), "x")
         assert not store.path.exists()
         build_index(model, corpus, store, k=K)
@@ -147,14 +147,14 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
             text = [int(why.split()[0]) for why in hit.why if "contain the words" in why]
             assert text == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] > 1 else [])
         assert any(text > 1 for text in counts.values())
-        with pytest.raises(InputError, match="words"):
+        with pytest.raises(InputError, match=r"\?!"):
             store.search("?!")
         for odd in ('" OR 1', "a*b NEAR (", "'; DROP TABLE neurons; --"):
             store.search(odd)
         assert store.count("neurons") == 60
         for name in ("w_out", "w_in", "examples", "tokens"):
             store.vectors.path(name).unlink()
-            with pytest.raises(StoreError, match="index"):
+            with pytest.raises(StoreError, match=name):
                 store.search("bear")
                 store.similar(neuron, by="reads")
             build_index(model, corpus, store, k=K)
@@ -395,7 +395,7 @@ def test_vectors_of_earlier_results_are_never_searched(model, corpus, tmp_path):
         earlier = store.vectors.path("examples").read_bytes()
         build_index(model, corpus, store, k=K)
         store.vectors.path("examples").write_bytes(earlier)
-        with pytest.raises(StoreError, match="store"):
+        with pytest.raises(StoreError, match=r"examples\.faiss"):
             store.search("bear")
 
 
@@ -426,7 +426,7 @@ def test_what_is_damaged_inside_is_said_in_words(model, corpus, tmp_path):
     with (tmp_path / "i.db").open("r+b") as file:
         file.seek(8192)
         file.write(b"\xff" * (size - 16384))
-    with pytest.raises(StoreError, match="damaged"), open_store(tmp_path / "i.db") as store:
+    with pytest.raises(StoreError, match=r"i\.db"), open_store(tmp_path / "i.db") as store:
         store.checksum()
 
 

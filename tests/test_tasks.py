@@ -346,7 +346,7 @@ def test_masks_labels_and_places():
         attribute(sorted_, IDS, position=3)
     with pytest.raises(InputError):
         attribute(masked, [7, MASK], prefix="ice")
-    with pytest.raises(InputError, match="Position 99"):
+    with pytest.raises(InputError, match="99"):
         attribute(tagged, IDS, position=99)
     with pytest.raises(InputError):
         masked.generate("ice")

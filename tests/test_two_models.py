@@ -93,12 +93,12 @@ def test_a_list_and_an_exchange(llama):
 
 
 def test_what_cannot_be_compared_is_refused(llama):
-    with pytest.raises(InputError, match="neurons"):
+    with pytest.raises(InputError, match="gpt2"):
         attribute(llama, IDS, base_model=random_model(CONFIGS["gpt2"]))
     with pytest.raises(InputError, match="base_model"):
         attribute(llama, IDS, counterfactual=IDS[:3], base_model=llama)
     spelled, other = (Model(llama.net, tokenizer, "spelled") for tokenizer in (Letters(), Backwards()))
-    with pytest.raises(InputError, match="prompt"):
+    with pytest.raises(InputError, match="spelled"):
         attribute(spelled, "abc", base_model=other)
 
 
