@@ -498,7 +498,7 @@ def test_a_conversation_without_an_answer_waits_for_a_click(environment):
         ("[{", "JSON"),
         ("[" * 5000, "JSON"),
         ('{"a": 1}', "JSON"),
-        ('[{"role": "user"}]', "has a role and a content"),
+        ('[{"role": "user"}]', "content"),
         ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[999999999]}]', "Token ids of"),
         ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[5]}]', "text"),
     ],

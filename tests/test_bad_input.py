@@ -44,7 +44,7 @@ def fails(*args, message, code=1):
 def test_prompts():
     fails("explain", "  ", message="prompt")
     fails("explain", "word " * 8200, message="8192")
-    fails("steer", "word " * 8190, "--edit", "L1.ffn.2*0", message="room")
+    fails("steer", "word " * 8190, "--edit", "L1.ffn.2*0", message="8192")
 
 
 CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
@@ -54,17 +54,17 @@ CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
     ("prompt", "message"),
     [
         (CHAT, "prompt"),
-        (CHAT[0], "or a list of chat messages, not this dict."),
+        (CHAT[0], "this dict."),
         ([CHAT, CHAT], "template"),
         ("ice \udcff bear", "Character 4"),
         (["ice", "bear \udcff"], "Character 5"),
         (
             torch.tensor([[1, 2, 3]]),
-            "or a list of chat messages, not this Tensor.",
+            "this Tensor.",
         ),
-        ([[1.5, 2.0]], "or a list of chat messages, not this list."),
-        (b"ice", "not this bytes."),
-        (7, "not this int."),
+        ([[1.5, 2.0]], "this list."),
+        (b"ice", "this bytes."),
+        (7, "this int."),
         (None, "NoneType"),
         ([], "prompt"),
         ([[]], "token"),

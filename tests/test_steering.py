@@ -165,21 +165,21 @@ def test_a_recipe_reads_back_and_fits_one_model(llama, smol, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON"),
-        ("[]", "not an icebear recipe"),
-        ('{"icebear_recipe": 2}', "lacks 'name'"),
+        ("{", "JSON"),
+        ("[]", "'icebear_recipe'"),
+        ('{"icebear_recipe": 2}', "'name'"),
         (
             '{"icebear_recipe": 2, "name": "x", "model_name": "", "model_fingerprint": "", "edits": [3]}',
-            "3 is not an edit",
+            r"\b3\b",
         ),
         (
             '{"icebear_recipe": 2, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=nan"]}',
-            "finite",
+            "nan",
         ),
         (
             '{"icebear_recipe": 2, "name": "x", "model_name": "", "model_fingerprint": "", "edits": ["L1.ffn.2=1"], '
             '"provenance": 3}',
-            "bad part",
+            "'int'",
         ),
     ],
 )
